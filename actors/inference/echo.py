@@ -1,0 +1,43 @@
+"""An engine without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+from turnwise.actors.inference.engine import RunContext, SessionView
+from turnwise.errors import ConfigError
+from turnwise.memory.blocks import Block, Text, User
+from turnwise.memory.turns import Turn
+from turnwise.memory.usage import Usage
+
+
+class EchoEngine:
+    """Answers with the turn's own prompts, token by token: no key, no network, no model.
+
+    Args:
+        token_delay_s: pause before each token (a word and the space after it), in seconds; 0 streams without a pause.
+    """
+
+    def __init__(self, token_delay_s: float = 0.0) -> None:
+        if token_delay_s < 0:
+            raise ConfigError("token_delay_s", token_delay_s, "must be 0 or more seconds")
+        self.token_delay_s = token_delay_s
+
+    def build(self, session: SessionView) -> EchoEngine:
+        """Return itself: it keeps nothing."""
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        """Return one `Text` with the prompts of the turn, joined by line breaks."""
+        text = "\n".join(block.text for block in turn.new_blocks if isinstance(block, User))
+        tokens = re.findall(r"\S+\s*|\s+", text)
+        if self.token_delay_s:
+            for token in tokens:
+                await asyncio.sleep(self.token_delay_s)
+                context.emit(token)
+        else:
+            context.emit(text)
+        context.report(usage=Usage(input_tokens=len(tokens), output_tokens=len(tokens)), stop_reason="stop")
+        return [Text(text=text)]

@@ -1,0 +1,65 @@
+"""The part of some block logs that this process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from turnwise.errors import CorruptRecordError
+from turnwise.memory.blocks import Block, decode, encode
+from turnwise.memory.spans import Span, Spans, subtract, union
+
+
+class BlockCache:
+    """Blocks by log and position; only ever grows, so what reads it may share it.
+
+    A block that came encoded is decoded when it is first read.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[str, dict[int, Block | str]] = {}
+        self.held: Spans = ()
+        """What is in here, sorted."""
+
+    def add(self, log: str, start: int, blocks: Sequence[Block | str]) -> None:
+        """Hold `blocks`, decoded or encoded, from position `start` of `log` on."""
+        self._logs.setdefault(log, {}).update(enumerate(blocks, start))
+        self.held = union(self.held, (Span(log, start, start + len(blocks)),))
+
+    def add_spans(self, spans: Iterable[Span], blocks: Sequence[Block | str]) -> None:
+        """Hold `blocks` as the positions of `spans`, in order."""
+        at = 0
+        for log, start, stop in spans:
+            self.add(log, start, blocks[at : at + stop - start])
+            at += stop - start
+
+    def missing(self, spans: Iterable[Span]) -> Spans:
+        """Return what of `spans` is not held."""
+        return subtract(spans, self.held)
+
+    def read(self, spans: Iterable[Span]) -> tuple[Block, ...]:
+        """Return the blocks of `spans` in order.
+
+        Raises:
+            CorruptRecordError: a block is missing or cannot be decoded; names its log and position.
+        """
+        return tuple(self._block(span.log, at) for span in spans for at in range(span.start, span.stop))
+
+    def read_encoded(self, spans: Iterable[Span]) -> list[str]:
+        """Return the blocks of `spans` in order, encoded."""
+        found = (self._entry(span.log, at) for span in spans for at in range(span.start, span.stop))
+        return [entry if isinstance(entry, str) else encode(entry) for entry in found]
+
+    def _entry(self, log: str, at: int) -> Block | str:
+        try:
+            return self._logs[log][at]
+        except KeyError:
+            raise CorruptRecordError(f"block {log}:{at}", "missing") from None
+
+    def _block(self, log: str, at: int) -> Block:
+        entry = self._entry(log, at)
+        if isinstance(entry, str):
+            try:
+                entry = self._logs[log][at] = decode(entry)
+            except ValueError as error:
+                raise CorruptRecordError(f"block {log}:{at}", str(error)) from error
+        return entry

@@ -1,0 +1,171 @@
+"""Blocks: the immutable pieces that a conversation is made of.
+
+A block is one prompt, one stretch of answer, one tool call, one tool result. Its `kind` tells which; on the wire and
+on disk it is a JSON object of that kind. A kind this version does not know is kept as `Unknown` and written back as
+it came, so an older reader loses nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict
+
+from turnwise.memory.frozen import FrozenDict, JsonObject, freeze
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Block(BaseModel):
+    """Base of all kinds. Frozen, nested payloads included; equal by value; fields it does not know are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: ClassVar[Role] = "user"
+    """Who speaks: the role of the provider's message that carries this block."""
+
+    kind: str
+
+
+class System(Block):
+    """Instructions to the model. The last one set wins."""
+
+    role: ClassVar[Role] = "system"
+    kind: Literal["system"] = "system"
+    text: str
+
+
+class User(Block):
+    """A prompt."""
+
+    kind: Literal["user"] = "user"
+    text: str
+
+
+class Text(Block):
+    """A stretch of the model's answer. `interrupted`: the run ended before the model had finished it."""
+
+    role: ClassVar[Role] = "assistant"
+    kind: Literal["text"] = "text"
+    text: str
+    interrupted: bool = False
+
+
+class Thinking(Block):
+    """The model's reasoning. `signature` is opaque and goes back unchanged; `redacted` holds what the provider hid."""
+
+    role: ClassVar[Role] = "assistant"
+    kind: Literal["thinking"] = "thinking"
+    text: str = ""
+    signature: str | None = None
+    redacted: str | None = None
+
+
+class ToolUse(Block):
+    """The model asks for a tool call. `call_id` pairs it with its `ToolResult`."""
+
+    role: ClassVar[Role] = "assistant"
+    kind: Literal["tool_use"] = "tool_use"
+    call_id: str
+    name: str
+    input: JsonObject = FrozenDict()
+    signature: str | None = None
+
+
+class ToolResult(Block):
+    """What a tool call gave, or, with `is_error`, why it gave nothing."""
+
+    role: ClassVar[Role] = "tool"
+    kind: Literal["tool_result"] = "tool_result"
+    call_id: str
+    text: str
+    is_error: bool = False
+
+
+class Image(Block):
+    """A picture, by `url` or as base64 `data` of a `media_type` such as image/png."""
+
+    kind: Literal["image"] = "image"
+    url: str | None = None
+    data: str | None = None
+    media_type: str | None = None
+
+
+class Document(Block):
+    """A file, by `url`, as base64 `data` of a `media_type`, or as plain `text`."""
+
+    kind: Literal["document"] = "document"
+    name: str
+    url: str | None = None
+    data: str | None = None
+    text: str | None = None
+    media_type: str | None = None
+
+
+class Citations(Block):
+    """The sources that the answer before it rests on, as the provider gave them."""
+
+    role: ClassVar[Role] = "assistant"
+    kind: Literal["citations"] = "citations"
+    items: tuple[JsonObject, ...]
+
+
+class CacheCheckpoint(Block):
+    """The provider may cache the request up to here."""
+
+    kind: Literal["cache_checkpoint"] = "cache_checkpoint"
+
+
+class Unknown(Block):
+    """A block of a kind that this version does not know. Kept and written back; never sent to a provider."""
+
+    kind: str
+    payload: JsonObject = FrozenDict()
+
+
+KINDS: dict[str, type[Block]] = {
+    cls.model_fields["kind"].default: cls
+    for cls in (System, User, Text, Thinking, ToolUse, ToolResult, Image, Document, Citations, CacheCheckpoint)
+}
+
+
+def encode(block: Block) -> str:
+    """Return the block as a JSON object on one line, without the fields that have their default value."""
+    if isinstance(block, Unknown):
+        return pydantic_core.to_json({"kind": block.kind, **block.payload}).decode()
+    body = block.model_dump_json(exclude_defaults=True, exclude={"kind"})
+    return f'{{"kind":"{block.kind}"' + (f",{body[1:]}" if body != "{}" else "}")
+
+
+def decode(encoded: str) -> Block:
+    """Return the block that `encode` wrote. A kind not known here becomes `Unknown`.
+
+    Raises:
+        ValueError: not a JSON object with a `kind`, or its fields do not fit the kind.
+    """
+    data: Any = pydantic_core.from_json(encoded)
+    if not isinstance(data, dict) or not isinstance(kind := data.pop("kind", None), str):
+        raise ValueError("a block is a JSON object with a kind")
+    if cls := KINDS.get(kind):
+        return cls.model_validate(data)
+    return Unknown(kind=kind, payload=freeze(data))
+
+
+__all__ = [
+    "KINDS",
+    "Block",
+    "CacheCheckpoint",
+    "Citations",
+    "Document",
+    "Image",
+    "System",
+    "Text",
+    "Thinking",
+    "ToolResult",
+    "ToolUse",
+    "Unknown",
+    "User",
+    "decode",
+    "encode",
+]

@@ -1,0 +1,157 @@
+"""Events: what happened in a session, in order.
+
+Every event has a sequence number of its session that only grows. Stored events are appended before they are published;
+the deltas of a running answer are live only, so stored numbers have gaps where deltas were.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict
+
+from turnwise.memory.frozen import FrozenDict, JsonObject, freeze
+from turnwise.memory.usage import Usage
+
+
+class Event(BaseModel):
+    """Base of all events. `kind` names the class; classes that end a run have `terminal` set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    terminal: ClassVar[bool] = False
+    live: ClassVar[bool] = False
+    """Live events are published, not stored."""
+
+    kind: str
+    session_id: str
+    seq: int
+    at: float
+    """Seconds since the epoch, UTC."""
+    turn_index: int | None = None
+    run_id: str | None = None
+    key: str | None = None
+    """Makes appending idempotent: a session stores one event of a key."""
+
+
+class PromptAppended(Event):
+    """A prompt is stored and waits for the next run."""
+
+    kind: Literal["prompt_appended"] = "prompt_appended"
+
+
+class RunQueued(Event):
+    """A run is accepted and waits for those before it."""
+
+    kind: Literal["run_queued"] = "run_queued"
+
+
+class RunStarted(Event):
+    """A run has the session's claim."""
+
+    kind: Literal["run_started"] = "run_started"
+
+
+class TextDelta(Event):
+    """The next piece of the answer."""
+
+    kind: Literal["text_delta"] = "text_delta"
+    live: ClassVar[bool] = True
+    text: str
+
+
+class ThinkingDelta(Event):
+    """The next piece of the model's reasoning."""
+
+    kind: Literal["thinking_delta"] = "thinking_delta"
+    live: ClassVar[bool] = True
+    text: str
+
+
+class RunEnded(Event):
+    """Base of the four ends a run can have: exactly one of them is stored, as the run's last event.
+
+    `text` is the answer so far; it is read from the turn, not stored again.
+    """
+
+    terminal: ClassVar[bool] = True
+    text: str = ""
+
+
+class RunCompleted(RunEnded):
+    """The answer is whole."""
+
+    kind: Literal["run_completed"] = "run_completed"
+    stop_reason: str | None = None
+    usage: Usage | None = None
+
+
+class RunCancelled(RunEnded):
+    """Somebody cancelled the run."""
+
+    kind: Literal["run_cancelled"] = "run_cancelled"
+    why: str
+
+
+class RunFailed(RunEnded):
+    """The engine failed."""
+
+    kind: Literal["run_failed"] = "run_failed"
+    why: str
+
+
+class RunInterrupted(RunEnded):
+    """The session's process was lost during the run."""
+
+    kind: Literal["run_interrupted"] = "run_interrupted"
+    why: str
+
+
+class SessionEnded(Event):
+    """The session takes no more runs."""
+
+    kind: Literal["session_ended"] = "session_ended"
+
+
+class UnknownEvent(Event):
+    """An event of a kind that this version does not know."""
+
+    payload: JsonObject = FrozenDict()
+
+
+KINDS: dict[str, type[Event]] = {
+    cls.model_fields["kind"].default: cls
+    for cls in (
+        PromptAppended,
+        RunQueued,
+        RunStarted,
+        TextDelta,
+        ThinkingDelta,
+        RunCompleted,
+        RunCancelled,
+        RunFailed,
+        RunInterrupted,
+        SessionEnded,
+    )
+}
+
+_COLUMNS = {"session_id", "seq", "at", "turn_index", "run_id", "key"}
+
+
+def encode_body(event: Event) -> tuple[str, str]:
+    """Return the kind and, as JSON, what is the event's own beside the fields that every event has."""
+    if isinstance(event, UnknownEvent):
+        return event.kind, pydantic_core.to_json(event.payload).decode()
+    return event.kind, event.model_dump_json(exclude=_COLUMNS | {"kind", "text"}, exclude_defaults=True)
+
+
+def decode_event(kind: str, body: str, **columns: Any) -> Event:
+    """Return the event that `encode_body` took apart; a kind not known here becomes `UnknownEvent`.
+
+    Raises:
+        ValueError: the body is not JSON or does not fit the kind.
+    """
+    if cls := KINDS.get(kind):
+        return cls(**columns) if body == "{}" else cls(**pydantic_core.from_json(body), **columns)
+    return UnknownEvent(kind=kind, payload=freeze(pydantic_core.from_json(body)), **columns)

@@ -1,0 +1,194 @@
+"""A store in this process's memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from turnwise.errors import (
+    CorruptRecordError,
+    DuplicateKeyError,
+    RunNotFoundError,
+    SessionExistsError,
+    SessionFencedError,
+    SessionNotFoundError,
+    StoreClosedError,
+)
+from turnwise.memory.events import Event
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord, SessionStatus
+from turnwise.memory.spans import Span, Spans, subtract, union
+from turnwise.memory.store import Activation, Commit, Page, SessionOrder
+from turnwise.memory.turns import TurnRecord
+
+
+@dataclass(slots=True)
+class _Row:
+    session: SessionRecord
+    order: int
+    turns: dict[int, TurnRecord] = field(default_factory=dict)
+    runs: dict[str, RunRecord] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+
+class InMemoryStore:
+    """Keeps sessions while the process lives. No verb waits for anything, so each is atomic on its event loop."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, _Row] = {}
+        self._owners: dict[str, str] = {}
+        """Run id to session id."""
+        self._logs: dict[str, dict[int, str]] = {}
+        self._order = itertools.count(1)
+        self._closed = False
+
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None) -> SessionRecord:
+        self._check_open()
+        if session.session_id in self._rows:
+            raise SessionExistsError(session.session_id)
+        order = next(self._order)
+        session = replace(session, log=str(order))
+        self._logs[session.log] = {}
+        self._rows[session.session_id] = row = _Row(session, order)
+        if turn is not None:
+            row.turns[turn.index] = turn
+        return session
+
+    async def get(self, session_id: str) -> SessionRecord:
+        return self._row(session_id).session
+
+    async def activate(self, session_id: str) -> Activation:
+        row = self._row(session_id)
+        row.session = replace(row.session, epoch=row.session.epoch + 1)
+        turns = sorted(row.turns.values(), key=lambda turn: turn.index)
+        settled = [turn for turn in turns if turn.status not in ("pending", "queued", "running")]
+        runs = (run for run in row.runs.values() if run.is_open)
+        return Activation(
+            session=row.session,
+            head=settled[-1] if settled else None,
+            open_turns=tuple(turn for turn in turns if turn.status in ("pending", "queued", "running")),
+            open_runs=tuple(sorted(runs, key=lambda run: run.turn_index)),
+        )
+
+    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        self._check_open()
+        row = self._rows.get(session_id)
+        if row is None or row.session.epoch != epoch:
+            raise SessionFencedError(session_id, epoch)
+        if (run := commit.new_run) and (
+            run.run_id in self._owners
+            or (run.idempotency_key and await self.run_of_key(session_id, run.idempotency_key))
+        ):
+            raise DuplicateKeyError(session_id, run.idempotency_key or run.run_id)
+        for event in commit.events:
+            if event.key and await self.event_of_key(session_id, event.key):
+                raise DuplicateKeyError(session_id, event.key)
+        row.session = commit.session
+        log = self._logs[row.session.log]
+        log.update(enumerate(commit.blocks, row.session.log_size - len(commit.blocks)))
+        row.turns.update((turn.index, turn) for turn in commit.turns)
+        for index in commit.dropped_turns:
+            row.turns.pop(index, None)
+        if run:
+            self._owners[run.run_id] = session_id
+            row.runs[run.run_id] = run
+        row.runs.update((run.run_id, run) for run in commit.runs)
+        row.events.extend(commit.events)
+
+    async def blocks(self, spans: Sequence[Span]) -> list[str]:
+        self._check_open()
+        try:
+            return [self._logs[span.log][at] for span in spans for at in range(span.start, span.stop)]
+        except KeyError as error:
+            raise CorruptRecordError(f"block {error} of {spans}", "missing") from None
+
+    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        turns = self._row(session_id).turns
+        return [turns[index] for index in sorted(turns) if index > after][:limit]
+
+    async def run(self, run_id: str) -> RunRecord:
+        self._check_open()
+        if run_id not in self._owners:
+            raise RunNotFoundError(run_id, "the store")
+        return self._rows[self._owners[run_id]].runs[run_id]
+
+    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
+        runs = self._row(session_id).runs.values()
+        return next((run for run in runs if run.idempotency_key == idempotency_key), None)
+
+    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        runs = sorted(self._row(session_id).runs.values(), key=lambda run: run.turn_index)
+        return [run for run in runs if run.turn_index > after][:limit]
+
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        return [event for event in self._row(session_id).events if event.seq > after][:limit]
+
+    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+        return next((event for event in self._row(session_id).events if event.key == key), None)
+
+    async def query(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        order_by: SessionOrder = "created_at",
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[SessionRecord]:
+        rows = self._matching(user_id, agent, status)
+        rows.sort(key=lambda row: (getattr(row.session, order_by), row.order), reverse=True)
+        start = int(cursor) if cursor else 0
+        items = tuple(row.session for row in rows[start : start + limit])
+        return Page(items, str(start + limit) if start + limit < len(rows) else None)
+
+    async def count(
+        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+    ) -> int:
+        return len(self._matching(user_id, agent, status))
+
+    async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
+        row = self._row(session_id)
+        if epoch is not None and row.session.epoch != epoch:
+            raise SessionFencedError(session_id, epoch)
+        del self._rows[session_id]
+        for run_id in row.runs:
+            del self._owners[run_id]
+        for log in {row.session.log, *(span.log for span in row.session.borrowed)}:
+            self._release(log)
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _release(self, log: str) -> None:
+        """Delete what nobody spans of a log whose session is gone."""
+        sessions = [row.session for row in self._rows.values()]
+        if any(session.log == log for session in sessions):
+            return
+        used: Spans = union(*(session.borrowed for session in sessions))
+        blocks = self._logs[log]
+        if not blocks:
+            return
+        for span in subtract((Span(log, min(blocks), max(blocks) + 1),), used):
+            for at in range(span.start, span.stop):
+                blocks.pop(at, None)
+
+    def _matching(self, user_id: str | None, agent: str | None, status: str | None) -> list[_Row]:
+        self._check_open()
+        wanted = {"user_id": user_id, "agent": agent, "status": status}
+        return [
+            row
+            for row in self._rows.values()
+            if all(value is None or getattr(row.session, name) == value for name, value in wanted.items())
+        ]
+
+    def _row(self, session_id: str) -> _Row:
+        self._check_open()
+        if session_id not in self._rows:
+            raise SessionNotFoundError(session_id)
+        return self._rows[session_id]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("memory://")

@@ -1,0 +1,38 @@
+"""Sessions as they are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.spans import Spans
+
+SessionStatus = Literal["active", "ended"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRecord:
+    """A session's own row: who it belongs to, and the counters that its next commit starts from."""
+
+    session_id: str
+    user_id: str = "default"
+    agent: str | None = None
+    metadata: FrozenDict = field(default_factory=FrozenDict)
+    status: SessionStatus = "active"
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    parent: str | None = None
+    """The turn it was forked from, as `session_id#index`."""
+    borrowed: Spans = ()
+    """What it spans of other sessions' logs."""
+    log: str = ""
+    """The block log it appends to; the store names it at creation."""
+    log_size: int = 0
+    next_index: int = 0
+    """The index of its next turn."""
+    epoch: int = 0
+    """Counts activations; a commit carries the one it was made under."""
+    seq: int = 0
+    """No event has a number above this. While a run is live it is ahead of the last event, since live events have
+    numbers too: a later activation counts on from here and gives none twice."""

@@ -1,0 +1,127 @@
+"""The tables of `SQLStore`, for every SQL database.
+
+Times are seconds since the epoch; `spans` and other nested values are JSON text. Rows stay small, because a turn is
+many rows and the text should be most of what is stored.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Double, Index, Integer, MetaData, PrimaryKeyConstraint, Table, Text
+
+VERSION = 1
+"""Goes up with every change of the tables."""
+
+tables = MetaData()
+
+# SQLite gives keys only to a column of its own INTEGER type; the key is also the name of the session's log.
+_Key = BigInteger().with_variant(Integer(), "sqlite")
+
+meta = Table("turnwise_meta", tables, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
+
+sessions = Table(
+    "turnwise_sessions",
+    tables,
+    Column("key", _Key, primary_key=True, autoincrement=True),
+    Column("session_id", Text, nullable=False, unique=True),
+    Column("user_id", Text, nullable=False),
+    Column("agent", Text),
+    Column("metadata", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("parent", Text),
+    Column("log_size", BigInteger, nullable=False),
+    Column("next_index", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Index("turnwise_sessions_created", "created_at", "key"),
+    Index("turnwise_sessions_user", "user_id", "created_at", "key"),
+    sqlite_autoincrement=True,  # a deleted session's key is not given again: forks may still span its log
+)
+
+borrowed = Table(
+    "turnwise_borrowed",
+    tables,
+    Column("session", _Key, nullable=False),
+    Column("log", _Key, nullable=False),
+    Column("start", BigInteger, nullable=False),
+    Column("stop", BigInteger, nullable=False),
+    PrimaryKeyConstraint("session", "log", "start"),
+    Index("turnwise_borrowed_log", "log"),
+)
+
+blocks = Table(
+    "turnwise_blocks",
+    tables,
+    Column("log", _Key, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("body", Text, nullable=False),
+    PrimaryKeyConstraint("log", "at"),
+)
+
+turns = Table(
+    "turnwise_turns",
+    tables,
+    Column("session", _Key, nullable=False),
+    Column("idx", BigInteger, nullable=False),
+    Column("parent", Text),
+    Column("run_id", Text),
+    Column("status", Text, nullable=False),
+    Column("prompt", Text, nullable=False),
+    Column("input", Text, nullable=False),
+    Column("output", Text, nullable=False),
+    Column("usage", Text),
+    Column("stop_reason", Text),
+    Column("created_at", Double, nullable=False),
+    Column("metadata", Text),
+    PrimaryKeyConstraint("session", "idx"),
+)
+
+runs = Table(
+    "turnwise_runs",
+    tables,
+    Column("run_id", Text, nullable=False, unique=True),
+    Column("session", _Key, nullable=False),
+    Column("turn_index", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("first_seq", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("ended_at", Double),
+    Column("why", Text),
+    Column("labels", Text),
+    Column("timeout_s", Double),
+    Column("idempotency_key", Text),
+    Column("fingerprint", Text),
+    PrimaryKeyConstraint("session", "turn_index"),
+)
+Index(
+    "turnwise_runs_key",
+    runs.c.session,
+    runs.c.idempotency_key,
+    unique=True,
+    sqlite_where=runs.c.idempotency_key.is_not(None),
+    postgresql_where=runs.c.idempotency_key.is_not(None),
+)
+
+events = Table(
+    "turnwise_events",
+    tables,
+    Column("session", _Key, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("turn_index", BigInteger),
+    Column("run_id", Text),
+    Column("event_key", Text),
+    Column("kind", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    PrimaryKeyConstraint("session", "seq"),
+)
+Index(
+    "turnwise_events_key",
+    events.c.session,
+    events.c.event_key,
+    unique=True,
+    sqlite_where=events.c.event_key.is_not(None),
+    postgresql_where=events.c.event_key.is_not(None),
+)

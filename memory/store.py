@@ -1,0 +1,154 @@
+"""What a store does: keep sessions, whole commits at a time, and refuse those of a stale owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+
+from turnwise.memory.events import Event
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord, SessionStatus
+from turnwise.memory.spans import Span
+from turnwise.memory.turns import TurnRecord
+
+Item = TypeVar("Item")
+
+SessionOrder = Literal["created_at", "updated_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """Some items in order, and where the next page starts."""
+
+    items: tuple[Item, ...]
+    cursor: str | None
+    """Pass it to get the next page; None when there is none."""
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One change of a session's state, written whole or not at all."""
+
+    session: SessionRecord
+    """The session's row after the commit."""
+    blocks: Sequence[str] = ()
+    """Encoded blocks: the last of the log, which then ends at `session.log_size`."""
+    turns: Sequence[TurnRecord] = ()
+    """Inserted, or put in place of those with their index."""
+    dropped_turns: Sequence[int] = ()
+    new_run: RunRecord | None = None
+    runs: Sequence[RunRecord] = ()
+    """Put in place of those with their id."""
+    events: Sequence[Event] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation:
+    """What a new owner of a session starts from."""
+
+    session: SessionRecord
+    """With the raised epoch."""
+    head: TurnRecord | None
+    """The last turn that has ended."""
+    open_turns: tuple[TurnRecord, ...]
+    """Pending, queued and running turns, by index."""
+    open_runs: tuple[RunRecord, ...]
+    """Queued and running ones, by turn index."""
+
+
+@runtime_checkable
+class SessionStore(Protocol):
+    """A durable home of sessions. `memory/contract.py` holds its laws; run them on your own.
+
+    Every verb is one round trip and one transaction. A cancelled call may have been carried out or not, never in part.
+    What comes out is immutable. Verbs of a store that cannot be reached or has been closed raise `StoreError`, those of
+    a session that does not exist `SessionNotFoundError`, if nothing else is said.
+    """
+
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None) -> SessionRecord:
+        """Store a new session, a fork's with its first `turn`; return it with the name of its log.
+
+        Raises:
+            SessionExistsError: the id is taken.
+        """
+
+    async def get(self, session_id: str) -> SessionRecord:
+        """Return the session."""
+
+    async def activate(self, session_id: str) -> Activation:
+        """Raise the session's epoch by 1, so that commits of earlier owners are refused; return where it stands."""
+
+    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        """Make one commit durable: all of it on return, or none of it.
+
+        Args:
+            epoch: the activation this was made under.
+
+        Raises:
+            SessionFencedError: a later activation owns the session, or it was deleted; nothing is written.
+            DuplicateKeyError: the new run's id or idempotency key, or an event's key, is stored already; nothing is
+                written.
+        """
+
+    async def blocks(self, spans: Sequence[Span]) -> list[str]:
+        """Return the encoded blocks of `spans`, in order.
+
+        Raises:
+            CorruptRecordError: one is missing.
+        """
+
+    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        """Return up to `limit` turns with an index above `after`, by index."""
+
+    async def run(self, run_id: str) -> RunRecord:
+        """Return the run, of whichever session.
+
+        Raises:
+            RunNotFoundError: no run has this id.
+        """
+
+    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
+        """Return the session's run under this idempotency key, if there is one."""
+
+    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        """Return up to `limit` runs with a turn index above `after`, by turn index."""
+
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Return up to `limit` stored events with a number above `after`, by number."""
+
+    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+        """Return the session's event under this key, if there is one."""
+
+    async def query(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        order_by: SessionOrder = "created_at",
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[SessionRecord]:
+        """Return sessions that match all filters given, newest first; equal times by creation, newest first."""
+
+    async def count(
+        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+    ) -> int:
+        """Return how many sessions match all filters given."""
+
+    async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
+        """Delete the session, its turns, runs and events, and those of its blocks that no fork spans.
+
+        Raises:
+            SessionFencedError: `epoch` was given and a later activation owns the session; nothing is deleted.
+        """
+
+    async def close(self) -> None:
+        """Let go of connections and files. Closing twice is fine; any other verb after it raises StoreClosedError."""

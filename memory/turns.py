@@ -1,0 +1,155 @@
+"""Turns: immutable snapshots of a conversation, as spans over append-only block logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from turnwise.memory.block_cache import BlockCache
+from turnwise.memory.blocks import Block, Text, ToolResult
+from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.spans import Spans, join
+from turnwise.memory.usage import Usage
+
+TurnStatus = Literal["pending", "queued", "running", "completed", "cancelled", "failed", "interrupted"]
+"""`pending`: prompts were appended and no run has taken them up; the others are those of the turn's run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """A turn as it is stored: where its blocks are, not the blocks.
+
+    The snapshot is `input + output`; what the turn added to its parent is `prompt + output`. While the turn is
+    pending or queued its base is not settled and `input` is empty.
+    """
+
+    index: int
+    """From 0; grows with every turn of the session. A discarded turn leaves a gap."""
+    parent: str | None = None
+    run_id: str | None = None
+    status: TurnStatus = "pending"
+    prompt: Spans = ()
+    input: Spans = ()
+    output: Spans = ()
+    usage: Usage | None = None
+    stop_reason: str | None = None
+    created_at: float = 0.0
+    metadata: FrozenDict = field(default_factory=FrozenDict)
+
+    @property
+    def spans(self) -> Spans:
+        """The snapshot: what the model was given, then what it answered."""
+        return join(self.input or self.prompt, self.output)
+
+
+class Turn:
+    """A complete, deeply immutable snapshot of a conversation: all that the model saw and what it answered.
+
+    Making one is O(1); `blocks` is O(their number) at its first reading and needs no network. Pickles with its blocks.
+    """
+
+    __slots__ = ("_cache", "_record", "_session_id")
+
+    def __init__(self, session_id: str, record: TurnRecord, cache: BlockCache) -> None:
+        self._session_id = session_id
+        self._record = record
+        self._cache = cache
+
+    @property
+    def id(self) -> str:
+        """Names this turn among all sessions: `session_id#index`."""
+        return f"{self._session_id}#{self._record.index}"
+
+    @property
+    def session_id(self) -> str:
+        """The session it belongs to."""
+        return self._session_id
+
+    @property
+    def index(self) -> int:
+        """Its place in the session, from 0; a discarded turn leaves a gap."""
+        return self._record.index
+
+    @property
+    def run_id(self) -> str | None:
+        """The run that answered it; None while it is pending."""
+        return self._record.run_id
+
+    @property
+    def parent(self) -> str | None:
+        """The id of the turn it continues; in a fork this may be a turn of another session."""
+        return self._record.parent
+
+    @property
+    def status(self) -> TurnStatus:
+        """How far it is."""
+        return self._record.status
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The whole snapshot, oldest first."""
+        return self._cache.read(self._record.spans)
+
+    @property
+    def new_blocks(self) -> tuple[Block, ...]:
+        """What this turn added: its prompts, then the answer."""
+        return self._cache.read(join(self._record.prompt, self._record.output))
+
+    @property
+    def text(self) -> str:
+        """The answer: the text after the last tool result, joined; empty while there is none."""
+        return answer_text(self._cache.read(self._record.output))
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the provider counted, if it said."""
+        return self._record.usage
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the model stopped, in the provider's words: `stop`, `length`, ..."""
+        return self._record.stop_reason
+
+    @property
+    def created_at(self) -> float:
+        """Seconds since the epoch, UTC."""
+        return self._record.created_at
+
+    @property
+    def metadata(self) -> FrozenDict:
+        """What the engine noted about the turn."""
+        return self._record.metadata
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Turn):
+            return NotImplemented
+        return self.id == other.id and self._record == other._record and self.blocks == other.blocks
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.status))
+
+    def __repr__(self) -> str:
+        return f"<Turn {self.id} {self.status} text={self.text[:40]!r}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        spans = join(self._record.prompt, self._record.input, self._record.output)
+        return turn_of, (self._session_id, self._record, tuple(spans), self._cache.read_encoded(spans))
+
+
+def turn_of(session_id: str, record: TurnRecord, spans: Spans, encoded: Sequence[str]) -> Turn:
+    """Return a turn whose blocks, those of `spans` in order, are given encoded."""
+    cache = BlockCache()
+    cache.add_spans(spans, encoded)
+    return Turn(session_id, record, cache)
+
+
+def answer_text(blocks: Sequence[Block]) -> str:
+    """Return the text of the blocks that follow the last tool result, joined."""
+    parts: list[str] = []
+    for block in reversed(blocks):
+        if isinstance(block, ToolResult):
+            break
+        if isinstance(block, Text):
+            parts.append(block.text)
+    return "".join(reversed(parts))

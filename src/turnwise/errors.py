@@ -1,0 +1,295 @@
+"""Every error that leaves turnwise.
+
+TurnwiseError
+├── InvalidInputError          what you passed cannot be used; nothing changed
+│   ├── InvalidIdError
+│   ├── InvalidPromptError
+│   ├── EmptyTurnError
+│   ├── StoreURLError
+│   └── ConfigError
+├── NotFoundError              no such thing, or no longer
+│   ├── SessionNotFoundError
+│   ├── TurnNotFoundError
+│   └── RunNotFoundError
+├── SessionExistsError
+├── SessionOwnerError          it belongs to somebody else
+├── SessionBusyError           you used it twice
+│   └── QueueFullError
+├── SessionEndedError          you closed it
+├── NoActiveRunError
+├── IdempotencyConflictError
+├── RunEndedError              a run without an answer; .turn is what was kept
+│   ├── RunCancelledError
+│   ├── RunFailedError
+│   └── RunInterruptedError
+├── EngineError                why a run failed: the engine or its provider
+├── WaitTimeoutError           (also a TimeoutError) the wait ended, the run goes on
+├── SessionLostError           the world did: the session's process cannot be reached
+└── StoreError                 the world did: the store cannot be read or written
+    ├── StoreClosedError
+    ├── SchemaVersionError
+    ├── CorruptRecordError
+    ├── DuplicateKeyError
+    └── SessionFencedError     a later activation owns the session
+
+The arguments are positional and kept as attributes of the same names, so an error survives
+pickling; the message names them and the remedy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from turnwise.memory.turns import Turn
+
+
+class TurnwiseError(Exception):
+    """Root of all errors of turnwise. `str()` is the message: the ids, then the remedy."""
+
+    message: ClassVar[str] = "{why}"
+    fields: ClassVar[tuple[str, ...]] = ("why",)
+
+    def __init__(self, *values: object) -> None:
+        if len(values) != len(self.fields):
+            raise TypeError(f"{type(self).__name__} takes {self.fields}, got {len(values)} values")
+        super().__init__(*values)
+        for name, value in zip(self.fields, values, strict=True):
+            setattr(self, name, value)
+
+    def __init_subclass__(cls) -> None:
+        hints = cls.__dict__.get("__annotations__", {})
+        if names := tuple(name for name, hint in hints.items() if "ClassVar" not in str(hint)):
+            cls.fields = names
+
+    def __str__(self) -> str:
+        return self.message.format(**{name: getattr(self, name) for name in self.fields})
+
+
+class InvalidInputError(TurnwiseError):
+    """What was passed cannot be used; nothing was changed."""
+
+
+class InvalidIdError(InvalidInputError):
+    """An id is empty, too long, or holds control characters."""
+
+    message = "{kind} {id!r} cannot be used: {why}; use 1 to 256 characters without control characters"
+    kind: str
+    id: str
+    why: str
+
+
+class InvalidPromptError(InvalidInputError):
+    """A prompt cannot be kept: too large, of a kind that no user may add, or not text."""
+
+    message = "session {session_id!r} refuses the prompt: {why}"
+    session_id: str
+    why: str
+
+
+class EmptyTurnError(InvalidInputError):
+    """There is nothing to run."""
+
+    message = "session {session_id!r} has nothing to run: pass a prompt that is not blank, or append one first"
+    session_id: str
+
+
+class StoreURLError(InvalidInputError):
+    """A store URL names no store."""
+
+    message = "store URL {url!r}: {why}; use memory://, sqlite:///path/to/file.db or postgresql://user@host/name"
+    url: str
+    why: str
+
+
+class ConfigError(InvalidInputError):
+    """A setting is out of its range."""
+
+    message = "{setting}={value!r}: {why}"
+    setting: str
+    value: object
+    why: str
+
+
+class NotFoundError(TurnwiseError):
+    """No such session, turn or run."""
+
+
+class SessionNotFoundError(NotFoundError):
+    """No session has this id, or it was deleted."""
+
+    message = "no session {session_id!r}: open() creates one"
+    session_id: str
+
+
+class TurnNotFoundError(NotFoundError):
+    """The session has no turn of this index."""
+
+    message = "session {session_id!r} has no turn {index}: turns() lists those it has (a discarded turn leaves a gap)"
+    session_id: str
+    index: int | None
+
+
+class RunNotFoundError(NotFoundError):
+    """No run has this id."""
+
+    message = "no run {run_id!r} in {where}: runs() lists those there are"
+    run_id: str
+    where: str
+
+
+class SessionExistsError(TurnwiseError):
+    """A session of this id exists already."""
+
+    message = "session {session_id!r} exists already: open() attaches to it, or choose another id"
+    session_id: str
+
+
+class SessionOwnerError(TurnwiseError):
+    """The session belongs to another user or agent."""
+
+    message = "session {session_id!r} is not open to {kind} {given!r}: it belongs to another; choose another session id"
+    session_id: str
+    kind: str
+    given: str
+
+
+class SessionBusyError(TurnwiseError):
+    """A run is active."""
+
+    message = (
+        "session {session_id!r} is busy with run {run_id!r}: wait for it, cancel it, "
+        "or pass if_busy='enqueue', 'interrupt' or 'rollback'"
+    )
+    session_id: str
+    run_id: str
+
+
+class QueueFullError(SessionBusyError):
+    """A run is active and as many wait behind it as are allowed."""
+
+    message = (
+        "session {session_id!r} has its full queue of {max_queued} runs behind run {run_id!r}: "
+        "wait for some to end, or raise SessionConfig(max_queued=...)"
+    )
+    session_id: str
+    run_id: str
+    max_queued: int
+
+
+class SessionEndedError(TurnwiseError):
+    """The session has ended; it can be read, forked and deleted, not continued."""
+
+    message = "session {session_id!r} has ended: fork() it, or open another"
+    session_id: str
+
+
+class NoActiveRunError(TurnwiseError):
+    """There is no run to cancel."""
+
+    message = "session {session_id!r} has no active run to cancel"
+    session_id: str
+
+
+class IdempotencyConflictError(TurnwiseError):
+    """An idempotency key was used again with another prompt."""
+
+    message = (
+        "session {session_id!r}: idempotency key {key!r} belongs to run {run_id!r}, which was given "
+        "another prompt: use a new key for a new prompt"
+    )
+    session_id: str
+    key: str
+    run_id: str
+
+
+class RunEndedError(TurnwiseError):
+    """A run ended without a finished answer; `turn` is what was kept of it, None if it was discarded."""
+
+    session_id: str
+    run_id: str
+    why: str
+    turn: Turn | None
+
+
+class RunCancelledError(RunEndedError):
+    """The run was cancelled; `why` is the reason given."""
+
+    message = "run {run_id!r} of session {session_id!r} was cancelled: {why}"
+
+
+class RunFailedError(RunEndedError):
+    """The engine raised, returned nothing, could not be built, or ran out of time."""
+
+    message = "run {run_id!r} of session {session_id!r} failed: {why}; the session takes the next run"
+
+
+class RunInterruptedError(RunEndedError):
+    """The session's process was lost during the run."""
+
+    message = "run {run_id!r} of session {session_id!r} was interrupted: {why}; run the prompt again"
+
+
+class EngineError(TurnwiseError):
+    """What an engine raises, and what a provider's refusal becomes: `why` says what and what to do."""
+
+
+class WaitTimeoutError(TurnwiseError, TimeoutError):
+    """The wait ended before the run did. The run goes on."""
+
+    message = "run {run_id!r} of session {session_id!r} has not ended within {timeout_s} s: it goes on, wait again or cancel it"
+    session_id: str
+    run_id: str
+    timeout_s: float | None
+
+
+class SessionLostError(TurnwiseError):
+    """The session's process cannot be reached or started."""
+
+    message = "session {session_id!r} cannot be reached: {why}; what it acknowledged is in the store, try again"
+    session_id: str
+    why: str
+
+
+class StoreError(TurnwiseError):
+    """The store could not be read or written."""
+
+
+class StoreClosedError(StoreError):
+    """The store was closed."""
+
+    message = "store {store} is closed: open another"
+    store: str
+
+
+class SchemaVersionError(StoreError):
+    """The store's schema is not the one that this turnwise writes."""
+
+    message = "store {store} has schema version {found}, this turnwise writes {known}: use a turnwise that knows it"
+    store: str
+    found: str
+    known: int
+
+
+class CorruptRecordError(StoreError):
+    """A stored record is missing or cannot be read. It is never skipped."""
+
+    message = "corrupt record {key} in the store: {why}; restore it from a backup"
+    key: str
+    why: str
+
+
+class DuplicateKeyError(StoreError):
+    """A run id, idempotency key or event key is stored already; nothing was written."""
+
+    message = "session {session_id!r} has a record under key {key!r} already; nothing was written"
+    session_id: str
+    key: str
+
+
+class SessionFencedError(StoreError):
+    """A later activation owns the session; nothing was written."""
+
+    message = "session {session_id!r}: epoch {epoch} is stale, a later activation owns it; nothing was written, open it again"
+    session_id: str
+    epoch: int

@@ -1,0 +1,1 @@
+"""What happens when a conversation outgrows the model's window. Imports `turnwise.memory` and nothing above."""

@@ -19,7 +19,7 @@ from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, Spans, subtract, union
-from turnwise.memory.store import Activation, Commit, Page, SessionOrder
+from turnwise.memory.store import Activation, Commit, Page, SessionOrder, cursor_of, parse_cursor
 from turnwise.memory.turns import TurnRecord
 
 
@@ -27,6 +27,7 @@ from turnwise.memory.turns import TurnRecord
 class _Row:
     session: SessionRecord
     order: int
+    borrowed: Spans = ()
     turns: dict[int, TurnRecord] = field(default_factory=dict)
     runs: dict[str, RunRecord] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -47,12 +48,13 @@ class InMemoryStore:
         self._check_open()
         if session.session_id in self._rows:
             raise SessionExistsError(session.session_id)
+        borrowed = union(turn.prompt, turn.input, turn.output) if turn else ()
+        await self.blocks(borrowed)
         order = next(self._order)
         session = replace(session, log=str(order))
         self._logs[session.log] = {}
-        self._rows[session.session_id] = row = _Row(session, order)
-        if turn is not None:
-            row.turns[turn.index] = turn
+        turns = {turn.index: turn} if turn else {}
+        self._rows[session.session_id] = _Row(session, order, borrowed, turns)
         return session
 
     async def get(self, session_id: str) -> SessionRecord:
@@ -139,9 +141,15 @@ class InMemoryStore:
     ) -> Page[SessionRecord]:
         rows = self._matching(user_id, agent, status)
         rows.sort(key=lambda row: (getattr(row.session, order_by), row.order), reverse=True)
-        start = int(cursor) if cursor else 0
-        items = tuple(row.session for row in rows[start : start + limit])
-        return Page(items, str(start + limit) if start + limit < len(rows) else None)
+        if cursor:
+            before = parse_cursor(cursor)
+            rows = [row for row in rows if (getattr(row.session, order_by), row.order) < before]
+        page = rows[:limit]
+        more = len(rows) > limit
+        return Page(
+            tuple(row.session for row in page),
+            cursor_of(getattr(page[-1].session, order_by), page[-1].order) if more else None,
+        )
 
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
@@ -155,7 +163,7 @@ class InMemoryStore:
         del self._rows[session_id]
         for run_id in row.runs:
             del self._owners[run_id]
-        for log in {row.session.log, *(span.log for span in row.session.borrowed)}:
+        for log in {row.session.log, *(span.log for span in row.borrowed)}:
             self._release(log)
 
     async def close(self) -> None:
@@ -163,10 +171,9 @@ class InMemoryStore:
 
     def _release(self, log: str) -> None:
         """Delete what nobody spans of a log whose session is gone."""
-        sessions = [row.session for row in self._rows.values()]
-        if any(session.log == log for session in sessions):
+        if any(row.session.log == log for row in self._rows.values()):
             return
-        used: Spans = union(*(session.borrowed for session in sessions))
+        used = union(*(row.borrowed for row in self._rows.values()))
         blocks = self._logs[log]
         if not blocks:
             return

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turnwise.memory.frozen import FrozenDict
-from turnwise.memory.spans import Spans
 
 SessionStatus = Literal["active", "ended"]
 
@@ -24,8 +23,6 @@ class SessionRecord:
     updated_at: float = 0.0
     parent: str | None = None
     """The turn it was forked from, as `session_id#index`."""
-    borrowed: Spans = ()
-    """What it spans of other sessions' logs."""
     log: str = ""
     """The block log it appends to; the store names it at creation."""
     log_size: int = 0

@@ -6,7 +6,7 @@ many rows and the text should be most of what is stored.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, Index, Integer, MetaData, PrimaryKeyConstraint, Table, Text
+from sqlalchemy import BigInteger, Column, Double, Index, Integer, MetaData, PrimaryKeyConstraint, Table, Text, text
 
 VERSION = 1
 """Goes up with every change of the tables."""
@@ -25,7 +25,7 @@ sessions = Table(
     Column("session_id", Text, nullable=False, unique=True),
     Column("user_id", Text, nullable=False),
     Column("agent", Text),
-    Column("metadata", Text, nullable=False),
+    Column("metadata", Text),
     Column("status", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
@@ -68,6 +68,7 @@ turns = Table(
     Column("run_id", Text),
     Column("status", Text, nullable=False),
     Column("prompt", Text, nullable=False),
+    Column("appended", Text),
     Column("input", Text, nullable=False),
     Column("output", Text, nullable=False),
     Column("usage", Text),
@@ -76,6 +77,8 @@ turns = Table(
     Column("metadata", Text),
     PrimaryKeyConstraint("session", "idx"),
 )
+_open_turn = text("status IN ('pending', 'queued', 'running')")
+Index("turnwise_turns_open", turns.c.session, turns.c.idx, sqlite_where=_open_turn, postgresql_where=_open_turn)
 
 runs = Table(
     "turnwise_runs",
@@ -95,6 +98,8 @@ runs = Table(
     Column("fingerprint", Text),
     PrimaryKeyConstraint("session", "turn_index"),
 )
+_open_run = text("state IN ('queued', 'running')")
+Index("turnwise_runs_open", runs.c.session, runs.c.turn_index, sqlite_where=_open_run, postgresql_where=_open_run)
 Index(
     "turnwise_runs_key",
     runs.c.session,

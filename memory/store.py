@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
+from turnwise.errors import ConfigError
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
@@ -63,6 +64,24 @@ class Activation:
     """Queued and running ones, by turn index."""
 
 
+def cursor_of(time_s: float, order: int) -> str:
+    """Return the cursor that stands behind a session of this time and order of creation."""
+    return f"{time_s!r}:{order}"
+
+
+def parse_cursor(cursor: str) -> tuple[float, int]:
+    """Return what `cursor_of` was given.
+
+    Raises:
+        ConfigError: it is not a cursor.
+    """
+    time_s, _, order = cursor.partition(":")
+    try:
+        return float(time_s), int(order)
+    except ValueError:
+        raise ConfigError("cursor", cursor, "pass the cursor of the page before, unchanged") from None
+
+
 @runtime_checkable
 class SessionStore(Protocol):
     """A durable home of sessions. `memory/contract.py` holds its laws; run them on your own.
@@ -75,8 +94,11 @@ class SessionStore(Protocol):
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None) -> SessionRecord:
         """Store a new session, a fork's with its first `turn`; return it with the name of its log.
 
+        What the turn spans of other logs stays readable while the fork lives, whoever else is deleted.
+
         Raises:
             SessionExistsError: the id is taken.
+            CorruptRecordError: the turn spans blocks that are not there, or no longer; nothing is stored.
         """
 
     async def get(self, session_id: str) -> SessionRecord:

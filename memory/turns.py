@@ -30,6 +30,8 @@ class TurnRecord:
     run_id: str | None = None
     status: TurnStatus = "pending"
     prompt: Spans = ()
+    appended: Spans = ()
+    """The part of `prompt` that was appended on its own: it outlives the run, should that be discarded."""
     input: Spans = ()
     output: Spans = ()
     usage: Usage | None = None
@@ -55,6 +57,16 @@ class Turn:
         self._session_id = session_id
         self._record = record
         self._cache = cache
+
+    @property
+    def record(self) -> TurnRecord:
+        """Where its blocks are; for stores and the wire."""
+        return self._record
+
+    @property
+    def cache(self) -> BlockCache:
+        """Where its blocks are held; for the wire."""
+        return self._cache
 
     @property
     def id(self) -> str:

@@ -1,0 +1,180 @@
+"""Execution handles: a run, wherever it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import Any
+
+from turnwise.actors.realm import Realm
+from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
+from turnwise.actors.wire import PackedOutcome
+from turnwise.errors import (
+    RunCancelledError,
+    RunEndedError,
+    RunFailedError,
+    RunInterruptedError,
+    WaitTimeoutError,
+)
+from turnwise.memory.events import Event
+from turnwise.memory.runs import RunRecord, RunState
+from turnwise.memory.turns import Turn
+
+_ERRORS: dict[str, type[RunEndedError]] = {
+    "cancelled": RunCancelledError,
+    "failed": RunFailedError,
+    "interrupted": RunInterruptedError,
+}
+
+PAGE = 1000
+"""How many events are fetched at once."""
+
+FOLLOW_S = 20.0
+"""How long one call waits for the next event before it is made anew, in seconds."""
+
+ANSWER_S = 1.0
+"""How much longer than a wait its answer may take, in seconds."""
+
+
+class _Handle:
+    """What both handles are: the ids of a run and the requests about it."""
+
+    __slots__ = ("_realm", "run_id", "session_id", "turn_index")
+
+    def __init__(self, realm: Realm, session_id: str, run_id: str, turn_index: int) -> None:
+        self._realm = realm
+        self.session_id = session_id
+        self.run_id = run_id
+        self.turn_index = turn_index
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.run_id} of {self.session_id}#{self.turn_index}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Handle) and (self.session_id, self.run_id) == (other.session_id, other.run_id)
+
+    def __hash__(self) -> int:
+        return hash((self.session_id, self.run_id))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._realm, self.session_id, self.run_id, self.turn_index)
+
+    def _wait(self, timeout_s: float | None) -> Request[Turn]:
+        cache = self._realm.cache(self.session_id)
+        try:
+            outcome: PackedOutcome | None = yield from self._realm.ask(
+                self.session_id,
+                "wait",
+                self.run_id,
+                timeout_s,
+                cache.held,
+                timeout_s=None if timeout_s is None else timeout_s + ANSWER_S,
+            )
+        except TimeoutError as error:
+            raise WaitTimeoutError(self.session_id, self.run_id, timeout_s) from error
+        if outcome is None:
+            raise WaitTimeoutError(self.session_id, self.run_id, timeout_s)
+        turn = outcome.turn.unpack(cache) if outcome.turn else None
+        if outcome.run.state == "completed" and turn:
+            return turn
+        raise _ERRORS[outcome.run.state](self.session_id, self.run_id, outcome.run.why, turn)
+
+    def _cancel(self, reason: str) -> Request[bool]:
+        cancelled: bool = yield from self._realm.ask(self.session_id, "cancel", reason, self.run_id)
+        return cancelled
+
+    def _record(self) -> Request[RunRecord]:
+        record: RunRecord = yield from self._realm.ask(self.session_id, "run", self.run_id)
+        return record
+
+    def _page(self, after: int) -> Request[tuple[list[Event], int, bool]]:
+        page: tuple[list[Event], int, bool] = yield from self._realm.ask(
+            self.session_id, "events", after, PAGE, self.run_id, FOLLOW_S
+        )
+        return page
+
+
+class ExecutionHandle(_Handle):
+    """A run: wait for it, follow it, cancel it, from any process; it goes on without any.
+
+    Pickles as its ids. In another process of the cluster it works as long as the session is live, or a manager of the
+    same store is open there.
+    """
+
+    __slots__ = ("_portal",)
+
+    def __init__(self, realm: Realm, session_id: str, run_id: str, turn_index: int) -> None:
+        super().__init__(realm, session_id, run_id, turn_index)
+        self._portal = Portal()
+
+    def wait(self, timeout_s: float | None = None) -> Turn:
+        """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.
+
+        One Ray call. Ends at the run's end, which is durable by then and has freed the session.
+
+        Args:
+            timeout_s: give up after so many seconds; the run goes on.
+
+        Raises:
+            RunCancelledError, RunFailedError, RunInterruptedError: `.turn` is what was kept.
+            WaitTimeoutError: the run has not ended.
+        """
+        return carry_out(self._wait(timeout_s), self._portal)
+
+    def cancel(self, reason: str = "cancelled by the caller") -> bool:
+        """Cancel the run; return whether it ended as cancelled. When this returns, the session is free.
+
+        Idempotent; a run that has ended is left as it is.
+        """
+        return carry_out(self._cancel(reason), self._portal)
+
+    def is_running(self) -> bool:
+        """Return whether the run has the session's claim now."""
+        return self.status() == "running"
+
+    def status(self) -> RunState:
+        """Return the state of the run."""
+        return carry_out(self._record(), self._portal).state
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """Yield the run's events with a number above `after`, live and to its terminal event, without gap or duplicate.
+
+        After the run, what is stored is replayed: all but the deltas, and the terminal event carries the text. Deltas
+        are replayed too until the run after the next one starts. Leaving the iteration cancels nothing.
+        """
+        done = False
+        while not done:
+            events, after, done = carry_out(self._page(after), self._portal)
+            yield from events
+
+
+class AsyncExecutionHandle(_Handle):
+    """`ExecutionHandle` with its verbs as coroutines; `await handle` is `await handle.wait()`."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, Turn]:
+        return self.wait().__await__()
+
+    async def wait(self, timeout_s: float | None = None) -> Turn:
+        """See `ExecutionHandle.wait`. Cancelling the wait does not cancel the run."""
+        return await carry_out_async(self._wait(timeout_s))
+
+    async def cancel(self, reason: str = "cancelled by the caller") -> bool:
+        """See `ExecutionHandle.cancel`."""
+        return await carry_out_async(self._cancel(reason))
+
+    async def is_running(self) -> bool:
+        """See `ExecutionHandle.is_running`."""
+        return await self.status() == "running"
+
+    async def status(self) -> RunState:
+        """See `ExecutionHandle.status`."""
+        return (await carry_out_async(self._record())).state
+
+    async def events(self, after: int = 0) -> AsyncIterator[Event]:
+        """See `ExecutionHandle.events`."""
+        done = False
+        while not done:
+            events, after, done = await carry_out_async(self._page(after))
+            for event in events:
+                yield event

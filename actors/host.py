@@ -1,0 +1,181 @@
+"""The process of a session: the body of its Ray actor. Undecorated, so that it is an ordinary class in a test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.core import SessionCore, Started
+from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, Refused, SessionInfo
+from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.memory.events import Event
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Spans, union
+from turnwise.memory.store import SessionStore
+from turnwise.memory.turns import Turn
+
+
+class SessionHost:
+    """One session behind one entrance, `call`, on one event loop that nothing blocks.
+
+    Calls may start in any order, so none relies on an earlier one. Typed errors come back as `Refused`. The core is
+    made at the first call, and the imports of its store run on a thread meanwhile: a new process answers before it has
+    loaded what only a turn needs.
+
+    Args:
+        open_store: makes the store; called off the event loop.
+        engine: the pickled pair of `EngineBuilder` and `SessionConfig`, and `engine_id` names it.
+        leave: ends this process, for good; called when the session has been idle for `SessionConfig.idle_s`.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        open_store: Callable[[], SessionStore],
+        engine_id: str,
+        engine: bytes,
+        *,
+        node_id: str,
+        leave: Callable[[], None],
+    ) -> None:
+        self._session_id = session_id
+        self._open_store = open_store
+        self._engine_id = engine_id
+        self._engine = engine
+        self._node_id = node_id
+        self._leave = leave
+        self._core: asyncio.Task[SessionCore] | None = None
+        self._calls = 0
+        self._last_call_s = time.monotonic()
+        self._idle: asyncio.Task[None] | None = None
+
+    async def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        """Carry out one verb of a session and return its answer, or `Refused`."""
+        self._calls += 1
+        try:
+            return await getattr(self, f"do_{verb}")(*args, **kwargs)
+        except TurnwiseError as error:
+            return Refused(error)
+        finally:
+            self._calls -= 1
+            self._last_call_s = time.monotonic()
+
+    async def do_adopt(self, engine_id: str, engine: bytes) -> None:
+        core = await self._loaded()
+        if engine_id != self._engine_id:
+            core.use(*await asyncio.to_thread(_unpickle, engine))
+            self._engine_id, self._engine = engine_id, engine
+
+    async def do_warm(self) -> None:
+        await (await self._loaded()).activate()
+
+    async def do_append(self, prompts: tuple[Any, ...], key: str) -> int:
+        return await (await self._loaded()).append(prompts, key)
+
+    async def do_start(
+        self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any]
+    ) -> Started | EngineWanted:
+        core = await self._loaded()
+        if engine_id != self._engine_id:
+            return EngineWanted()
+        return await core.start(prompts, **settings)
+
+    async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
+        outcome = await (await self._loaded()).wait(run_id, timeout_s)
+        if outcome is None:
+            return None
+        return PackedOutcome(outcome.run, PackedTurn.pack(outcome.turn, held) if outcome.turn else None)
+
+    async def do_cancel(self, reason: str, run_id: str | None) -> bool:
+        return await (await self._loaded()).cancel(reason, run_id)
+
+    async def do_end(self) -> None:
+        await (await self._loaded()).end()
+
+    async def do_delete(self) -> None:
+        await (await self._loaded()).delete()
+        asyncio.get_running_loop().call_soon(self._leave)
+
+    async def do_fork(self, at: int | None, session_id: str) -> SessionRecord:
+        return await (await self._loaded()).fork(at, session_id)
+
+    async def do_run(self, run_id: str) -> RunRecord:
+        return await (await self._loaded()).run(run_id)
+
+    async def do_runs(self, after: int, limit: int) -> list[RunRecord]:
+        return await (await self._loaded()).runs(after, limit)
+
+    async def do_latest(self, held: Spans) -> PackedTurn | None:
+        turn = await (await self._loaded()).latest()
+        return PackedTurn.pack(turn, held) if turn else None
+
+    async def do_turn(self, index: int, held: Spans) -> PackedTurn:
+        return PackedTurn.pack(await (await self._loaded()).turn(index), held)
+
+    async def do_turns(self, after: int, limit: int, held: Spans) -> list[PackedTurn]:
+        packed = []
+        for turn in await (await self._loaded()).turns(after, limit):
+            packed.append(PackedTurn.pack(turn, held))
+            held = _with(held, turn)
+        return packed
+
+    async def do_events(
+        self, after: int, limit: int, run_id: str | None, timeout_s: float
+    ) -> tuple[list[Event], int, bool]:
+        return await (await self._loaded()).events(after, limit, run_id=run_id, timeout_s=timeout_s)
+
+    async def do_info(self) -> SessionInfo:
+        core = await self._loaded()
+        return SessionInfo(
+            session=await core.session(),
+            active_run_id=core.active_run_id,
+            queued_run_ids=tuple(core.queued_run_ids),
+            pid=os.getpid(),
+            node_id=self._node_id,
+        )
+
+    async def _loaded(self) -> SessionCore:
+        if self._core is None:
+            self._core = asyncio.create_task(self._load())
+            self._idle = asyncio.create_task(self._leave_when_idle())
+        try:
+            return await asyncio.shield(self._core)
+        except TurnwiseError:
+            self._core = None  # the next call tries again
+            raise
+
+    async def _load(self) -> SessionCore:
+        (builder, config), store = await asyncio.to_thread(lambda: (_unpickle(self._engine), self._open_store()))
+        self._config: SessionConfig = config
+        return SessionCore(self._session_id, store, builder, config)
+
+    async def _leave_when_idle(self) -> None:
+        while True:
+            idle_s = self._config.idle_s if self._core and self._core.done() and not self._core.exception() else 300.0
+            left_s = self._last_call_s + idle_s - time.monotonic()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            elif self._calls or self._core is None or not await self._core.result().leave():
+                await asyncio.sleep(idle_s / 4)
+            else:
+                return self._leave()
+
+
+def _unpickle(engine: bytes) -> tuple[EngineBuilder, SessionConfig]:
+    try:
+        builder, config = pickle.loads(engine)
+    except Exception as error:
+        why = f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
+        raise ConfigError("engine", type(error).__name__, why) from error
+    return builder, config
+
+
+def _with(held: Spans, turn: Turn) -> Spans:
+    return union(held, turn.record.prompt, turn.record.spans)

@@ -1,0 +1,289 @@
+"""Sessions, as their callers hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from turnwise.actors.core import IfBusy, Started
+from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
+from turnwise.actors.realm import Realm
+from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
+from turnwise.actors.wire import PackedTurn, SessionInfo
+from turnwise.memory.events import Event
+from turnwise.memory.ids import check_id, new_id
+from turnwise.memory.prompts import Prompt
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.turns import Turn
+
+
+class _Session:
+    """What both sessions are: an id, and the requests to the actor behind it."""
+
+    def __init__(self, realm: Realm, id: str, user_id: str, agent: str | None) -> None:
+        self._realm = realm
+        self.id = id
+        self.user_id = user_id
+        self.agent = agent
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id!r} of user {self.user_id!r}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._realm, self.id, self.user_id, self.agent)
+
+    @property
+    def actor(self) -> Any:
+        """The raw Ray handle of the session's actor."""
+        return self._realm.actor(self.id)
+
+    def _ask(self, verb: str, *args: Any) -> Request[Any]:
+        return (yield from self._realm.ask(self.id, verb, *args))
+
+    def _append(self, prompts: tuple[Prompt, ...]) -> Request[int]:
+        return (yield from self._ask("append", prompts, new_id()))
+
+    def _start(
+        self,
+        prompts: tuple[Prompt, ...],
+        if_busy: IfBusy,
+        idempotency_key: str | None,
+        timeout_s: float | None,
+        labels: Mapping[str, str] | None,
+    ) -> Request[Started]:
+        settings = {
+            "run_id": new_id(),
+            "if_busy": if_busy,
+            "idempotency_key": None if idempotency_key is None else check_id("idempotency key", idempotency_key),
+            "timeout_s": timeout_s,
+            "labels": dict(labels or {}),
+        }
+        return (yield from self._realm.start(self.id, prompts, settings))
+
+    def _latest(self) -> Request[Turn | None]:
+        cache = self._realm.cache(self.id)
+        packed: PackedTurn | None = yield from self._ask("latest", cache.held)
+        return packed.unpack(cache) if packed else None
+
+    def _turn(self, index: int) -> Request[Turn]:
+        cache = self._realm.cache(self.id)
+        packed: PackedTurn = yield from self._ask("turn", index, cache.held)
+        return packed.unpack(cache)
+
+    def _turns(self, after: int, limit: int) -> Request[list[Turn]]:
+        cache = self._realm.cache(self.id)
+        packed: list[PackedTurn] = yield from self._ask("turns", after, limit, cache.held)
+        return [turn.unpack(cache) for turn in packed]
+
+    def _events(self, after: int, limit: int) -> Request[list[Event]]:
+        events, _, _ = yield from self._ask("events", after, limit, None, 0.0)
+        return list(events)
+
+    def _fork(self, at: int | None, session_id: str | None) -> Request[SessionRecord]:
+        session_id = new_id() if session_id is None else check_id("session id", session_id)
+        return (yield from self._ask("fork", at, session_id))
+
+
+class Session(_Session):
+    """A conversation. All verbs may be called from any thread or process at once; they take effect one at a time.
+
+    Each is one Ray call; `run` and `start` are durable when they return.
+    """
+
+    def __init__(self, realm: Realm, id: str, user_id: str, agent: str | None) -> None:
+        super().__init__(realm, id, user_id, agent)
+        self._portal = Portal()
+
+    def append(self, *prompts: Prompt) -> int:
+        """Store prompts for the next run to take up; return the index of its turn.
+
+        They are in the history in the order in which appends return. A run that is active is not changed.
+
+        Raises:
+            EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
+        """
+        return carry_out(self._append(prompts), self._portal)
+
+    def start(
+        self,
+        *,
+        if_busy: IfBusy = "reject",
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> ExecutionHandle:
+        """Run what was appended: `run` without a prompt of its own."""
+        return self.run(if_busy=if_busy, idempotency_key=idempotency_key, timeout_s=timeout_s, labels=labels)
+
+    def run(
+        self,
+        *prompts: Prompt,
+        if_busy: IfBusy = "reject",
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> ExecutionHandle:
+        """Run what was appended and these prompts; on return the run is durable and started, or queued.
+
+        Args:
+            if_busy: while a run is active, `reject` (SessionBusyError), `enqueue` (wait behind it, in order of
+                arrival), `interrupt` (cancel it and all that is queued, keep their prompts and text, then run) or
+                `rollback` (cancel them and leave no trace, then run).
+            idempotency_key: the same key with the same prompts returns the run that it started, however often.
+            timeout_s: the run fails when it has taken so many seconds.
+            labels: kept with the run.
+
+        Raises:
+            SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
+            IdempotencyConflictError: nothing was stored.
+        """
+        request = self._start(prompts, if_busy, idempotency_key, timeout_s, labels)
+        started = carry_out(request, self._portal)
+        return ExecutionHandle(self._realm, self.id, started.run_id, started.turn_index)
+
+    def latest(self) -> Turn | None:
+        """Return the newest turn, pending prompts included; None while there is none."""
+        return carry_out(self._latest(), self._portal)
+
+    def turn(self, index: int) -> Turn:
+        """Return a turn, whole.
+
+        Raises:
+            TurnNotFoundError: there is none of this index.
+        """
+        return carry_out(self._turn(index), self._portal)
+
+    def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
+        """Return up to `limit` turns with an index above `after`, by index."""
+        return carry_out(self._turns(after, limit), self._portal)
+
+    def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        """Return up to `limit` runs with a turn index above `after`, by turn index."""
+        return list(carry_out(self._ask("runs", after, limit), self._portal))
+
+    def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Return up to `limit` events with a number above `after`, by number, without waiting for any."""
+        return carry_out(self._events(after, limit), self._portal)
+
+    def cancel(self, reason: str = "cancelled by the caller") -> bool:
+        """Cancel the active run; return whether it ended as cancelled.
+
+        Raises:
+            NoActiveRunError: none is active.
+        """
+        return bool(carry_out(self._ask("cancel", reason, None), self._portal))
+
+    def execution(self, run_id: str) -> ExecutionHandle:
+        """Return the handle of a run of this session.
+
+        Raises:
+            RunNotFoundError: it has no such run.
+        """
+        record: RunRecord = carry_out(self._ask("run", run_id), self._portal)
+        return ExecutionHandle(self._realm, self.id, run_id, record.turn_index)
+
+    def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
+        """Return a new session that continues from the turn `at`, or from the last that ended; this one is untouched.
+
+        Raises:
+            TurnNotFoundError: there is no such turn, or it has not ended.
+            SessionExistsError: `session_id` is taken.
+        """
+        fork = carry_out(self._fork(at, session_id), self._portal)
+        return Session(self._realm, fork.session_id, fork.user_id, fork.agent)
+
+    def end(self) -> None:
+        """Take no more runs and cancel those there are; ending twice is fine."""
+        carry_out(self._ask("end"), self._portal)
+
+    def delete(self) -> None:
+        """Delete the session for good; its forks stay whole.
+
+        Raises:
+            SessionBusyError: a run is active or queued.
+        """
+        carry_out(self._ask("delete"), self._portal)
+
+    def info(self) -> SessionInfo:
+        """Return the session's row, what runs and waits, and which process hosts it."""
+        info: SessionInfo = carry_out(self._ask("info"), self._portal)
+        return info
+
+
+class AsyncSession(_Session):
+    """`Session` with its verbs as coroutines."""
+
+    async def append(self, *prompts: Prompt) -> int:
+        """See `Session.append`."""
+        return await carry_out_async(self._append(prompts))
+
+    async def start(
+        self,
+        *,
+        if_busy: IfBusy = "reject",
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncExecutionHandle:
+        """See `Session.start`."""
+        return await self.run(if_busy=if_busy, idempotency_key=idempotency_key, timeout_s=timeout_s, labels=labels)
+
+    async def run(
+        self,
+        *prompts: Prompt,
+        if_busy: IfBusy = "reject",
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncExecutionHandle:
+        """See `Session.run`."""
+        started = await carry_out_async(self._start(prompts, if_busy, idempotency_key, timeout_s, labels))
+        return AsyncExecutionHandle(self._realm, self.id, started.run_id, started.turn_index)
+
+    async def latest(self) -> Turn | None:
+        """See `Session.latest`."""
+        return await carry_out_async(self._latest())
+
+    async def turn(self, index: int) -> Turn:
+        """See `Session.turn`."""
+        return await carry_out_async(self._turn(index))
+
+    async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
+        """See `Session.turns`."""
+        return await carry_out_async(self._turns(after, limit))
+
+    async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        """See `Session.runs`."""
+        return list(await carry_out_async(self._ask("runs", after, limit)))
+
+    async def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
+        """See `Session.events`."""
+        return await carry_out_async(self._events(after, limit))
+
+    async def cancel(self, reason: str = "cancelled by the caller") -> bool:
+        """See `Session.cancel`."""
+        return bool(await carry_out_async(self._ask("cancel", reason, None)))
+
+    async def execution(self, run_id: str) -> AsyncExecutionHandle:
+        """See `Session.execution`."""
+        record: RunRecord = await carry_out_async(self._ask("run", run_id))
+        return AsyncExecutionHandle(self._realm, self.id, run_id, record.turn_index)
+
+    async def fork(self, at: int | None = None, session_id: str | None = None) -> AsyncSession:
+        """See `Session.fork`."""
+        fork = await carry_out_async(self._fork(at, session_id))
+        return AsyncSession(self._realm, fork.session_id, fork.user_id, fork.agent)
+
+    async def end(self) -> None:
+        """See `Session.end`."""
+        await carry_out_async(self._ask("end"))
+
+    async def delete(self) -> None:
+        """See `Session.delete`."""
+        await carry_out_async(self._ask("delete"))
+
+    async def info(self) -> SessionInfo:
+        """See `Session.info`."""
+        info: SessionInfo = await carry_out_async(self._ask("info"))
+        return info

@@ -1,0 +1,133 @@
+"""Requests, written once for callers that block and for those that await.
+
+A request is a generator: it yields what it waits for, is sent the answer, and returns its result. The synchronous and
+the asynchronous classes differ only in how they carry the steps out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Wait for a Ray object; GetTimeoutError after `timeout_s`."""
+
+    ref: Any
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait for some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Wait for a coroutine of the store."""
+
+    ask: Callable[[], Awaitable[Any]]
+
+
+Step = Fetch | Pause | Consult
+Request = Generator[Step, Any, Result]
+
+
+class Portal:
+    """An event loop on a thread of its own, for callers without one. Starts at first use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the loop and return its result."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="turnwise-portal", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """Stop the loop and its thread."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
+
+
+def carry_out(request: Request[Result], portal: Portal) -> Result:
+    """Run a request to its end, blocking."""
+    resume: Callable[[], Step] = lambda: next(request)  # noqa: E731
+    while True:
+        try:
+            step = resume()
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        try:
+            answer: Any = None
+            if isinstance(step, Fetch):
+                answer = ray.get(step.ref, timeout=step.timeout_s)
+            elif isinstance(step, Pause):
+                time.sleep(step.seconds)
+            else:
+                answer = portal.run(_awaited(step))
+        except BaseException as error:
+            resume = _thrower(request, error)
+        else:
+            resume = _sender(request, answer)
+
+
+async def carry_out_async(request: Request[Result]) -> Result:
+    """Run a request to its end on the running event loop. Cancelling it cancels nothing on the cluster."""
+    resume: Callable[[], Step] = lambda: next(request)  # noqa: E731
+    while True:
+        try:
+            step = resume()
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        try:
+            answer: Any = None
+            if isinstance(step, Fetch):
+                answer = await _fetched(step)
+            elif isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+            else:
+                answer = await step.ask()
+        except BaseException as error:
+            resume = _thrower(request, error)
+        else:
+            resume = _sender(request, answer)
+
+
+def _sender(request: Request[Any], answer: Any) -> Callable[[], Step]:
+    return lambda: request.send(answer)
+
+
+def _thrower(request: Request[Any], error: BaseException) -> Callable[[], Step]:
+    return lambda: request.throw(error)
+
+
+async def _awaited(step: Consult) -> Any:
+    return await step.ask()
+
+
+async def _fetched(step: Fetch) -> Any:
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(step.ref.future()), step.timeout_s)
+    except TimeoutError as error:
+        raise GetTimeoutError(f"no answer within {step.timeout_s} s") from error

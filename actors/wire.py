@@ -1,0 +1,65 @@
+"""What crosses the wire between a caller and a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnwise.errors import TurnwiseError
+from turnwise.memory.block_cache import BlockCache
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Spans, subtract, union
+from turnwise.memory.turns import Turn, TurnRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An error that is an answer: raised at the caller's, with no traceback of the cluster's around it."""
+
+    error: TurnwiseError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWanted:
+    """The session has another engine than the caller's: send it, then ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTurn:
+    """A turn with those of its blocks that the receiver does not hold, encoded."""
+
+    session_id: str
+    record: TurnRecord
+    spans: Spans
+    blocks: list[str]
+
+    @classmethod
+    def pack(cls, turn: Turn, held: Spans) -> PackedTurn:
+        """Pack what `held`, the receiver's spans, lacks."""
+        spans = subtract(union(turn.record.prompt, turn.record.spans), held)
+        return cls(turn.session_id, turn.record, spans, turn.cache.read_encoded(spans))
+
+    def unpack(self, cache: BlockCache) -> Turn:
+        """Return the turn on top of the receiver's cache."""
+        cache.add_spans(self.spans, self.blocks)
+        return Turn(self.session_id, self.record, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOutcome:
+    """How a run ended, with what was kept."""
+
+    run: RunRecord
+    turn: PackedTurn | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """A session and where it lives."""
+
+    session: SessionRecord
+    active_run_id: str | None
+    queued_run_ids: tuple[str, ...]
+    pid: int
+    """Of the process that hosts it, on its node."""
+    node_id: str

@@ -1,0 +1,41 @@
+"""Prompts: what a caller may add to a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turnwise.errors import EmptyTurnError, InvalidPromptError
+from turnwise.memory.blocks import Block, Thinking, ToolResult, ToolUse, User, encode
+
+Prompt = str | Block
+"""A string is a `User` block."""
+
+
+def accept(session_id: str, prompts: Sequence[Prompt], max_bytes: int) -> tuple[list[Block], list[str]]:
+    """Return the prompts as blocks, and encoded.
+
+    Raises:
+        EmptyTurnError: one is blank.
+        InvalidPromptError: one is no text, is larger than `max_bytes` when encoded, or is of a kind that only a run
+            may add, since it would leave a tool call without its result or a result without its call.
+    """
+    blocks: list[Block] = []
+    encoded: list[str] = []
+    for prompt in prompts:
+        if not isinstance(prompt, str | Block):
+            raise InvalidPromptError(session_id, f"{type(prompt).__name__} is not a string or a block")
+        if isinstance(prompt, Thinking | ToolUse | ToolResult):
+            raise InvalidPromptError(session_id, f"a {prompt.kind} block comes from a run, not from a caller")
+        try:
+            block = User(text=prompt) if isinstance(prompt, str) else prompt
+            body = encode(block)
+        except ValueError as error:
+            raise InvalidPromptError(session_id, f"it is not valid text ({error})") from error
+        if isinstance(block, User) and not block.text.strip():
+            raise EmptyTurnError(session_id)
+        if (size := len(body.encode())) > max_bytes:
+            why = f"{size} bytes are over max_prompt_bytes={max_bytes}; shorten it or raise the limit in SessionConfig"
+            raise InvalidPromptError(session_id, why)
+        blocks.append(block)
+        encoded.append(body)
+    return blocks, encoded

@@ -1,0 +1,395 @@
+"""A store in an SQL database: SQLite for one node, PostgreSQL for a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from turnwise.errors import (
+    CorruptRecordError,
+    DuplicateKeyError,
+    RunNotFoundError,
+    SchemaVersionError,
+    SessionExistsError,
+    SessionFencedError,
+    SessionNotFoundError,
+    StoreClosedError,
+    StoreError,
+    StoreURLError,
+)
+from turnwise.memory import sql_schema as schema
+from turnwise.memory.events import Event
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord, SessionStatus
+from turnwise.memory.spans import Span, size, subtract, union
+from turnwise.memory.sql_rows import (
+    event_row,
+    read_event,
+    read_run,
+    read_session,
+    read_turn,
+    run_row,
+    session_row,
+    to_json,
+    turn_row,
+)
+from turnwise.memory.sql_statements import Statement, Statements
+from turnwise.memory.store import Activation, Commit, Page, SessionOrder, cursor_of, parse_cursor
+from turnwise.memory.turns import TurnRecord
+
+Result = TypeVar("Result")
+
+class SQLStore:
+    """Keeps sessions in an SQL database through SQLAlchemy Core.
+
+    A commit is one transaction of at most eight statements; it is on disk on return (SQLite: WAL, synchronous FULL).
+    Statements run on the store's own threads: one for SQLite, `connections` for PostgreSQL. Many processes may use one
+    database at once; a SQLite file belongs to one machine. The tables are made at first use.
+
+    Args:
+        url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
+        lock_timeout_s: how long to wait for another process's transaction on SQLite before a StoreError.
+        connections: the most connections to PostgreSQL at once.
+
+    Raises:
+        StoreURLError: the URL names no database that can be used here.
+    """
+
+    def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
+        try:
+            parsed = sa.make_url(url)
+        except exc.ArgumentError:
+            raise StoreURLError(url, "it is not a database URL") from None
+        self._name = parsed.render_as_string(hide_password=True)
+        if parsed.get_backend_name() == "sqlite":
+            if not parsed.database or parsed.database == ":memory:":
+                raise StoreURLError(self._name, "it names no file")
+            connections = 1
+        elif parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        try:
+            self._engine = sa.create_engine(parsed, pool_size=connections, max_overflow=0, pool_timeout=lock_timeout_s)
+        except (exc.NoSuchModuleError, ModuleNotFoundError) as error:
+            raise StoreURLError(self._name, f"its driver is missing ({error}): pip install 'turnwise[postgres]'") from error
+        if self._engine.dialect.name not in ("sqlite", "postgresql"):
+            raise StoreURLError(self._name, f"{self._engine.dialect.name} is not a database that turnwise knows")
+        if self._engine.dialect.name == "sqlite":
+            _configure_sqlite(self._engine, lock_timeout_s)
+        self._reader = self._engine.execution_options(turnwise_read=True)
+        self._sql = Statements(self._engine.dialect)
+        self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
+        self._ready = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"SQLStore({self._name!r})"
+
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None) -> SessionRecord:
+        borrowed = union(turn.prompt, turn.input, turn.output) if turn else ()
+
+        def create(connection: sa.Connection) -> SessionRecord:
+            if borrowed:
+                self._lock_logs(connection)
+                if sum(len(list(self._read_blocks(connection, span))) for span in borrowed) < size(borrowed):
+                    raise CorruptRecordError(f"turn {session.parent}", "its blocks were deleted")
+            try:
+                key = self._sql.insert_session(connection, session_row(session)).scalar_one()
+            except exc.IntegrityError as error:
+                raise SessionExistsError(session.session_id) from error
+            if turn:
+                rows = [{"session": key, "log": int(log), "start": start, "stop": stop} for log, start, stop in borrowed]
+                self._sql.insert_borrowed(connection, rows)
+                self._sql.put_turn(connection, [turn_row(key, turn)])
+            return replace(session, log=str(key))
+
+        return await self._write(create)
+
+    async def get(self, session_id: str) -> SessionRecord:
+        return await self._read(lambda connection: self._session(connection, session_id))
+
+    async def activate(self, session_id: str) -> Activation:
+        def activate(connection: sa.Connection) -> Activation:
+            row = self._sql.raise_epoch(connection, {"session_id": session_id}).one_or_none()
+            if row is None:
+                raise SessionNotFoundError(session_id)
+            key = {"key": row.key}
+            head = self._sql.head(connection, key).one_or_none()
+            return Activation(
+                session=read_session(row),
+                head=read_turn(head) if head else None,
+                open_turns=tuple(map(read_turn, self._sql.open_turns(connection, key))),
+                open_runs=tuple(read_run(found, session_id) for found in self._sql.open_runs(connection, key)),
+            )
+
+        return await self._write(activate)
+
+    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        session = commit.session
+        key = int(session.log)
+        run = commit.new_run
+
+        def write(connection: sa.Connection) -> None:
+            sql = self._sql
+            row = {
+                "b_key": key,
+                "b_epoch": epoch,
+                "b_status": session.status,
+                "b_metadata": to_json(session.metadata),
+                "b_updated_at": session.updated_at,
+                "b_log_size": session.log_size,
+                "b_next_index": session.next_index,
+                "b_seq": session.seq,
+            }
+            if not sql.put_session(connection, row).rowcount:
+                raise SessionFencedError(session_id, epoch)
+            if commit.blocks:
+                start = session.log_size - len(commit.blocks)
+                rows = [{"log": key, "at": at, "body": body} for at, body in enumerate(commit.blocks, start)]
+                sql.insert_block(connection, rows)
+            if commit.dropped_turns:
+                sql.drop_turn(connection, [{"b_session": key, "b_idx": index} for index in commit.dropped_turns])
+            if commit.turns:
+                sql.put_turn(connection, [turn_row(key, turn) for turn in commit.turns])
+            if run:
+                sql.insert_run(connection, run_row(key, run))
+            if commit.runs:
+                ends = ("state", "first_seq", "started_at", "ended_at", "why")
+                sql.put_run(
+                    connection,
+                    [
+                        {"b_session": key, "b_turn_index": done.turn_index}
+                        | {f"b_{name}": getattr(done, name) for name in ends}
+                        for done in commit.runs
+                    ],
+                )
+            if commit.events:
+                sql.insert_event(connection, [event_row(key, event) for event in commit.events])
+
+        try:
+            await self._write(write)
+        except StoreError as error:
+            if isinstance(error.__cause__, exc.IntegrityError):
+                await self._refuse_duplicate(session_id, commit, error)
+            raise
+
+    async def blocks(self, spans: Sequence[Span]) -> list[str]:
+        def read(connection: sa.Connection) -> list[str]:
+            bodies: list[str] = []
+            for span in spans:
+                found = list(self._read_blocks(connection, span))
+                if len(found) != span.stop - span.start:
+                    raise CorruptRecordError(f"blocks {span.log}:{span.start}-{span.stop}", "some are missing")
+                bodies += found
+            return bodies
+
+        return await self._read(read)
+
+    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        return await self._list(self._sql.turns, session_id, after, limit, read_turn)
+
+    async def run(self, run_id: str) -> RunRecord:
+        def read(connection: sa.Connection) -> RunRecord:
+            row = self._sql.run(connection, {"run_id": run_id}).one_or_none()
+            if row is None:
+                raise RunNotFoundError(run_id, "the store")
+            return read_run(row, row.owner)
+
+        return await self._read(read)
+
+    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
+        key = {"session_id": session_id, "idempotency_key": idempotency_key}
+        row = await self._read(lambda connection: self._sql.run_of_key(connection, key).one_or_none())
+        return read_run(row, session_id) if row else None
+
+    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        return await self._list(self._sql.runs, session_id, after, limit, lambda row: read_run(row, session_id))
+
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        return await self._list(self._sql.events, session_id, after, limit, lambda row: read_event(row, session_id))
+
+    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+        wanted = {"session_id": session_id, "event_key": key}
+        row = await self._read(lambda connection: self._sql.event_of_key(connection, wanted).one_or_none())
+        return read_event(row, session_id) if row else None
+
+    async def query(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        order_by: SessionOrder = "created_at",
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[SessionRecord]:
+        table = schema.sessions.c
+        time = table.updated_at if order_by == "updated_at" else table.created_at
+        statement = sa.select(schema.sessions).where(*_filters(user_id, agent, status))
+        if cursor:
+            before, key = parse_cursor(cursor)
+            statement = statement.where((time < before) | ((time == before) & (table.key < key)))
+        statement = statement.order_by(time.desc(), table.key.desc()).limit(limit + 1)
+        rows = await self._read(lambda connection: connection.execute(statement).all())
+        page = rows[:limit]
+        more = cursor_of(getattr(page[-1], order_by), page[-1].key) if len(rows) > limit else None
+        return Page(tuple(map(read_session, page)), more)
+
+    async def count(
+        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+    ) -> int:
+        statement = sa.select(sa.func.count()).select_from(schema.sessions).where(*_filters(user_id, agent, status))
+        return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
+
+    async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
+        def delete(connection: sa.Connection) -> None:
+            self._lock_logs(connection)
+            session = self._session(connection, session_id)
+            sessions = sa.delete(schema.sessions).where(schema.sessions.c.session_id == session_id)
+            if epoch is not None:
+                sessions = sessions.where(schema.sessions.c.epoch == epoch)
+            if not connection.execute(sessions).rowcount:
+                raise SessionFencedError(session_id, epoch)
+            key = int(session.log)
+            borrowed = schema.borrowed.c
+            logs = {key, *connection.scalars(sa.select(borrowed.log).where(borrowed.session == key))}
+            for table in (schema.borrowed, schema.turns, schema.runs, schema.events):
+                connection.execute(sa.delete(table).where(table.c.session == key))
+            for log in logs:
+                self._release(connection, log)
+
+        await self._write(delete)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await asyncio.to_thread(self._threads.shutdown)
+            self._engine.dispose()
+
+    def _release(self, connection: sa.Connection, log: int) -> None:
+        """Delete what nobody spans of a log whose session is gone."""
+        sessions, borrowed, blocks = schema.sessions.c, schema.borrowed.c, schema.blocks.c
+        if connection.scalar(sa.select(sessions.key).where(sessions.key == log)):
+            return
+        used = connection.execute(sa.select(borrowed.start, borrowed.stop).where(borrowed.log == log))
+        ends = connection.execute(sa.select(sa.func.min(blocks.at), sa.func.max(blocks.at)).where(blocks.log == log)).one()
+        if ends[0] is None:
+            return
+        whole = Span(str(log), ends[0], ends[1] + 1)
+        for _, start, stop in subtract((whole,), (Span(str(log), *row) for row in used)):
+            connection.execute(sa.delete(schema.blocks).where(blocks.log == log, blocks.at >= start, blocks.at < stop))
+
+    def _lock_logs(self, connection: sa.Connection) -> None:
+        """Let no fork be made of what is being deleted. A SQLite transaction that writes is alone anyway."""
+        if self._engine.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7475726E)))
+
+    def _session(self, connection: sa.Connection, session_id: str) -> SessionRecord:
+        row = self._sql.session(connection, {"session_id": session_id}).one_or_none()
+        if row is None:
+            raise SessionNotFoundError(session_id)
+        return read_session(row)
+
+    def _read_blocks(self, connection: sa.Connection, span: Span) -> Iterable[str]:
+        bounds = {"log": int(span.log), "start": span.start, "stop": span.stop}
+        return (row.body for row in self._sql.blocks(connection, bounds))
+
+    async def _list(
+        self, select: Statement, session_id: str, after: int, limit: int, parse: Callable[[Any], Result]
+    ) -> list[Result]:
+        def read(connection: sa.Connection) -> list[Result]:
+            bounds = {"session_id": session_id, "after": after, "limit": limit}
+            found = [parse(row) for row in select(connection, bounds)]
+            if not found:
+                self._session(connection, session_id)
+            return found
+
+        return await self._read(read)
+
+    async def _refuse_duplicate(self, session_id: str, commit: Commit, error: StoreError) -> None:
+        """Raise DuplicateKeyError if one of the commit's keys is why the database refused it."""
+        if run := commit.new_run:
+            if run.idempotency_key and await self.run_of_key(session_id, run.idempotency_key):
+                raise DuplicateKeyError(session_id, run.idempotency_key) from error
+            try:
+                await self.run(run.run_id)
+            except RunNotFoundError:
+                return
+            raise DuplicateKeyError(session_id, run.run_id) from error
+        for event in commit.events:
+            if event.key and await self.event_of_key(session_id, event.key):
+                raise DuplicateKeyError(session_id, event.key) from error
+
+    async def _write(self, work: Callable[[sa.Connection], Result]) -> Result:
+        return await self._on_thread(self._engine, work)
+
+    async def _read(self, work: Callable[[sa.Connection], Result]) -> Result:
+        return await self._on_thread(self._reader, work)
+
+    async def _on_thread(self, engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
+        def call() -> Result:
+            with _translated(self._name):
+                if not self._ready:
+                    self._prepare()
+                with engine.begin() as connection:
+                    return work(connection)
+
+        if self._closed:
+            raise StoreClosedError(self._name)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _prepare(self) -> None:
+        """Make the tables if there are none; refuse a schema that is not ours."""
+        version = sa.select(schema.meta.c.value).where(schema.meta.c.name == "schema_version")
+        with self._reader.begin() as connection:
+            exists = sa.inspect(connection).has_table(schema.meta.name)
+            found = connection.scalar(version) if exists else None
+        if found is None:
+            with self._engine.begin() as connection:
+                self._lock_logs(connection)
+                schema.tables.create_all(connection)
+                found = connection.scalar(version)
+                if found is None:
+                    found = str(schema.VERSION)
+                    connection.execute(sa.insert(schema.meta).values(name="schema_version", value=found))
+        if found != str(schema.VERSION):
+            raise SchemaVersionError(self._name, found, schema.VERSION)
+        self._ready = True
+
+
+def _configure_sqlite(engine: sa.Engine, lock_timeout_s: float) -> None:
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # the driver begins no transaction on its own
+        connection.execute(f"PRAGMA busy_timeout = {int(lock_timeout_s * 1000)}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        # A writer takes the lock at once: one that upgrades from reading can fail without waiting.
+        reads = connection.get_execution_options().get("turnwise_read")
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """Turn the database's errors into ours, in this one place."""
+    try:
+        yield
+    except exc.DBAPIError as error:
+        why = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+        raise StoreError(f"store {name}: {why}; is it reachable, writable and a turnwise store?") from error
+    except exc.SQLAlchemyError as error:
+        raise StoreError(f"store {name}: {error}") from error
+
+
+def _filters(user_id: str | None, agent: str | None, status: str | None) -> list[sa.ColumnElement[bool]]:
+    wanted = {"user_id": user_id, "agent": agent, "status": status}
+    return [schema.sessions.c[name] == value for name, value in wanted.items() if value is not None]

@@ -1,0 +1,141 @@
+"""Records to rows of the tables and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+from turnwise.errors import CorruptRecordError
+from turnwise.memory.events import Event, decode_event, encode_body
+from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Span, Spans
+from turnwise.memory.turns import TurnRecord
+from turnwise.memory.usage import Usage
+
+Result = TypeVar("Result")
+
+
+def to_json(value: Any) -> str | None:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if value else None
+
+
+def _parse(kind: str, key: object, parse: Callable[[], Result]) -> Result:
+    try:
+        return parse()
+    except (ValueError, TypeError) as error:
+        raise CorruptRecordError(f"{kind} {key}", str(error)) from error
+
+
+def _mapping(text: str | None) -> FrozenDict:
+    return FrozenDict(freeze(json.loads(text))) if text else FrozenDict()
+
+
+def _spans_text(spans: Spans) -> str:
+    return json.dumps([[int(log), start, stop] for log, start, stop in spans], separators=(",", ":"))
+
+
+def _spans(text: str) -> Spans:
+    return tuple(Span(str(log), start, stop) for log, start, stop in json.loads(text))
+
+
+def session_row(session: SessionRecord) -> dict[str, Any]:
+    row = {field.name: getattr(session, field.name) for field in fields(session) if field.name != "log"}
+    return row | {"metadata": to_json(session.metadata)}
+
+
+def read_session(row: Any) -> SessionRecord:
+    names = [field.name for field in fields(SessionRecord) if field.name not in ("log", "metadata")]
+    return _parse(
+        "session",
+        row.session_id,
+        lambda: SessionRecord(
+            **{name: getattr(row, name) for name in names}, log=str(row.key), metadata=_mapping(row.metadata)
+        ),
+    )
+
+
+def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
+    usage = asdict(turn.usage) if turn.usage else {}
+    return {
+        "session": key,
+        "idx": turn.index,
+        "parent": turn.parent,
+        "run_id": turn.run_id,
+        "status": turn.status,
+        "prompt": _spans_text(turn.prompt),
+        "appended": _spans_text(turn.appended) if turn.appended else None,
+        "input": _spans_text(turn.input),
+        "output": _spans_text(turn.output),
+        "usage": to_json({name: count for name, count in usage.items() if count}) if turn.usage else None,
+        "stop_reason": turn.stop_reason,
+        "created_at": turn.created_at,
+        "metadata": to_json(turn.metadata),
+    }
+
+
+def read_turn(row: Any) -> TurnRecord:
+    return _parse(
+        "turn",
+        f"{row.session}#{row.idx}",
+        lambda: TurnRecord(
+            index=row.idx,
+            parent=row.parent,
+            run_id=row.run_id,
+            status=row.status,
+            prompt=_spans(row.prompt),
+            appended=_spans(row.appended) if row.appended else (),
+            input=_spans(row.input),
+            output=_spans(row.output),
+            usage=Usage(**json.loads(row.usage)) if row.usage else None,
+            stop_reason=row.stop_reason,
+            created_at=row.created_at,
+            metadata=_mapping(row.metadata),
+        ),
+    )
+
+
+_RUN_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in ("session_id", "labels"))
+
+
+def run_row(key: int, run: RunRecord) -> dict[str, Any]:
+    return {name: getattr(run, name) for name in _RUN_FIELDS} | {"session": key, "labels": to_json(run.labels)}
+
+
+def read_run(row: Any, session_id: str) -> RunRecord:
+    values = {name: getattr(row, name) for name in _RUN_FIELDS}
+    return _parse("run", row.run_id, lambda: RunRecord(session_id=session_id, labels=_mapping(row.labels), **values))
+
+
+def event_row(key: int, event: Event) -> dict[str, Any]:
+    kind, body = encode_body(event)
+    return {
+        "session": key,
+        "seq": event.seq,
+        "at": event.at,
+        "turn_index": event.turn_index,
+        "run_id": event.run_id,
+        "event_key": event.key,
+        "kind": kind,
+        "body": body,
+    }
+
+
+def read_event(row: Any, session_id: str) -> Event:
+    return _parse(
+        "event",
+        f"{session_id}:{row.seq}",
+        lambda: decode_event(
+            row.kind,
+            row.body,
+            session_id=session_id,
+            seq=row.seq,
+            at=row.at,
+            turn_index=row.turn_index,
+            run_id=row.run_id,
+            key=row.event_key,
+        ),
+    )

@@ -1,0 +1,127 @@
+"""The statements of `SQLStore`, compiled once for its dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from turnwise.memory import sql_schema as schema
+
+_OPEN_TURN = ("pending", "queued", "running")
+_OPEN_RUN = ("queued", "running")
+
+
+class Statement:
+    """A statement compiled once: SQLAlchemy's own run of a Core statement costs more than SQLite's commit."""
+
+    def __init__(self, statement: Any, dialect: sa.Dialect, columns: Sequence[str] | None = None) -> None:
+        compiled = statement.compile(dialect=dialect, column_keys=columns)
+        self._text = str(compiled)
+        self._order: Sequence[str] | None = compiled.positiontup
+        self._constants = {name: value for name, value in compiled.params.items() if value is not None}
+
+    def __call__(
+        self, connection: sa.Connection, values: dict[str, Any] | list[dict[str, Any]]
+    ) -> sa.CursorResult[Any]:
+        if isinstance(values, list):
+            return connection.exec_driver_sql(self._text, [self._bind(row) for row in values])
+        return connection.exec_driver_sql(self._text, self._bind(values))
+
+    def _bind(self, values: dict[str, Any]) -> Any:
+        values = self._constants | values
+        return tuple(values[name] for name in self._order) if self._order is not None else values
+
+
+class Statements:
+    """The statements of the verbs, for one dialect."""
+
+    def __init__(self, dialect: sa.Dialect) -> None:
+        def compiled(statement: Any, columns: Sequence[str] | None = None) -> Statement:
+            return Statement(statement, dialect, columns)
+
+        sessions, turns, runs, events = schema.sessions, schema.turns, schema.runs, schema.events
+        bind = sa.bindparam
+        owner = sa.select(sessions.c.key).where(sessions.c.session_id == bind("session_id")).scalar_subquery()
+        columns = [column.name for column in sessions.columns if column.name != "key"]
+        self.insert_session = compiled(sa.insert(sessions).returning(sessions.c.key), columns)
+        self.session = compiled(sa.select(sessions).where(sessions.c.session_id == bind("session_id")))
+        self.raise_epoch = compiled(
+            sa.update(sessions)
+            .where(sessions.c.session_id == bind("session_id", unique=False))
+            .values(epoch=sessions.c.epoch + sa.literal_column("1"))
+            .returning(*sessions.columns)
+        )
+        changed = ("status", "metadata", "updated_at", "log_size", "next_index", "seq")
+        self.put_session = compiled(
+            sa.update(sessions)
+            .where(sessions.c.key == bind("b_key"), sessions.c.epoch == bind("b_epoch"))
+            .values({name: bind(f"b_{name}") for name in changed})
+        )
+        self.insert_borrowed = compiled(sa.insert(schema.borrowed))
+        self.insert_block = compiled(sa.insert(schema.blocks))
+        blocks = schema.blocks.c
+        within = (blocks.log == bind("log"), blocks.at >= bind("start"), blocks.at < bind("stop"))
+        self.blocks = compiled(sa.select(blocks.body).where(*within).order_by(blocks.at))
+        upsert = (postgresql if dialect.name == "postgresql" else sqlite).insert(turns)
+        self.put_turn = compiled(
+            upsert.on_conflict_do_update(
+                index_elements=["session", "idx"],
+                set_={
+                    column.name: upsert.excluded[column.name]
+                    for column in turns.columns
+                    if column.name not in ("session", "idx")
+                },
+            )
+        )
+        self.drop_turn = compiled(
+            sa.delete(turns).where(turns.c.session == bind("b_session"), turns.c.idx == bind("b_idx"))
+        )
+        of_key = turns.c.session == bind("key")
+        open_turn = turns.c.status.in_(_literals(_OPEN_TURN))
+        self.head = compiled(
+            sa.select(turns).where(of_key, ~open_turn).order_by(turns.c.idx.desc()).limit(sa.literal_column("1"))
+        )
+        self.open_turns = compiled(sa.select(turns).where(of_key, open_turn).order_by(turns.c.idx))
+        self.open_runs = compiled(
+            sa.select(runs)
+            .where(runs.c.session == bind("key"), runs.c.state.in_(_literals(_OPEN_RUN)))
+            .order_by(runs.c.turn_index)
+        )
+        self.insert_run = compiled(sa.insert(runs))
+        self.put_run = compiled(
+            sa.update(runs)
+            .where(runs.c.session == bind("b_session"), runs.c.turn_index == bind("b_turn_index"))
+            .values({name: bind(f"b_{name}") for name in ("state", "first_seq", "started_at", "ended_at", "why")})
+        )
+        self.run = compiled(
+            sa.select(runs, sessions.c.session_id.label("owner"))
+            .join(sessions, sessions.c.key == runs.c.session)
+            .where(runs.c.run_id == bind("run_id"))
+        )
+        self.run_of_key = compiled(
+            sa.select(runs).where(runs.c.session == owner, runs.c.idempotency_key == bind("idempotency_key"))
+        )
+        self.insert_event = compiled(sa.insert(events))
+        self.event_of_key = compiled(
+            sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))
+        )
+
+        def page(table: sa.Table, number: sa.Column[Any]) -> Statement:
+            return compiled(
+                sa.select(table)
+                .where(table.c.session == owner, number > bind("after"))
+                .order_by(number)
+                .limit(bind("limit"))
+            )
+
+        self.turns = page(turns, turns.c.idx)
+        self.runs = page(runs, runs.c.turn_index)
+        self.events = page(events, events.c.seq)
+
+
+def _literals(values: Iterable[str]) -> list[sa.ColumnElement[str]]:
+    # Written into the statement, so that the partial indexes of the schema match it.
+    return [sa.literal_column(f"'{value}'") for value in values]

@@ -1,0 +1,40 @@
+"""From a URL to the store it names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from turnwise.errors import StoreURLError
+from turnwise.memory.in_memory import InMemoryStore
+from turnwise.memory.store import SessionStore
+
+
+def resolve_url(url: str) -> str:
+    """Return the URL with a SQLite path made absolute, so that it means the same file in every process.
+
+    Raises:
+        StoreURLError: the URL is of no known scheme, or names no file.
+    """
+    scheme, separator, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
+    if not separator or scheme.partition("+")[0] not in ("memory", "sqlite", "postgresql"):
+        raise StoreURLError(url, "its scheme is not known")
+    if scheme.partition("+")[0] == "sqlite":
+        path, _, options = rest.removeprefix("/").partition("?")
+        if not path or path == ":memory:" or not rest.startswith("/"):
+            raise StoreURLError(url, "it names no file (three slashes for a relative path, four for an absolute one)")
+        return f"{scheme}:///{Path(path).expanduser().resolve()}" + (f"?{options}" if options else "")
+    return url
+
+
+def open_store(url: str) -> SessionStore:
+    """Return a store for the URL. Imports what it needs and connects at first use, so call it off the event loop.
+
+    Raises:
+        StoreURLError: the URL is of no known scheme, or its driver is not installed.
+    """
+    url = resolve_url(url)
+    if url.startswith("memory:"):
+        return InMemoryStore()
+    from turnwise.memory.sql import SQLStore  # 0.15 s that a process with another store need not pay
+
+    return SQLStore(url)

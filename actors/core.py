@@ -656,7 +656,7 @@ class SessionCore:
         pause_s = 0.01
         while True:
             try:
-                return await self._atomically(lambda: self._end_run(run, state, why, output))
+                return await self._exclusively(lambda: self._end_run(run, state, why, output))
             except SessionFencedError as error:
                 failure: StoreError = error
                 break
@@ -827,13 +827,14 @@ class SessionCore:
                 await self._load()
             return await change()
 
-    async def _commit(self, commit: Commit, *, live: bool = False) -> None:
+    async def _commit(self, commit: Commit, *, live: bool | None = None) -> None:
         """Store a commit and publish its events, or do neither.
 
         Args:
-            live: whether a run will be active after it, which may number live events before the next commit.
+            live: whether a run is active after it, which numbers live events before the next commit; as now if None.
         """
-        seq = self._log.last_seq + (LIVE_NUMBERS if live or self._active else 0)
+        live = self._active is not None if live is None else live
+        seq = self._log.last_seq + (LIVE_NUMBERS if live else 0)
         commit = replace(commit, session=replace(commit.session, seq=seq, updated_at=self._clock()))
         try:
             await self._store.commit(self.session_id, commit.session.epoch, commit)

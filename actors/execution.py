@@ -38,10 +38,12 @@ ANSWER_S = 1.0
 class _Handle:
     """What both handles are: the ids of a run and the requests about it."""
 
-    __slots__ = ("_realm", "run_id", "session_id", "turn_index")
+    __slots__ = ("_outcome", "_realm", "run_id", "session_id", "turn_index")
 
-    def __init__(self, realm: Realm, session_id: str, run_id: str, turn_index: int) -> None:
+    def __init__(self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: Any = None) -> None:
         self._realm = realm
+        self._outcome = outcome
+        """The Ray object of a wait that was sent together with the start."""
         self.session_id = session_id
         self.run_id = run_id
         self.turn_index = turn_index
@@ -61,14 +63,21 @@ class _Handle:
     def _wait(self, timeout_s: float | None) -> Request[Turn]:
         cache = self._realm.cache(self.session_id)
         try:
-            outcome: PackedOutcome | None = yield from self._realm.ask(
-                self.session_id,
-                "wait",
-                self.run_id,
-                timeout_s,
-                cache.held,
-                timeout_s=None if timeout_s is None else timeout_s + ANSWER_S,
-            )
+            outcome: PackedOutcome | None = None
+            if self._outcome is not None:
+                outcome = yield from self._realm.fetch(self._outcome, timeout_s)
+                if outcome is None:
+                    self._outcome = None
+            if outcome is None:
+                ask = self._realm.ask(
+                    self.session_id,
+                    "wait",
+                    self.run_id,
+                    timeout_s,
+                    cache.held,
+                    timeout_s=None if timeout_s is None else timeout_s + ANSWER_S,
+                )
+                outcome = yield from ask
         except TimeoutError as error:
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s) from error
         if outcome is None:
@@ -102,14 +111,14 @@ class ExecutionHandle(_Handle):
 
     __slots__ = ("_portal",)
 
-    def __init__(self, realm: Realm, session_id: str, run_id: str, turn_index: int) -> None:
-        super().__init__(realm, session_id, run_id, turn_index)
+    def __init__(self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: Any = None) -> None:
+        super().__init__(realm, session_id, run_id, turn_index, outcome)
         self._portal = Portal()
 
     def wait(self, timeout_s: float | None = None) -> Turn:
         """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.
 
-        One Ray call. Ends at the run's end, which is durable by then and has freed the session.
+        At most one Ray call: none if this process started the run, as a wait was sent along with the start. Ends at the run's end, which is durable by then and has freed the session.
 
         Args:
             timeout_s: give up after so many seconds; the run goes on.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -14,6 +16,7 @@ from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from turnwise.actors.config import SessionConfig
+from turnwise.actors.core import Started
 from turnwise.actors.host import SessionHost
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.placement import Dedicated
@@ -107,19 +110,30 @@ class Realm:
 
     def warm(self, session_id: str) -> None:
         """Let the session's process start and load, without waiting for it."""
-        self.actor(session_id).call.remote("warm")
+        self.actor(session_id).call.remote(_pack("warm"))
 
-    def ask(self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None) -> Request[Any]:
+    def ask(
+        self,
+        session_id: str,
+        verb: str,
+        *args: Any,
+        timeout_s: float | None = None,
+        then: Callable[[Any], None] | None = None,
+    ) -> Request[Any]:
         """Call one verb of the session's host: through its death, restart and leaving, until it answers.
 
         So a verb may be carried out twice, and each is made to bear it. This is the one place that turns Ray's
         exceptions into ours.
+
+        Args:
+            then: called with the actor when the request is on its way to it.
 
         Raises:
             TimeoutError: no answer within `timeout_s`.
             SessionLostError: no process of the session could be reached for `REACH_S`.
             TurnwiseError: what the host refused.
         """
+        request = _pack(verb, *args)
         began = time.monotonic()
         lost_s: float | None = None
         pause_s = 0.01
@@ -127,7 +141,11 @@ class Realm:
             left_s = None if timeout_s is None else max(0.0, began + timeout_s - time.monotonic())
             failure: Exception
             try:
-                answer = yield Fetch(self.actor(session_id).call.remote(verb, *args), left_s)
+                actor = self.actor(session_id)
+                reply = actor.call.remote(request)
+                if then:
+                    then(actor)
+                packed: bytes = yield Fetch(reply, left_s)
             except GetTimeoutError as error:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
             except RayTaskError as error:
@@ -137,6 +155,7 @@ class Realm:
             except RayError as error:
                 raise SessionLostError(session_id, f"{type(error).__name__}: {error}") from error
             else:
+                answer = pickle.loads(packed)
                 if not isinstance(answer, Refused):
                     return answer
                 if not isinstance(answer.error, SessionFencedError):
@@ -152,12 +171,41 @@ class Realm:
             yield Pause(pause_s)
             pause_s = min(2 * pause_s, 0.5)
 
-    def start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[Any]:
-        """Ask for a run with this realm's engine; sends the engine first where the session has another."""
+    def fetch(self, outcome: Any, timeout_s: float | None) -> Request[Any]:
+        """Return what a call that is under way answers; None if it was refused or lost, so that it can be made anew.
+
+        Raises:
+            TimeoutError: no answer within `timeout_s`.
+        """
+        try:
+            packed: bytes = yield Fetch(outcome, timeout_s)
+        except GetTimeoutError as error:
+            raise TimeoutError(f"no answer within {timeout_s} s") from error
+        except RayError:
+            return None
+        answer = pickle.loads(packed)
+        return None if isinstance(answer, Refused) else answer
+
+    def start(
+        self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]
+    ) -> Request[tuple[Started, Any]]:
+        """Ask for a run with this realm's engine; return what was acknowledged, and a Ray object of the run's outcome.
+
+        The outcome is asked for in the same breath, so that waiting for it later costs no round trip of its own. Where
+        the session has another engine, it is sent there first.
+        """
+        wait = _pack("await_start", settings["run_id"], self.cache(session_id).held)
+        outcomes: list[Any] = []
+
+        def wait_too(actor: Any) -> None:
+            outcomes.append(actor.call.remote(wait))
+
         while True:
-            answer = yield from self.ask(session_id, "start", self._engine_id, prompts, settings)
-            if not isinstance(answer, EngineWanted):
-                return answer
+            started = yield from self.ask(
+                session_id, "start", self._engine_id, prompts, settings, then=wait_too
+            )
+            if not isinstance(started, EngineWanted):
+                return started, outcomes[-1] if started.run_id == settings["run_id"] else None
             yield from self.ask(session_id, "adopt", self._engine_id, self._engine)
 
     def _find_actor(self, session_id: str) -> Any:
@@ -201,6 +249,10 @@ class _SessionActor(SessionHost):
     async def depart(self) -> None:
         """End this process without a restart."""
         ray.actor.exit_actor()
+
+
+def _pack(verb: str, *args: Any) -> bytes:
+    return pickle.dumps((verb, *args), pickle.HIGHEST_PROTOCOL)
 
 
 def _open(url: str, namespace: str) -> SessionStore:

@@ -51,7 +51,7 @@ class _Session:
         idempotency_key: str | None,
         timeout_s: float | None,
         labels: Mapping[str, str] | None,
-    ) -> Request[Started]:
+    ) -> Request[tuple[Started, Any]]:
         settings = {
             "run_id": new_id(),
             "if_busy": if_busy,
@@ -139,8 +139,8 @@ class Session(_Session):
             IdempotencyConflictError: nothing was stored.
         """
         request = self._start(prompts, if_busy, idempotency_key, timeout_s, labels)
-        started = carry_out(request, self._portal)
-        return ExecutionHandle(self._realm, self.id, started.run_id, started.turn_index)
+        started, outcome = carry_out(request, self._portal)
+        return ExecutionHandle(self._realm, self.id, started.run_id, started.turn_index, outcome)
 
     def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None while there is none."""
@@ -238,8 +238,9 @@ class AsyncSession(_Session):
         labels: Mapping[str, str] | None = None,
     ) -> AsyncExecutionHandle:
         """See `Session.run`."""
-        started = await carry_out_async(self._start(prompts, if_busy, idempotency_key, timeout_s, labels))
-        return AsyncExecutionHandle(self._realm, self.id, started.run_id, started.turn_index)
+        request = self._start(prompts, if_busy, idempotency_key, timeout_s, labels)
+        started, outcome = await carry_out_async(request)
+        return AsyncExecutionHandle(self._realm, self.id, started.run_id, started.turn_index, outcome)
 
     async def latest(self) -> Turn | None:
         """See `Session.latest`."""

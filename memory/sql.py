@@ -30,6 +30,7 @@ from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, size, subtract, union
 from turnwise.memory.sql_rows import (
+    changed_run_row,
     event_row,
     read_event,
     read_run,
@@ -45,6 +46,9 @@ from turnwise.memory.store import Activation, Commit, Page, SessionOrder, cursor
 from turnwise.memory.turns import TurnRecord
 
 Result = TypeVar("Result")
+
+_BEGIN = "BEGIN IMMEDIATE"
+"""For SQLite: a writer takes the lock at once, as one that upgrades from reading can fail without waiting."""
 
 class SQLStore:
     """Keeps sessions in an SQL database through SQLAlchemy Core.
@@ -84,6 +88,7 @@ class SQLStore:
             _configure_sqlite(self._engine, lock_timeout_s)
         self._reader = self._engine.execution_options(turnwise_read=True)
         self._sql = Statements(self._engine.dialect)
+        self._driver: Any = self._engine.dialect.loaded_dbapi
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
         self._ready = False
         self._closed = False
@@ -133,9 +138,8 @@ class SQLStore:
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
         session = commit.session
         key = int(session.log)
-        run = commit.new_run
 
-        def write(connection: sa.Connection) -> None:
+        def write(cursor: Any) -> None:
             sql = self._sql
             row = {
                 "b_key": key,
@@ -147,35 +151,21 @@ class SQLStore:
                 "b_next_index": session.next_index,
                 "b_seq": session.seq,
             }
-            if not sql.put_session(connection, row).rowcount:
+            if not sql.put_session.write(cursor, row):
                 raise SessionFencedError(session_id, epoch)
-            if commit.blocks:
-                start = session.log_size - len(commit.blocks)
-                rows = [{"log": key, "at": at, "body": body} for at, body in enumerate(commit.blocks, start)]
-                sql.insert_block(connection, rows)
-            if commit.dropped_turns:
-                sql.drop_turn(connection, [{"b_session": key, "b_idx": index} for index in commit.dropped_turns])
-            if commit.turns:
-                sql.put_turn(connection, [turn_row(key, turn) for turn in commit.turns])
-            if run:
-                sql.insert_run(connection, run_row(key, run))
-            if commit.runs:
-                ends = ("state", "first_seq", "started_at", "ended_at", "why")
-                sql.put_run(
-                    connection,
-                    [
-                        {"b_session": key, "b_turn_index": done.turn_index}
-                        | {f"b_{name}": getattr(done, name) for name in ends}
-                        for done in commit.runs
-                    ],
-                )
-            if commit.events:
-                sql.insert_event(connection, [event_row(key, event) for event in commit.events])
+            first = session.log_size - len(commit.blocks)
+            blocks = ({"log": key, "at": at, "body": body} for at, body in enumerate(commit.blocks, first))
+            sql.insert_block.write(cursor, *blocks)
+            sql.drop_turn.write(cursor, *({"b_session": key, "b_idx": index} for index in commit.dropped_turns))
+            sql.put_turn.write(cursor, *(turn_row(key, turn) for turn in commit.turns))
+            sql.insert_run.write(cursor, *(run_row(key, run) for run in [commit.new_run] if run))
+            sql.put_run.write(cursor, *(changed_run_row(key, run) for run in commit.runs))
+            sql.insert_event.write(cursor, *(event_row(key, event) for event in commit.events))
 
         try:
-            await self._write(write)
+            await self._on_thread(lambda: self._transact(write))
         except StoreError as error:
-            if isinstance(error.__cause__, exc.IntegrityError):
+            if isinstance(error.__cause__, self._driver.IntegrityError):
                 await self._refuse_duplicate(session_id, commit, error)
             raise
 
@@ -327,22 +317,51 @@ class SQLStore:
                 raise DuplicateKeyError(session_id, event.key) from error
 
     async def _write(self, work: Callable[[sa.Connection], Result]) -> Result:
-        return await self._on_thread(self._engine, work)
+        return await self._on_thread(lambda: self._connected(self._engine, work))
 
     async def _read(self, work: Callable[[sa.Connection], Result]) -> Result:
-        return await self._on_thread(self._reader, work)
+        return await self._on_thread(lambda: self._connected(self._reader, work))
 
-    async def _on_thread(self, engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
+    async def _on_thread(self, work: Callable[[], Result]) -> Result:
         def call() -> Result:
-            with _translated(self._name):
+            with self._translated():
                 if not self._ready:
                     self._prepare()
-                with engine.begin() as connection:
-                    return work(connection)
+                return work()
 
         if self._closed:
             raise StoreClosedError(self._name)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    @staticmethod
+    def _connected(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
+        with engine.begin() as connection:
+            return work(connection)
+
+    def _transact(self, work: Callable[[Any], None]) -> None:
+        """Run `work` in a transaction on the driver's own cursor: what is done for every turn is worth the shortcut."""
+        connection = self._engine.raw_connection()
+        try:
+            cursor = connection.cursor()
+            if self._engine.dialect.name == "sqlite":
+                cursor.execute(_BEGIN)
+            work(cursor)
+            connection.commit()
+        finally:
+            connection.close()  # back to the pool, which rolls back what was not committed
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the database's errors into ours, in this one place."""
+        try:
+            yield
+        except (exc.DBAPIError, self._driver.Error) as error:
+            cause = error.orig if isinstance(error, exc.DBAPIError) else error
+            why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+            hint = "is it reachable, writable and a turnwise store?"
+            raise StoreError(f"store {self._name}: {why}; {hint}") from cause
+        except exc.SQLAlchemyError as error:
+            raise StoreError(f"store {self._name}: {error}") from error
 
     def _prepare(self) -> None:
         """Make the tables if there are none; refuse a schema that is not ours."""
@@ -373,21 +392,8 @@ def _configure_sqlite(engine: sa.Engine, lock_timeout_s: float) -> None:
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        # A writer takes the lock at once: one that upgrades from reading can fail without waiting.
         reads = connection.get_execution_options().get("turnwise_read")
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-
-@contextmanager
-def _translated(name: str) -> Iterator[None]:
-    """Turn the database's errors into ours, in this one place."""
-    try:
-        yield
-    except exc.DBAPIError as error:
-        why = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
-        raise StoreError(f"store {name}: {why}; is it reachable, writable and a turnwise store?") from error
-    except exc.SQLAlchemyError as error:
-        raise StoreError(f"store {name}: {error}") from error
+        connection.exec_driver_sql("BEGIN" if reads else _BEGIN)
 
 
 def _filters(user_id: str | None, agent: str | None, status: str | None) -> list[sa.ColumnElement[bool]]:

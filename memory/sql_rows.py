@@ -105,6 +105,15 @@ def run_row(key: int, run: RunRecord) -> dict[str, Any]:
     return {name: getattr(run, name) for name in _RUN_FIELDS} | {"session": key, "labels": to_json(run.labels)}
 
 
+def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
+    """Return what may change of a run after it was stored, for the `put_run` statement."""
+    changed = ("state", "first_seq", "started_at", "ended_at", "why")
+    return {f"b_{name}": getattr(run, name) for name in changed} | {
+        "b_session": key,
+        "b_turn_index": run.turn_index,
+    }
+
+
 def read_run(row: Any, session_id: str) -> RunRecord:
     values = {name: getattr(row, name) for name in _RUN_FIELDS}
     return _parse("run", row.run_id, lambda: RunRecord(session_id=session_id, labels=_mapping(row.labels), **values))

@@ -30,6 +30,14 @@ class Statement:
             return connection.exec_driver_sql(self._text, [self._bind(row) for row in values])
         return connection.exec_driver_sql(self._text, self._bind(values))
 
+    def write(self, cursor: Any, *rows: dict[str, Any]) -> int:
+        """Execute on a driver's own cursor, once for each row; return how many rows were changed."""
+        if len(rows) == 1:
+            cursor.execute(self._text, self._bind(rows[0]))
+        elif rows:
+            cursor.executemany(self._text, [self._bind(row) for row in rows])
+        return int(cursor.rowcount) if rows else 0
+
     def _bind(self, values: dict[str, Any]) -> Any:
         values = self._constants | values
         return tuple(values[name] for name in self._order) if self._order is not None else values

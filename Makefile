@@ -1,0 +1,59 @@
+# Everything runs in .venv, which is made from requirements.lock when it is missing, outdated or moved here from elsewhere.
+# It takes a Python of 3.11 or later and nothing more: make PYTHON=/path/to/python3.12
+
+PYTHON ?= python3
+
+BIN := .venv/bin
+READY := .venv/ready
+
+export RAY_USAGE_STATS_ENABLED := 0
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+
+# .venv/ready holds the path it was made at: an editable install that was copied along would run the code of its origin.
+ifneq "$(shell cat $(READY) 2>/dev/null)" "$(CURDIR)"
+.PHONY: $(READY)
+VENV_FLAGS := --clear
+endif
+
+$(READY): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "turnwise needs Python 3.11 or later, and '$(PYTHON)' is not: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@cd src/turnwise && for folder in actors memory strategies; do \
+	    [ -e $$folder ] || ln -s ../../$$folder $$folder; done # an unpacked sdist has no links
+	$(PYTHON) -m venv $(VENV_FLAGS) .venv
+	$(BIN)/python -m pip install --quiet -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@printf '%s\n' '$(CURDIR)' > $@
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: venv
+venv: $(READY) ## make or refresh .venv
+
+.PHONY: demo
+demo: $(READY) ## run the quickstart, against a local stand-in provider where OPENAI_API_KEY is not set
+	$(BIN)/python examples/quickstart.py
+
+.PHONY: test
+test: $(READY) ## run all tests but the soak
+	$(BIN)/python -m pytest
+
+.PHONY: check
+check: $(READY) ## format, lint, types, house rules, what is in the wheel, what the README shows
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest tests/test_house.py tests/test_wheel.py tests/test_readme.py
+
+.PHONY: bench
+bench: $(READY) ## measure: what a turn costs, what a session costs
+	$(BIN)/python tests/bench/bench.py
+
+.PHONY: clean
+clean: ## remove .venv, caches and builds
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,176 @@
+"""Blocks as messages of the Chat Completions API, and back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import pydantic_core
+
+from turnwise.errors import EngineError
+from turnwise.memory.blocks import Block, Document, Image, System, Text, ToolResult, ToolUse, User
+
+INTERRUPTED = " [interrupted]"
+"""Follows a text that was cut short, so that the model knows."""
+
+ERROR = "[error] "
+"""Precedes the result of a tool call that failed."""
+
+_SENT = (User, Image, Document, Text, ToolUse, ToolResult)
+
+
+def encode(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    """Return the messages that say what the blocks say.
+
+    The last `System` leads, the others are not sent. Then, in order: neighbours of the user are one message, a plain
+    string if it is a single text; neighbours of the assistant are one message, their texts joined, their calls in
+    `tool_calls`; results follow, each a message, in the order in which their calls were declared. Not sent: thoughts,
+    citations, cache checkpoints, unknown kinds, empty texts. The messages are as valid as the blocks: see `settle` and
+    `check_chat`.
+
+    Raises:
+        EngineError: an image or a document that this API cannot carry; names it by its index in `blocks`.
+    """
+    system = next((block.text for block in reversed(blocks) if isinstance(block, System)), "")
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    sent = [(index, block) for index, block in enumerate(blocks) if _is_sent(block)]
+    declared: list[str] = []
+    for role, neighbours in groupby(sent, key=lambda entry: entry[1].role):
+        group = list(neighbours)
+        if role == "user":
+            messages.append(_user_message(group))
+        elif role == "assistant":
+            said = [block for _, block in group]
+            declared = [block.call_id for block in said if isinstance(block, ToolUse)]
+            messages.append(_assistant_message(said))
+        else:
+            results = [block for _, block in group if isinstance(block, ToolResult)]
+            place = {call_id: at for at, call_id in enumerate(declared)}
+            results.sort(key=lambda result: place.get(result.call_id, len(place)))
+            messages.extend(map(_tool_message, results))
+    return messages
+
+
+def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Return the blocks that the messages hold: `decode(encode(blocks)) == blocks` for what chat can carry.
+
+    What it cannot carry: which texts of one answer were apart, where a call stood between them, all but the last
+    system prompt, the names of text documents, signatures, and whatever `encode` does not send.
+
+    Raises:
+        EngineError: a message of no known form; names it by its index.
+    """
+    blocks: list[Block] = []
+    for index, message in enumerate(messages):
+        try:
+            blocks += _blocks(message)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"messages[{index}] cannot be read: {error!r}") from error
+    return blocks
+
+
+def _is_sent(block: Block) -> bool:
+    return isinstance(block, _SENT) and (not isinstance(block, User | Text) or bool(block.text))
+
+
+def _user_message(group: Sequence[tuple[int, Block]]) -> dict[str, Any]:
+    parts = [_part(index, block) for index, block in group]
+    return {"role": "user", "content": parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts}
+
+
+def _part(index: int, block: Block) -> dict[str, Any]:
+    match block:
+        case User(text=text):
+            return {"type": "text", "text": text}
+        case Image():
+            return {"type": "image_url", "image_url": {"url": block.url or _data_uri(index, block)}}
+        case Document(text=None):
+            return {"type": "file", "file": {"filename": block.name, "file_data": _data_uri(index, block)}}
+        case Document():
+            return {"type": "text", "text": f"{block.name}:\n{block.text}"}
+        case _:
+            raise EngineError(f"block {index}: chat cannot carry a {block.kind} of the user")
+
+
+def _data_uri(index: int, block: Image | Document) -> str:
+    if block.data is None:
+        raise EngineError(f"block {index}: chat cannot carry a {block.kind} without its data; add `data` or `text`")
+    if not block.media_type:
+        raise EngineError(f"block {index}: the {block.kind} has `data` of no `media_type`; say what it is")
+    return f"data:{block.media_type};base64,{block.data}"
+
+
+def _assistant_message(said: Sequence[Block]) -> dict[str, Any]:
+    texts = [block.text + INTERRUPTED * block.interrupted for block in said if isinstance(block, Text)]
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
+    if calls := [_call(block) for block in said if isinstance(block, ToolUse)]:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(use: ToolUse) -> dict[str, Any]:
+    # A model may make a name up that the API, which checks it, would not take back.
+    name = re.sub(r"[^a-zA-Z0-9_-]", "_", use.name)[:64]
+    arguments = json.dumps(use.input, ensure_ascii=False)
+    return {"id": use.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _tool_message(result: ToolResult) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": result.call_id, "content": ERROR * result.is_error + result.text}
+
+
+def _blocks(message: Mapping[str, Any]) -> list[Block]:
+    content = message.get("content")
+    match message["role"]:
+        case "system" | "developer":
+            return [System(text=_text(content))]
+        case "user":
+            return [User(text=content)] if isinstance(content, str) else [_prompt(part) for part in content or ()]
+        case "assistant":
+            text = _text(content)
+            cut = text.endswith(INTERRUPTED)
+            said: list[Block] = [Text(text=text.removesuffix(INTERRUPTED), interrupted=cut)] if text else []
+            return said + [_use(call) for call in message.get("tool_calls") or ()]
+        case "tool":
+            text = _text(content)
+            failed = text.startswith(ERROR)
+            return [ToolResult(call_id=message["tool_call_id"], text=text.removeprefix(ERROR), is_error=failed)]
+        case role:
+            raise ValueError(f"unknown role {role!r}")
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+
+
+def _prompt(part: Mapping[str, Any]) -> Block:
+    match part["type"]:
+        case "text":
+            return User(text=part["text"])
+        case "image_url":
+            url = part["image_url"]["url"]
+            if not url.startswith("data:"):
+                return Image(url=url)
+            media_type, data = _split_data_uri(url)
+            return Image(data=data, media_type=media_type)
+        case "file":
+            media_type, data = _split_data_uri(part["file"]["file_data"])
+            return Document(name=part["file"]["filename"], data=data, media_type=media_type)
+        case kind:
+            raise ValueError(f"unknown part {kind!r}")
+
+
+def _split_data_uri(uri: str) -> tuple[str, str]:
+    found = re.fullmatch(r"data:([^;,]+);base64,(.*)", uri, re.DOTALL)
+    if not found:
+        raise ValueError("not a base64 data: URI with a media type")
+    return found[1], found[2]
+
+
+def _use(call: Mapping[str, Any]) -> ToolUse:
+    function = call["function"]
+    arguments = pydantic_core.from_json(function["arguments"] or "{}")
+    return ToolUse(call_id=call["id"], name=function["name"], input=arguments)

@@ -1,0 +1,3 @@
+"""LLM sessions as Ray actors: durable turns, cancellable runs, shared long-term memory."""
+
+__all__: list[str] = []

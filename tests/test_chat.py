@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.errors import EngineError
+from turnwise.memory.blocks import (
+    Block,
+    CacheCheckpoint,
+    Citations,
+    Document,
+    Image,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Unknown,
+    User,
+)
+from turnwise.memory.blocks import decode as decode_block
+from turnwise.memory.blocks import encode as encode_block
+from turnwise.memory.chat import decode, encode
+from turnwise.memory.validate import check_chat
+
+HELLO = {"role": "user", "content": "Hello"}
+
+
+def use(call_id: str, name: str = "look", **arguments: Any) -> ToolUse:
+    return ToolUse(call_id=call_id, name=name, input=arguments)
+
+
+def asked(*calls: str) -> dict[str, Any]:
+    """Return the assistant message that makes these calls."""
+    (message,) = encode([use(call) for call in calls])
+    return message
+
+
+def answered(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": "seen"}
+
+
+# Encoding
+
+
+def test_the_last_system_prompt_leads_and_is_the_only_one() -> None:
+    """Acceptance 34."""
+    blocks = [System(text="Be brief."), User(text="Hello"), System(text="Be long.")]
+    assert encode(blocks) == [{"role": "system", "content": "Be long."}, HELLO]
+
+
+def test_one_prompt_is_a_plain_string() -> None:
+    assert encode([User(text="Hello")]) == [HELLO]
+
+
+def test_prompts_that_follow_each_other_are_one_message_of_parts() -> None:
+    blocks = [
+        User(text="What is this?"),
+        Image(url="https://example.org/cat.png"),
+        Image(data="aGk=", media_type="image/png"),
+        Document(name="a.pdf", data="aGk=", media_type="application/pdf"),
+        Document(name="notes.txt", text="Buy milk."),
+    ]
+    (message,) = encode(blocks)
+    assert message == {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What is this?"},
+            {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+            {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,aGk="}},
+            {"type": "text", "text": "notes.txt:\nBuy milk."},
+        ],
+    }
+    check_chat([message])
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Document(name="a.pdf", url="https://example.org/a.pdf"),
+        Document(name="a.pdf"),
+        Document(name="a.pdf", data="aGk="),
+        Image(data="aGk="),
+        Image(),
+    ],
+    ids=repr,
+)
+def test_a_block_that_chat_cannot_carry_is_an_error_that_names_it(block: Block) -> None:
+    with pytest.raises(EngineError, match=f"block 1: .*{block.kind}"):
+        encode([User(text="Read this."), block])
+
+
+def test_an_answer_is_one_message_and_its_results_follow_in_the_order_of_declaration() -> None:
+    """Acceptance 24."""
+    blocks = [
+        User(text="Hello"),
+        Thinking(text="Hm."),
+        Text(text="Let me "),
+        Citations(items=({"url": "https://example.org"},)),
+        Text(text="look."),
+        use("a", city="Paris"),
+        CacheCheckpoint(),
+        use("b"),
+        ToolResult(call_id="b", text="rain"),
+        Unknown(kind="hologram"),
+        ToolResult(call_id="a", text="sun"),
+        Text(text="Sun."),
+    ]
+    messages = encode(blocks)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert messages[1]["content"] == "Let me look."
+    calls = messages[1]["tool_calls"]
+    assert [call["id"] for call in calls] == ["a", "b"]
+    assert calls[0]["type"] == "function"
+    assert calls[0]["function"]["name"] == "look"
+    assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Paris"}
+    assert [(message["tool_call_id"], message["content"]) for message in messages[2:4]] == [("a", "sun"), ("b", "rain")]
+    check_chat(messages)
+
+
+def test_a_text_that_was_cut_short_says_so() -> None:
+    """Acceptance 20."""
+    assert encode([Text(text="The wea", interrupted=True)])[0]["content"] == "The wea [interrupted]"
+
+
+def test_an_error_result_keeps_its_text_and_says_that_it_is_one() -> None:
+    """Acceptance 27."""
+    message = encode([use("a"), ToolResult(call_id="a", text="no such city", is_error=True)])[1]
+    assert message == {"role": "tool", "tool_call_id": "a", "content": "[error] no such city"}
+
+
+@pytest.mark.parametrize(
+    "silent", [Text(text=""), Text(text="", interrupted=True), Thinking(text="Hm."), Unknown(kind="hologram")], ids=repr
+)
+def test_a_block_that_says_nothing_makes_no_message_and_parts_no_prompts(silent: Block) -> None:
+    """Acceptance 19."""
+    messages = encode([User(text="Hello"), silent, User(text="Well?")])
+    assert messages == [
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "Well?"}]}
+    ]
+
+
+def test_calls_without_a_text_are_a_message_without_content() -> None:
+    assert encode([Text(text=""), use("a")])[0]["content"] is None
+
+
+def test_a_name_that_the_api_would_refuse_is_made_fit() -> None:
+    """Acceptance 19."""
+    blocks = [User(text="Hello"), use("a", name="functions.lööp up" + "!" * 60), ToolResult(call_id="a", text="no")]
+    check_chat(encode(blocks))
+
+
+# Decoding
+
+CARRIED = st.one_of(
+    st.builds(User, text=st.sampled_from(["Hello", "Well?", "[error] "])),
+    st.builds(Image, url=st.just("https://example.org/cat.png")),
+    st.builds(Image, data=st.just("aGk="), media_type=st.just("image/png")),
+    st.builds(Document, name=st.just("a.pdf"), data=st.just("aGk="), media_type=st.just("application/pdf")),
+)
+ROUNDS = st.builds(
+    lambda prompts, text, calls, failed: [
+        *prompts,
+        *([text] if text else []),
+        *(use(call, city="Zürich", days=[1, None, {"deep": True}]) for call in calls),
+        *(ToolResult(call_id=call, text="seen", is_error=failed) for call in calls),
+    ],
+    st.lists(CARRIED, min_size=1, max_size=3),
+    st.none() | st.builds(Text, text=st.sampled_from(["Yes", " "]), interrupted=st.booleans()),
+    st.lists(st.sampled_from("abc"), unique=True),
+    st.booleans(),
+)
+
+
+@given(st.lists(ROUNDS, max_size=3))
+def test_what_chat_can_carry_comes_back_as_it_was(rounds: list[list[Block]]) -> None:
+    """Acceptance 27."""
+    blocks: list[Block] = [System(text="Be brief."), *(block for part in rounds for block in part)]
+    # Answers without a prompt between them are one message.
+    assert decode(encode(blocks)) == blocks
+
+
+def test_messages_of_the_real_api_are_understood() -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": ""}}
+    messages = [
+        {"role": "developer", "content": parts},
+        {"role": "assistant", "content": parts},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": parts},
+    ]
+    assert decode(messages) == [
+        System(text="Hello"),
+        Text(text="Hello"),
+        use("a"),
+        ToolResult(call_id="a", text="Hello"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "Hello"},
+        {"role": "oracle", "content": "Hello"},
+        {"role": "user", "content": [{"type": "input_audio"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:nonsense"}}]},
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": "{"}}]},
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": "[]"}}]},
+        {"role": "tool", "content": "seen"},
+    ],
+    ids=str,
+)
+def test_a_message_of_no_known_form_is_an_error_that_names_it(message: dict[str, Any]) -> None:
+    with pytest.raises(EngineError, match=r"messages\[1\]"):
+        decode([HELLO, message])
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        System(text="Be brief."),
+        User(text="Hello"),
+        Text(text="Hi", interrupted=True),
+        Thinking(text="Hm.", signature="opaque", redacted="hidden"),
+        ToolUse(call_id="a", name="look", input={"deep": {"list": [1, None, {}]}}, signature="opaque"),
+        ToolResult(call_id="a", text="no", is_error=True),
+        Image(url="https://example.org/cat.png"),
+        Document(name="a", text="b"),
+        Citations(items=({"url": "https://example.org"},)),
+        CacheCheckpoint(),
+        Unknown(kind="hologram", payload={"depth": [1, 2]}),
+    ],
+    ids=lambda block: block.kind,
+)
+def test_every_kind_survives_json(block: Block) -> None:
+    """Acceptance 27."""
+    assert decode_block(encode_block(block)) == block
+
+
+# Validating
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [HELLO],
+        [{"role": "system", "content": "Be brief."}, HELLO],
+        [HELLO, {"role": "assistant", "content": "Hi"}],
+        [HELLO, asked("a", "b"), answered("b"), answered("a"), HELLO],
+        [HELLO, asked("a"), answered("a"), asked("a"), answered("a")],
+    ],
+)
+def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
+    check_chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ([], "at least one"),
+        ([HELLO, {"role": "system", "content": "Be brief."}], r"messages\[1\].*first"),
+        ([{"role": "system", "content": "a"}, {"role": "system", "content": "b"}], r"messages\[1\].*only one"),
+        ([HELLO, asked("a")], r"messages\[1\].*'a' has no result"),
+        ([HELLO, asked("a"), HELLO], r"messages\[1\].*'a' has no result"),
+        ([HELLO, asked("a", "b"), answered("a"), HELLO, answered("b")], r"messages\[1\].*'b' has no result"),
+        ([HELLO, asked("a"), asked("b"), answered("a"), answered("b")], r"messages\[1\].*'a' has no result"),
+        ([HELLO, answered("a")], r"messages\[1\].*'a' follows no message"),
+        ([HELLO, asked("a"), answered("a"), answered("x")], r"messages\[3\].*'x' follows no message"),
+        ([HELLO, asked("a"), answered("a"), answered("a")], r"messages\[3\].*'a' has a result already"),
+        ([HELLO, asked("a"), answered("")], r"messages\[2\].*no tool_call_id"),
+        ([HELLO, asked("a"), {"role": "tool", "tool_call_id": "a"}], r"messages\[2\].*no content"),
+        ([HELLO, asked("")], r"messages\[1\]: tool_calls\[0\] has no id"),
+        ([HELLO, asked("a", "b", "a")], r"messages\[1\]: tool_calls\[2\] has the id 'a'"),
+        ([HELLO, encode([use("a", name="")])[0]], r"messages\[1\].*'a' names no function"),
+        ([HELLO, {"role": "assistant", "content": ""}], r"messages\[1\].*neither content nor tool calls"),
+        ([HELLO, {"role": "assistant", "content": "Hi", "tool_calls": []}], r"messages\[1\]: tool_calls is empty"),
+        ([{"role": "user", "content": []}], r"messages\[0\].*empty"),
+        ([{"role": "user", "content": [{"type": "smell"}]}], r"messages\[0\]: content\[0\]"),
+        ([{"role": "oracle", "content": "Hi"}], r"messages\[0\]: role 'oracle'"),
+        (["Hello"], r"messages\[0\]: role None"),
+        ("Hello", "at least one"),
+    ],
+)
+def test_a_conversation_that_the_api_would_refuse_is_an_error_that_names_the_message(messages: Any, why: str) -> None:
+    """Acceptance 25."""
+    with pytest.raises(EngineError, match=why):
+        check_chat(messages)

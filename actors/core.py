@@ -119,7 +119,10 @@ class SessionCore:
         config: SessionConfig | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
+        self._off_loop = off_loop
+        """How to call what may block."""
         self.session_id = session_id
         self._store = store
         self._builder = builder
@@ -529,7 +532,8 @@ class SessionCore:
                 dropped_turns=dropped,
                 runs=[*ends, *(run for run, _ in started)],
                 events=self._number(events),
-            )
+            ),
+            live=bool(started or self._active),
         )
         self._head = kept
         for run, end, turn in zip(lost, ends, turns, strict=False):
@@ -708,7 +712,7 @@ class SessionCore:
             runner = self._runner
             if runner is None:
                 builder = self._builder
-                runner = await asyncio.to_thread(builder.build, run.session)
+                runner = await self._off_loop(builder.build, run.session)
                 if builder is self._builder:
                     self._runner = runner
             output = list(await runner.run(self._turn(run.turn), run))
@@ -745,7 +749,9 @@ class SessionCore:
             session = self._with_turns(session, [pending])
             turns.append(pending)
         events = [self._end_event(end, text=answer_text(blocks), turn=turn)]
-        events += [(RunStarted, {"turn_index": next_run.turn_index, "run_id": next_run.run_id}) for next_run, _ in begun]
+        events += [
+            (RunStarted, {"turn_index": next_run.turn_index, "run_id": next_run.run_id}) for next_run, _ in begun
+        ]
         await self._commit(
             Commit(
                 session=session,
@@ -991,9 +997,7 @@ class SessionCore:
             agent=self._session.agent,
             metadata=self._session.metadata,
         )
-        return ActiveRun(
-            session, record, turn, interval_s=self._config.delta_interval_s, publish=self._publish_delta
-        )
+        return ActiveRun(session, record, turn, interval_s=self._config.delta_interval_s, publish=self._publish_delta)
 
     def _publish_delta(self, run: ActiveRun, part: Block) -> None:
         kind = TextDelta if isinstance(part, Text) else ThinkingDelta

@@ -58,9 +58,7 @@ class Realm:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(
-        cls, namespace: str, url: str, engine: EngineBuilder, placement: Dedicated, config: SessionConfig
-    ) -> Realm:
+    def of(cls, namespace: str, url: str, engine: EngineBuilder, placement: Dedicated, config: SessionConfig) -> Realm:
         """Return the realm of a manager, which can make the actors of its sessions.
 
         Raises:
@@ -68,7 +66,9 @@ class Realm:
             ConfigError: the engine is none, or cannot be pickled.
         """
         if not isinstance(engine, EngineBuilder):
-            raise ConfigError("engine", type(engine).__name__, "pass an object with build(session), such as EchoEngine()")
+            raise ConfigError(
+                "engine", type(engine).__name__, "pass an object with build(session), such as EchoEngine()"
+            )
         if not isinstance(placement, Dedicated):
             raise ConfigError("placement", placement, "pass Dedicated()")
         url = resolve_url(url)
@@ -201,9 +201,7 @@ class Realm:
             outcomes.append(actor.call.remote(wait))
 
         while True:
-            started = yield from self.ask(
-                session_id, "start", self._engine_id, prompts, settings, then=wait_too
-            )
+            started = yield from self.ask(session_id, "start", self._engine_id, prompts, settings, then=wait_too)
             if not isinstance(started, EngineWanted):
                 return started, outcomes[-1] if started.run_id == settings["run_id"] else None
             yield from self.ask(session_id, "adopt", self._engine_id, self._engine)

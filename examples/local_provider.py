@@ -50,9 +50,11 @@ from turnwise.errors import EngineError
 from turnwise.memory.validate import check_chat
 
 Message: TypeAlias = dict[str, Any]
-Reply: TypeAlias = str | Message | Callable[[list[Message]], "str | Message"]
-"""An answer, or what makes one of the request's messages: a text, or an assistant message, which may have
-`reasoning_content`, `content` and `tool_calls`."""
+Answer: TypeAlias = str | Message | list[Message]
+"""A text; an assistant message, which may have `reasoning_content`, `content` and `tool_calls`; or the deltas of one,
+to be streamed as they are."""
+Reply: TypeAlias = Answer | Callable[[list[Message]], Answer]
+"""An answer, or what makes one of the request's messages."""
 
 CUT_AFTER = 3
 """How many tokens come before a fault in the middle of an answer."""
@@ -77,6 +79,8 @@ class Record:
     """By lower-case name, without `authorization`."""
     body: Any = None
     """The JSON of the body; None if there was none."""
+    connection: int = 0
+    """Which connection it came over, counted from 1."""
     started_at: float = field(default_factory=time.monotonic)
     hung_up_at: float | None = None
     """When the client closed the connection before the response was complete."""
@@ -114,6 +118,7 @@ class LocalProvider:
         self.requests: list[Record] = []
         self._arrived = threading.Condition()
         self._asked: Counter[str] = Counter()
+        self._connections = 0
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] = lambda: None
 
@@ -130,8 +135,12 @@ class LocalProvider:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-        if self._thread:
+        self.close()
+
+    def close(self) -> None:
+        """Close the port and the connections, and return when they are. Closing twice is fine."""
+        if self._thread and self._thread.is_alive():
+            self._stop()
             self._thread.join()
 
     def wait_for_request(self, number: int = 1, timeout_s: float = 5.0) -> Record:
@@ -162,10 +171,13 @@ class LocalProvider:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection, one after the other, until either side closes it."""
         next_head = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        self._connections += 1
+        connection = self._connections
         try:
             while True:
                 record, authorization = _parse_head(await next_head)
                 body = await reader.readexactly(int(record.headers.get("content-length") or 0))
+                record.connection = connection
                 with contextlib.suppress(ValueError):
                     record.body = json.loads(body)
                 # Waiting for the next request meanwhile is how a hang-up is noticed at once.
@@ -177,10 +189,12 @@ class LocalProvider:
                     return
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the client has left
+        except asyncio.CancelledError:
+            pass  # the provider is closing, and asyncio would log that as an error
         finally:
+            writer.close()
             next_head.cancel()
             await asyncio.gather(next_head, return_exceptions=True)
-            writer.close()
 
     @staticmethod
     async def _attend(record: Record, responding: Coroutine[Any, Any, bool], next_head: asyncio.Task[bytes]) -> bool:
@@ -198,9 +212,9 @@ class LocalProvider:
         else:
             return record.finished
         finally:
+            record.ended.set()
             response.cancel()
             await asyncio.gather(response, return_exceptions=True)
-            record.ended.set()
 
     async def _respond(self, record: Record, authorization: str, response: _Response) -> bool:
         """Respond to a request; return False to close the connection in the middle of it."""
@@ -249,35 +263,44 @@ class LocalProvider:
 
     async def _chat(self, body: Message, fault: str, response: _Response) -> bool:
         reply = self.reply(body["messages"]) if callable(self.reply) else self.reply
-        answer = _Answer(body, {"content": reply} if isinstance(reply, str) else reply, fault)
+        answer = _Pieces(body, reply, fault)
         delay_s = max(self.token_delay_s, SLOW_S if fault == "slow" else 0.0)
-        if not body.get("stream"):
-            await asyncio.sleep(delay_s * len(answer.tokens))
-            if fault == "stall":
-                await _forever()
-            if fault not in _BREAKS:
-                await response.json(200, answer.whole())
-            return fault not in _BREAKS
-        await response.start_stream()
-        await response.event(answer.chunk({"role": "assistant", "content": ""}))
-        for delta in answer.tokens:
-            await asyncio.sleep(delay_s)
-            await response.event(answer.chunk(delta))
+        if body.get("stream"):
+            return await _stream(body, answer, fault, delay_s, response)
+        await asyncio.sleep(delay_s * len(answer.tokens))
         if fault == "stall":
             await _forever()
-        if fault == "cut":
+        if fault in _BREAKS:
             return False
-        if fault == "malformed":
+        await response.json(200, answer.whole())
+        return True
+
+
+async def _stream(body: Message, answer: _Pieces, fault: str, delay_s: float, response: _Response) -> bool:
+    """Stream the answer as far as the fault allows; return False to close the connection in the middle of it."""
+    await response.start_stream()
+    await response.event(answer.chunk({"role": "assistant", "content": ""}))
+    for delta in answer.tokens:
+        await asyncio.sleep(delay_s)
+        await response.event(answer.chunk(delta))
+    match fault:
+        case "stall":
+            await _forever()
+        case "cut":
+            return False
+        case "malformed":
             await response.event("{this is no JSON")
-        elif fault == "error":
-            await response.event({"error": _RefusedError(500, "The model broke down", "server_error").body()["error"]})
-        if fault not in _BREAKS:
+        case "error":
+            await response.event(_RefusedError(500, "The model broke down", "server_error").body())
+        case "unfinished":
+            pass
+        case _:
             await response.event(answer.chunk({}, answer.finish_reason))
             if (body.get("stream_options") or {}).get("include_usage"):
                 await response.event({**answer.chunk({}), "choices": [], "usage": answer.usage})
             await response.event("[DONE]")
-        await response.end_stream()
-        return True
+    await response.end_stream()
+    return True
 
 
 class _RefusedError(Exception):
@@ -323,17 +346,20 @@ class _Response:
         self._writer.write("\r\n".join([*lines, "\r\n"]).encode())
 
 
-class _Answer:
-    """An assistant message, taken apart as the API streams it. `tokens` are the deltas that carry some of it."""
+class _Pieces:
+    """An answer taken apart as the API streams it. `tokens` are the deltas that carry some of it."""
 
-    def __init__(self, body: Message, message: Message, fault: str) -> None:
+    def __init__(self, body: Message, answer: Answer, fault: str) -> None:
         self._model = body["model"]
         self._id = "chatcmpl-" + _digest(json.dumps(body["messages"])).hex()
-        self.tokens = [] if fault == "empty" else list(_deltas(message))
+        message = {"content": answer} if isinstance(answer, str) else answer
+        deltas = message if isinstance(message, list) else list(_deltas(message))
+        self.tokens = [] if fault == "empty" else deltas
         limit = CUT_AFTER if fault in _ENDS_EARLY else body.get("max_completion_tokens") or body.get("max_tokens")
         is_cut = fault in _ENDS_EARLY or (limit and limit < len(self.tokens))
         self.tokens = self.tokens[:limit]
-        self.finish_reason = "length" if is_cut else "tool_calls" if "tool_calls" in message else "stop"
+        calls = any("tool_calls" in delta for delta in self.tokens)
+        self.finish_reason = "length" if is_cut else "tool_calls" if calls else "stop"
         thoughts = sum("reasoning_content" in delta for delta in self.tokens)
         prompt = sum(len(_words(_text(sent))) for sent in body["messages"])
         self.usage = {

@@ -50,6 +50,7 @@ Result = TypeVar("Result")
 _BEGIN = "BEGIN IMMEDIATE"
 """For SQLite: a writer takes the lock at once, as one that upgrades from reading can fail without waiting."""
 
+
 class SQLStore:
     """Keeps sessions in an SQL database through SQLAlchemy Core.
 
@@ -81,7 +82,9 @@ class SQLStore:
         try:
             self._engine = sa.create_engine(parsed, pool_size=connections, max_overflow=0, pool_timeout=lock_timeout_s)
         except (exc.NoSuchModuleError, ModuleNotFoundError) as error:
-            raise StoreURLError(self._name, f"its driver is missing ({error}): pip install 'turnwise[postgres]'") from error
+            raise StoreURLError(
+                self._name, f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
+            ) from error
         if self._engine.dialect.name not in ("sqlite", "postgresql"):
             raise StoreURLError(self._name, f"{self._engine.dialect.name} is not a database that turnwise knows")
         if self._engine.dialect.name == "sqlite":
@@ -109,7 +112,9 @@ class SQLStore:
             except exc.IntegrityError as error:
                 raise SessionExistsError(session.session_id) from error
             if turn:
-                rows = [{"session": key, "log": int(log), "start": start, "stop": stop} for log, start, stop in borrowed]
+                rows = [
+                    {"session": key, "log": int(log), "start": start, "stop": stop} for log, start, stop in borrowed
+                ]
                 self._sql.insert_borrowed(connection, rows)
                 self._sql.put_turn(connection, [turn_row(key, turn)])
             return replace(session, log=str(key))
@@ -268,7 +273,9 @@ class SQLStore:
         if connection.scalar(sa.select(sessions.key).where(sessions.key == log)):
             return
         used = connection.execute(sa.select(borrowed.start, borrowed.stop).where(borrowed.log == log))
-        ends = connection.execute(sa.select(sa.func.min(blocks.at), sa.func.max(blocks.at)).where(blocks.log == log)).one()
+        ends = connection.execute(
+            sa.select(sa.func.min(blocks.at), sa.func.max(blocks.at)).where(blocks.log == log)
+        ).one()
         if ends[0] is None:
             return
         whole = Span(str(log), ends[0], ends[1] + 1)

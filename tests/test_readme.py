@@ -1,5 +1,6 @@
 """What README.md shows works as it is shown."""
 
+import ast
 import os
 import re
 import shlex
@@ -73,7 +74,7 @@ def test_a_python_block_runs_by_itself(block: Block, provider: LocalProvider, tm
 
 @pytest.mark.parametrize("block", those("python no-run"))
 def test_a_python_block_that_is_not_run_is_python(block: Block) -> None:
-    compile(at_its_lines(block), str(README), "exec")
+    compile(at_its_lines(block), str(README), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
 @pytest.mark.parametrize("block", those("console"))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby
 
 import pytest
 from hypothesis import given
@@ -72,10 +72,10 @@ def test_no_text_and_no_usable_call_is_dropped_or_moved(output: list[Block]) -> 
 def test_no_message_of_a_kept_output_is_of_thoughts_only(output: list[Block]) -> None:
     """Acceptance 19."""
     kept = settle(output, why="enough", interrupted=False)
-    for thought, after in pairwise([*kept, None]):
-        if isinstance(thought, Thinking):
-            assert after is not None
-            assert not isinstance(after, ToolResult)
+    for is_result, message in groupby(kept, key=lambda block: isinstance(block, ToolResult)):
+        said = list(message)
+        if not is_result and any(isinstance(block, Thinking) for block in said):
+            assert any(isinstance(block, ToolUse) or (isinstance(block, Text) and block.text) for block in said)
 
 
 def test_a_call_without_a_result_gets_one_that_says_why() -> None:

@@ -38,6 +38,7 @@ _REMEDIES = {
     403: "this key may not use this model: use another key or model=",
     404: "check model= and base_url=",
     413: "the request is too large: shorten the conversation",
+    422: "the provider refuses the request: see its message",
     429: "wait, use fewer sessions at once, or raise max_retries=",
 }
 
@@ -201,7 +202,7 @@ class OpenAIRunner:
             raise self._error(why) from error
         except openai.APIStatusError as error:
             remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)
-            remedy = remedy or f"refused {self._tries}: run the prompt again later"
+            remedy = remedy or f"the same {self._tries}: run the prompt again later"
             raise self._error(f"refused the request: {self._redacted(_said(error))}; {remedy}") from self._safe(error)
 
     @property
@@ -221,7 +222,7 @@ class OpenAIRunner:
 
 
 def _said(error: openai.APIStatusError) -> str:
-    """Return status and message; servers that are only compatible may have the message elsewhere."""
+    """Return status and message; servers that are merely compatible may have the message elsewhere."""
     has_message = isinstance(error.body, Mapping) and error.body.get("message")
     return error.message if has_message or not error.body else f"{error.message} - {str(error.body)[:200]}"
 
@@ -322,7 +323,8 @@ def _string(holder: Any, name: str) -> str:
     value = getattr(holder, name, None) or ""
     if not isinstance(value, str):
         raise ValueError(f"{name} is not a string but {type(value).__name__}")
-    return value
+    # Half of a surrogate pair is valid JSON, but no text that can be stored or sent back.
+    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _items(holder: Any, name: str) -> list[Any]:
@@ -345,8 +347,15 @@ def _check(setting: str, value: object, ok: bool, why: str) -> None:
 
 
 def _check_url(setting: str, url: str | None) -> None:
-    parts = urlsplit(url or "http://default")
-    _check(setting, url, parts.scheme in ("http", "https") and bool(parts.hostname), "must be an http(s) URL")
+    _check(setting, url, url is None or _is_url(url), "must be an http(s) URL, such as http://127.0.0.1:8000/v1")
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port that is no number, or an IPv6 address that is none
+        return False
 
 
 def _is_key(key: str) -> bool:

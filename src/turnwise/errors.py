@@ -290,6 +290,8 @@ class DuplicateKeyError(StoreError):
 class SessionFencedError(StoreError):
     """A later activation owns the session; nothing was written."""
 
-    message = "session {session_id!r}: epoch {epoch} is stale, a later activation owns it; nothing was written, open it again"
+    message = (
+        "session {session_id!r}: epoch {epoch} is stale, a later activation owns it; nothing was written, open it again"
+    )
     session_id: str
     epoch: int

@@ -1,0 +1,188 @@
+"""A session's way into its store and back: what is committed, what is held of it in memory, what is published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from turnwise.actors.event_log import EventLog
+from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, TurnNotFoundError
+from turnwise.memory.block_cache import BlockCache
+from turnwise.memory.events import Event, RunEnded
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Span, Spans, union
+from turnwise.memory.store import Activation, Commit, SessionStore
+from turnwise.memory.turns import Turn, TurnRecord
+
+LIVE_NUMBERS = 10_000_000
+"""How many live events may follow a commit before the next: a later activation numbers its events from above them."""
+
+NewEvent = tuple[type[Event], dict[str, Any]]
+"""An event to be: its class, and what is its own beside session, number and time."""
+
+
+class Journal:
+    """The session's row, its block log and its events, as of the last commit under this activation's epoch.
+
+    A commit is stored and then applied and published, or none of that. After a store error nobody knows whether it was
+    stored: the journal is `stale` until the next activation has asked, and live events wait so long.
+    """
+
+    def __init__(self, session_id: str, store: SessionStore, clock: Callable[[], float]) -> None:
+        self.store = store
+        self.clock = clock
+        self.session = SessionRecord(session_id=session_id)
+        self.log = EventLog(0)
+        self.cache = BlockCache()
+        self.stale = True
+        """Whether the session must be activated before the next change."""
+        self.lost: Exception | None = None
+        """Why this process owns the session no more."""
+
+    @property
+    def session_id(self) -> str:
+        return self.session.session_id
+
+    # Writing
+
+    async def activate(self) -> Activation:
+        """Take the session over; hold the blocks of its head and of what is open; publish what was stored unnoticed."""
+        found = await self.store.activate(self.session_id)
+        if self.log.last_seq:
+            missed = await self.store.events(self.session_id, after=self.log.published)
+            self.log.publish(missed, upto=found.session.seq)
+        else:
+            self.log = EventLog(found.session.seq)
+        await self.hold(union(*(turn.spans for turn in (found.head, *found.open_turns) if turn)))
+        self.session = found.session
+        return found
+
+    async def hold(self, spans: Spans) -> None:
+        """Read what is missing of `spans` into memory."""
+        if missing := self.cache.missing(spans):
+            self.cache.add_spans(missing, await self.store.blocks(missing))
+
+    def extend(self, count: int) -> tuple[Span, SessionRecord]:
+        """Return where the next `count` blocks of the log go, and the session's row with them."""
+        span = Span(self.session.log, self.session.log_size, self.session.log_size + count)
+        return span, replace(self.session, log_size=span.stop)
+
+    def number(self, events: Sequence[NewEvent]) -> list[Event]:
+        """Return the events with the next numbers, which are theirs until the commit that comes next."""
+        first, at = self.log.reserve(len(events)), self.clock()
+        return [
+            kind(session_id=self.session_id, seq=seq, at=at, **values)
+            for seq, (kind, values) in enumerate(events, first)
+        ]
+
+    async def commit(self, commit: Commit, *, live: bool) -> None:
+        """Store a commit, then apply its session row and publish its events.
+
+        Args:
+            live: whether a run is active after it, which may number live events before the next commit.
+
+        Raises:
+            SessionFencedError: another activation owns the session; the journal is `lost`.
+            DuplicateKeyError: nothing was stored.
+            StoreError: it is stored or not; the journal is `stale`.
+        """
+        indices = [turn.index + 1 for turn in commit.turns]
+        session = replace(
+            commit.session,
+            seq=self.log.last_seq + (LIVE_NUMBERS if live else 0),
+            next_index=max([commit.session.next_index, *indices]),
+            updated_at=self.clock(),
+        )
+        try:
+            await self.store.commit(self.session_id, session.epoch, replace(commit, session=session))
+        except SessionFencedError as error:
+            self.lost = error
+            self.log.publish()
+            raise
+        except DuplicateKeyError:
+            self.log.publish()
+            raise
+        except BaseException:
+            self.stale = True
+            raise
+        self.session = session
+        self.log.publish(commit.events)
+
+    # Reading
+
+    def turn(self, record: TurnRecord) -> Turn:
+        """Return a turn whose blocks are held."""
+        return Turn(self.session_id, record, self.cache)
+
+    async def read_turns(self, records: Sequence[TurnRecord]) -> list[Turn]:
+        """Return turns whose blocks may not be held, and are not held for them."""
+        spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
+        if not self.cache.missing(spans):
+            return [self.turn(record) for record in records]
+        cache = BlockCache()
+        cache.add_spans(spans, await self.store.blocks(spans))
+        return [Turn(self.session_id, record, cache) for record in records]
+
+    async def find_turn(self, index: int) -> TurnRecord:
+        """Return a turn's record.
+
+        Raises:
+            TurnNotFoundError: there is none of this index.
+        """
+        found = await self.store.turns(self.session_id, after=index - 1, limit=1) if index >= 0 else []
+        if not found or found[0].index != index:
+            raise TurnNotFoundError(self.session_id, index)
+        return found[0]
+
+    async def find_run(self, run_id: str) -> RunRecord:
+        """Return a run of this session.
+
+        Raises:
+            RunNotFoundError: it has none of this id.
+        """
+        try:
+            found = await self.store.run(run_id)
+        except RunNotFoundError:
+            found = None
+        if found is None or found.session_id != self.session_id:
+            raise RunNotFoundError(run_id, f"session {self.session_id!r}")
+        return found
+
+    async def find_turn_of(self, run: RunRecord) -> TurnRecord | None:
+        """Return what was kept of a run that has ended."""
+        found = await self.store.turns(self.session_id, after=run.turn_index - 1, limit=1)
+        return next((turn for turn in found if turn.run_id == run.run_id), None)
+
+    async def events(self, after: int, limit: int) -> list[Event]:
+        """Return up to `limit` events with a number above `after`: from memory, and what has left it from the store."""
+        while after < self.log.start - 1:
+            start = self.log.start
+            stored = await self.store.events(self.session_id, after=after, limit=limit)
+            older = await self._with_text([event for event in stored if event.seq < start])
+            if self.log.start == start:
+                return older + self.log.since(start - 1, limit - len(older))
+            if older:
+                return older
+        return self.log.since(after, limit)
+
+    async def _with_text(self, events: list[Event]) -> list[Event]:
+        """Return stored events with the text of the answers that they end, which the turns have."""
+        ends = [event.turn_index for event in events if isinstance(event, RunEnded) and event.turn_index is not None]
+        if not ends:
+            return events
+        first, last = min(ends), max(ends)
+        records = await self.store.turns(self.session_id, after=first - 1, limit=last - first + 1)
+        texts = {turn.run_id: turn.text for turn in await self.read_turns(records)}
+        return [
+            event.model_copy(update={"text": texts.get(event.run_id, "")}) if isinstance(event, RunEnded) else event
+            for event in events
+        ]
+
+
+async def settled(future: asyncio.Future[None], timeout_s: float | None = None) -> bool:
+    """Wait for a future that others wait for too, whoever is cancelled; return whether it is done."""
+    await asyncio.wait([future], timeout=timeout_s)
+    return future.done()

@@ -66,7 +66,8 @@ class ActiveRun:
             part = part.text
         if isinstance(part, str):
             if part:
-                self._streak.append(part)
+                # A lone surrogate, as half of a split character, cannot be stored or sent.
+                self._streak.append(part if part.isascii() else part.encode("utf-8", "replace").decode())
                 self._schedule()
             return
         self._end_streak()

@@ -14,7 +14,7 @@ from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.backlog import Backlog, left_by, with_given
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.attempt import Ending, attempt
-from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
+from turnwise.actors.inference.engine import Closable, EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.journal import Journal, NewEvent, settled
 from turnwise.errors import (
     ConfigError,
@@ -31,6 +31,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     StoreError,
     TurnNotFoundError,
+    TurnwiseError,
 )
 from turnwise.memory.blocks import Block, Text, encode
 from turnwise.memory.events import (
@@ -148,6 +149,7 @@ class SessionCore:
 
     def use(self, builder: EngineBuilder, config: SessionConfig) -> None:
         """Take another engine and other settings over, from the next run on."""
+        self._spawn(_retire(self._runner, self._active))
         self._builder, self._config, self._runner = builder, config, None
 
     async def append(self, prompts: Sequence[Prompt], key: str) -> int:
@@ -344,12 +346,13 @@ class SessionCore:
             return found
 
     async def leave(self) -> bool:
-        """Give the session up if nothing runs or waits; return whether it was. Other calls then raise SessionFencedError."""
+        """Give the session up if nothing runs or waits; return whether that is so. Later calls are fenced."""
         async with self._change:
             if self._active or self._backlog.queue:
                 return False
             self._journal.lost = SessionFencedError(self.session_id, self._journal.session.epoch)
-            return True
+        await _retire(self._runner, None)
+        return True
 
     # Reads
 
@@ -490,7 +493,7 @@ class SessionCore:
             await self._settle(lost)
 
     async def _settle(self, lost: Sequence[ActiveRun]) -> None:
-        """End the runs whose process was lost, and let the queue go on or, in an ended session, end too: in one commit."""
+        """End, in one commit, the runs whose process was lost; the queue goes on or, in an ended session, ends too."""
         ends = [self._ended_record(run, "interrupted", "the session's process was lost while it ran") for run in lost]
         turns = [replace(run.turn, status="interrupted") for run in lost]
         head = turns[-1] if turns else self._head
@@ -585,10 +588,9 @@ class SessionCore:
 
     def _begin_next(self, head: TurnRecord | None, given: Sequence[TurnRecord] = ()) -> list[_Begun]:
         """Return the head of the queue as running, in a list; its turn is the first of `given` if there is one."""
-        begun: list[_Begun] = []
-        for run in list(self._backlog.queue)[:1]:
-            begun.append((run, *self._begin(run.record, next(iter(given), run.turn), head)))
-        return begun
+        return [
+            (run, *self._begin(run.record, next(iter(given), run.turn), head)) for run in list(self._backlog.queue)[:1]
+        ]
 
     def _launch_next(self, begun: Sequence[_Begun]) -> None:
         """Make the head of the queue active, as a commit stored it."""
@@ -618,12 +620,16 @@ class SessionCore:
         pause_s = 0.01
         while True:
             try:
-                return await self._exclusively(lambda: self._end_run(run, ending))
+                await self._exclusively(lambda: self._end_run(run, ending))
+                return
             except StoreError as error:
-                failure = error
+                failure: TurnwiseError = error
                 late = asyncio.get_running_loop().time() + pause_s > deadline
                 if late or isinstance(error, SessionFencedError):
                     break
+            except TurnwiseError as error:  # the session was deleted under the run, or its row is corrupt
+                failure = error
+                break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
         # The store still says that the run is active: whoever activates the session next ends it as interrupted.
@@ -814,6 +820,14 @@ class SessionCore:
 
 async def _nothing() -> None:
     return None
+
+
+async def _retire(runner: object, user: ActiveRun | None) -> None:
+    """Close a runner that can be closed, once the run that may use it has ended."""
+    if isinstance(runner, Closable):
+        if user:
+            await settled(user.done)
+        await runner.close()
 
 
 def _fail(run: ActiveRun, error: Exception) -> None:

@@ -118,7 +118,8 @@ class ExecutionHandle(_Handle):
     def wait(self, timeout_s: float | None = None) -> Turn:
         """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.
 
-        At most one Ray call: none if this process started the run, as a wait was sent along with the start. Ends at the run's end, which is durable by then and has freed the session.
+        At most one Ray call; none in the process that started the run, since a wait was sent along with the start. Ends
+        at the run's end, which is durable by then and has freed the session.
 
         Args:
             timeout_s: give up after so many seconds; the run goes on.

@@ -21,7 +21,6 @@ from turnwise.memory.spans import Spans, union
 from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn
 
-
 EXPECT_S = 60.0
 """How long a wait that was sent together with a start looks out for it."""
 

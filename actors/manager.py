@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -41,7 +42,7 @@ class _Manager:
     ) -> None:
         self._realm = Realm.of(namespace, store, engine, placement, config)
         if not ray.is_initialized():
-            ray.init(logging_level="WARNING")
+            ray.init(logging_level=logging.WARNING)
         if store.startswith("sqlite") and len([node for node in ray.nodes() if node["Alive"]]) > 1:
             why = "a SQLite file belongs to one node and this cluster has several; use postgresql://user@host/name"
             raise ConfigError("store", store, why)
@@ -80,10 +81,12 @@ class _Manager:
         return found
 
     def _get(self, session_id: str) -> Request[SessionRecord]:
-        return (yield from self._consult("get", check_id("session id", session_id)))
+        found: SessionRecord = yield from self._consult("get", check_id("session id", session_id))
+        return found
 
     def _execution(self, run_id: str) -> Request[RunRecord]:
-        return (yield from self._consult("run", check_id("run id", run_id)))
+        found: RunRecord = yield from self._consult("run", check_id("run id", run_id))
+        return found
 
     def _close(self) -> Request[None]:
         if self._store is not None:

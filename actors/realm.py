@@ -38,14 +38,16 @@ CACHED_SESSIONS = 256
 """Of how many sessions a caller holds the blocks that it has seen."""
 
 
+_REALMS: weakref.WeakValueDictionary[str, Realm] = weakref.WeakValueDictionary()
+"""Those of the managers that are open in this process."""
+
+
 class Realm:
     """The way from a caller to the sessions of one store in one namespace.
 
     Pickles as its name, without the store's address or the engine's settings: in another process it finds sessions that
     are live, and those of a manager that is open there.
     """
-
-    _open: weakref.WeakValueDictionary[str, Realm] = weakref.WeakValueDictionary()
 
     def __init__(self, namespace: str, name: str) -> None:
         self.namespace = namespace
@@ -80,7 +82,7 @@ class Realm:
             why = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
             raise ConfigError("engine", type(engine).__name__, why) from error
         realm._engine_id = hashlib.sha256(realm._engine).hexdigest()
-        cls._open[realm.name] = realm
+        _REALMS[realm.name] = realm
         return realm
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -241,7 +243,7 @@ class _SessionActor(SessionHost):
             engine_id,
             engine,
             node_id=context.get_node_id(),
-            leave=lambda: context.current_actor.depart.remote(),
+            leave=lambda: context.current_actor.depart.remote(),  # noqa: PLW0108 - the handle is not there yet
         )
 
     async def depart(self) -> None:
@@ -258,4 +260,4 @@ def _open(url: str, namespace: str) -> SessionStore:
 
 
 def _find(namespace: str, name: str) -> Realm:
-    return Realm._open.get(name) or Realm(namespace, name)
+    return _REALMS.get(name) or Realm(namespace, name)

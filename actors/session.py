@@ -42,7 +42,8 @@ class _Session:
         return (yield from self._realm.ask(self.id, verb, *args))
 
     def _append(self, prompts: tuple[Prompt, ...]) -> Request[int]:
-        return (yield from self._ask("append", prompts, new_id()))
+        index: int = yield from self._ask("append", prompts, new_id())
+        return index
 
     def _start(
         self,
@@ -82,7 +83,8 @@ class _Session:
 
     def _fork(self, at: int | None, session_id: str | None) -> Request[SessionRecord]:
         session_id = new_id() if session_id is None else check_id("session id", session_id)
-        return (yield from self._ask("fork", at, session_id))
+        fork: SessionRecord = yield from self._ask("fork", at, session_id)
+        return fork
 
 
 class Session(_Session):

@@ -85,7 +85,7 @@ def carry_out(request: Request[Result], portal: Portal) -> Result:
                 time.sleep(step.seconds)
             else:
                 answer = portal.run(_awaited(step))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the request decides what becomes of it
             resume = _thrower(request, error)
         else:
             resume = _sender(request, answer)
@@ -108,7 +108,7 @@ async def carry_out_async(request: Request[Result]) -> Result:
                 await asyncio.sleep(step.seconds)
             else:
                 answer = await step.ask()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the request decides what becomes of it
             resume = _thrower(request, error)
         else:
             resume = _sender(request, answer)

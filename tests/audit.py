@@ -5,7 +5,8 @@ from __future__ import annotations
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import User
 from turnwise.memory.chat import encode
-from turnwise.memory.events import RunEnded, RunStarted
+from turnwise.memory.events import Event, RunEnded, RunStarted
+from turnwise.memory.runs import RunRecord
 from turnwise.memory.spans import union
 from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn, TurnRecord
@@ -29,7 +30,7 @@ async def check_session(store: SessionStore, session_id: str, *, settled: bool =
     Numbers only grow. One run at a time. Every run has one terminal event, its last. Every turn continues the one
     before it, and could be sent to a provider. With `settled`, nothing is queued or running any more.
     """
-    events = []
+    events: list[Event] = []
     while page := await store.events(session_id, after=events[-1].seq if events else 0):
         events += page
     numbers = [event.seq for event in events]
@@ -44,7 +45,7 @@ async def check_session(store: SessionStore, session_id: str, *, settled: bool =
         if isinstance(event, RunEnded) and event.run_id:
             ended[event.run_id] = event.seq
             active = None if active == event.run_id else active
-    runs = []
+    runs: list[RunRecord] = []
     while runs_page := await store.runs(session_id, after=runs[-1].turn_index if runs else -1):
         runs += runs_page
     for run in runs:

@@ -1,4 +1,4 @@
-"""Seeded interleavings of `SessionCore`: a loop with virtual time, a store that dawdles and fails, engines of every kind.
+"""Seeded interleavings of `SessionCore`: a loop with virtual time, a store that fails, engines of every kind.
 
 Everything random comes from one seed, and virtual time leaves nothing to the machine, so a seed replays its schedule.
 """
@@ -24,7 +24,7 @@ from turnwise.memory.turns import Turn
 SESSION = "session"
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+class _JumpingSelector(selectors.DefaultSelector):
     """Where a selector would wait for time to pass, time jumps."""
 
     now = 0.0

@@ -11,7 +11,6 @@ from typing import Any
 
 from audit import check_session
 from schedules import SESSION, World, explore, texts
-
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.errors import (
@@ -54,7 +53,7 @@ def test_of_many_starts_one_wins_and_the_losers_leave_no_trace() -> None:
         assert len(won) == 1
         outcome = await world.core.wait(won[0].run_id)
         assert outcome and outcome.turn and texts(outcome.turn.blocks) == [won[0].run_id.replace("run", "prompt ")]
-        assert await world.core.start(["again"], run_id="again"), "after completion it is allowed"
+        await world.core.start(["again"], run_id="again")  # after completion it is allowed
         await world.core.wait("again")
         turns = await check_session(world.store.inner, SESSION)
         assert [turn.index for turn in turns] == [0, 1]
@@ -179,7 +178,7 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
                 assert outcome.run.why in ("first", "second")
                 assert (outcome.turn is None) == discard
                 if discard:
-                    assert latest and texts(latest.blocks)[-1:] == ["appended"] or before == (latest and latest.blocks)
+                    assert latest and (texts(latest.blocks)[-1:] == ["appended"] or before == latest.blocks)
                 elif outcome.turn and outcome.turn.text:
                     assert [block for block in outcome.turn.new_blocks if isinstance(block, Text)][-1].interrupted
             assert latest and "appended" in texts(latest.blocks), (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from turnwise.errors import EngineError
-from turnwise.memory.blocks import Block
+from turnwise.memory.blocks import Block, encode
 from turnwise.memory.runs import RunState
 from turnwise.memory.settle import settle
 
@@ -40,7 +40,8 @@ async def attempt(
     left behind after `grace_s`, with a closed context. A cancel that meets the answer wins, and keeps the answer.
     """
     engine = asyncio.ensure_future(_checked(answer))
-    await asyncio.wait({engine, run.cancelled}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    first: set[asyncio.Future[Any]] = {engine, run.cancelled}
+    await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     late = not engine.done() and not run.cancelled.done()
     if not engine.done():
         engine.cancel()
@@ -48,7 +49,7 @@ async def attempt(
     if not engine.done():
         _LEFT_BEHIND.add(engine)
         engine.add_done_callback(_forget)
-    emitted = run.close()
+    emitted = [block for block in run.close() if _is_storable(block)]
     error = engine.exception() if engine.done() and not engine.cancelled() else None
     finished = engine.done() and not engine.cancelled() and error is None
     if run.cancelled.done():
@@ -84,4 +85,14 @@ async def _checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Blo
         raise EngineError("the engine returned no answer: return at least one block, all of an assistant or a tool")
     if not settle(output, why="", interrupted=False):
         raise EngineError("the engine returned thoughts but no answer")
+    if not all(map(_is_storable, output)):
+        raise EngineError("the engine returned text that is not valid Unicode: it holds lone surrogates")
     return output
+
+
+def _is_storable(block: Block) -> bool:
+    try:
+        encode(block)
+    except ValueError:
+        return False
+    return True

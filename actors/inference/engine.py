@@ -60,9 +60,19 @@ class InferenceRunner(Protocol):
 
 
 @runtime_checkable
+class Closable(Protocol):
+    """A runner that holds connections may also have this."""
+
+    async def close(self) -> None:
+        """Let go of them: the runner is not used again."""
+
+
+@runtime_checkable
 class EngineBuilder(Protocol):
     """Makes the runner of a session. Travels to the session's process by pickle, so it holds settings, not clients."""
 
     def build(self, session: SessionView) -> InferenceRunner:
-        """Return a runner. Called off the event loop, before the first run in a process and when the engine changes,
-        so it may import and block."""
+        """Return a runner. Called off the event loop, so it may import and block.
+
+        A runner serves the session's runs in this process until the engine changes.
+        """

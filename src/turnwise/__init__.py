@@ -1,5 +1,7 @@
 """turnwise: LLM conversations and agents as concurrent, durable sessions on Ray."""
 
+from typing import TYPE_CHECKING
+
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.inference.echo import EchoEngine
@@ -47,9 +49,62 @@ from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
 
+if TYPE_CHECKING:
+    from turnwise.memory.sql import SQLStore
+
 __all__ = [
+    "AsyncExecutionHandle",
+    "AsyncSession",
+    "AsyncSessionManager",
+    "ConfigError",
+    "CorruptRecordError",
+    "Dedicated",
+    "DuplicateKeyError",
+    "EchoEngine",
+    "EmptyTurnError",
+    "EngineBuilder",
+    "EngineError",
+    "ExecutionHandle",
+    "IdempotencyConflictError",
+    "InMemoryStore",
+    "InferenceRunner",
+    "InvalidIdError",
+    "InvalidInputError",
+    "InvalidPromptError",
+    "NoActiveRunError",
+    "NotFoundError",
+    "OpenAIEngine",
+    "QueueFullError",
+    "RunCancelledError",
+    "RunContext",
+    "RunEndedError",
+    "RunFailedError",
+    "RunInterruptedError",
+    "RunNotFoundError",
     "SQLStore",
+    "SchemaVersionError",
+    "Session",
+    "SessionBusyError",
     "SessionConfig",
+    "SessionEndedError",
+    "SessionExistsError",
+    "SessionFencedError",
+    "SessionLostError",
+    "SessionManager",
+    "SessionNotFoundError",
+    "SessionOwnerError",
+    "SessionStore",
+    "SessionView",
+    "StoreClosedError",
+    "StoreError",
+    "StoreURLError",
+    "Turn",
+    "TurnNotFoundError",
+    "TurnwiseError",
+    "Usage",
+    "WaitTimeoutError",
+    "blocks",
+    "events",
 ]
 
 

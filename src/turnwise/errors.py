@@ -38,6 +38,7 @@ pickling; the message names them and the remedy.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class TurnwiseError(Exception):
             setattr(self, name, value)
 
     def __init_subclass__(cls) -> None:
-        hints = cls.__dict__.get("__annotations__", {})
+        hints = inspect.get_annotations(cls)
         if names := tuple(name for name, hint in hints.items() if "ClassVar" not in str(hint)):
             cls.fields = names
 
@@ -206,6 +207,7 @@ class IdempotencyConflictError(TurnwiseError):
 class RunEndedError(TurnwiseError):
     """A run ended without a finished answer; `turn` is what was kept of it, None if it was discarded."""
 
+    message = "run {run_id!r} of session {session_id!r} ended: {why}"
     session_id: str
     run_id: str
     why: str
@@ -237,7 +239,10 @@ class EngineError(TurnwiseError):
 class WaitTimeoutError(TurnwiseError, TimeoutError):
     """The wait ended before the run did. The run goes on."""
 
-    message = "run {run_id!r} of session {session_id!r} has not ended within {timeout_s} s: it goes on, wait again or cancel it"
+    message = (
+        "run {run_id!r} of session {session_id!r} has not ended within {timeout_s} s: "
+        "it goes on, wait again or cancel it"
+    )
     session_id: str
     run_id: str
     timeout_s: float | None

@@ -13,7 +13,7 @@ from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore, Started
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, Refused, SessionInfo
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors import ConfigError, SessionFencedError, TurnwiseError
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
@@ -72,6 +72,8 @@ class SessionHost:
                 answer = await getattr(self, f"do_{verb}")(*args)
             except TurnwiseError as error:
                 answer = Refused(error)
+                if isinstance(error, SessionFencedError):
+                    self._leave()  # another activation owns the session, so nothing is left to do here
             return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         finally:
             self._calls -= 1

@@ -1,6 +1,6 @@
 """turnwise: LLM conversations and agents as concurrent, durable sessions on Ray."""
 
-from typing import TYPE_CHECKING
+import typing as _typing
 
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
@@ -49,7 +49,7 @@ from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from turnwise.memory.sql import SQLStore
 
 __all__ = [

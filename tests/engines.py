@@ -1,0 +1,78 @@
+"""Engines that tests need and users do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
+from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
+from turnwise.memory.turns import Turn
+
+
+class ScriptedEngine:
+    """Does what the prompt says: `slow N`, `raise`, `exit`, `nothing`, `thoughts`, `dangling`, `stubborn`, or echoes."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        prompt = turn.new_blocks[-1].text  # type: ignore[attr-defined]
+        word, _, rest = prompt.partition(" ")
+        match word:
+            case "slow":
+                for number in range(int(rest)):
+                    context.emit(f"{number} ")
+                    await asyncio.sleep(0.02)
+            case "raise":
+                raise ValueError("the engine broke")
+            case "exit":
+                raise SystemExit(3)
+            case "nothing":
+                return []
+            case "thoughts":
+                return [Thinking(text="hm")]
+            case "prompt":
+                return turn.new_blocks
+            case "surrogate":
+                return [Text(text="\ud800")]
+            case "dangling":
+                context.emit("let me look")
+                context.emit(ToolUse(call_id="1", name="look"))
+                await asyncio.sleep(60)
+            case "stubborn":
+                context.emit("so far")
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    await asyncio.sleep(1.0)
+                    context.emit("too late")
+                    return [Text(text="too late")]
+            case "who":
+                return [Text(text=f"{self.name} {context.session.user_id}")]
+        return [Text(text=f"{self.name}{prompt}")]
+
+
+class BrokenBuilder:
+    """Cannot be built."""
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        raise RuntimeError("no such model")
+
+
+class UnpicklableThere:
+    """Pickles here and cannot be unpickled anywhere."""
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        raise AssertionError("unreachable")
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ImportError("not installed here")

@@ -7,13 +7,14 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore, Started
-from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, Refused, SessionInfo
-from turnwise.errors import ConfigError, SessionFencedError, TurnwiseError
+from turnwise.errors import ConfigError, RunNotFoundError, SessionFencedError, TurnwiseError
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
@@ -23,6 +24,9 @@ from turnwise.memory.turns import Turn
 
 EXPECT_S = 60.0
 """How long a wait that was sent together with a start looks out for it."""
+
+MAX_STARTS = 1000
+"""How many starts are remembered for the waits that were sent together with them."""
 
 
 class SessionHost:
@@ -94,21 +98,31 @@ class SessionHost:
     async def do_start(
         self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any]
     ) -> Started | EngineWanted:
+        arrived = self._starts.setdefault(settings["run_id"], asyncio.Event())
+        if len(self._starts) > MAX_STARTS:
+            self._starts.pop(next(iter(self._starts)))  # of a caller that died between its two calls
         core = await self._loaded()
         if engine_id != self._engine_id:
             return EngineWanted()
         try:
             return await core.start(prompts, **settings)
         finally:
-            self._expected(settings["run_id"]).set()
+            arrived.set()
 
     async def do_await_start(self, run_id: str, held: Spans) -> PackedOutcome | None:
-        """Wait for a run whose start was sent together with this, and may arrive later or be refused."""
+        """Wait for a run whose start was sent just before this, and may arrive later or be refused."""
         try:
-            await asyncio.wait_for(self._expected(run_id).wait(), EXPECT_S)
+            if run_id not in self._starts:
+                # Either the start is still on its way, or it went to the process before this one.
+                with suppress(RunNotFoundError):
+                    await (await self._loaded()).run(run_id)
+                    return await self.do_wait(run_id, None, held)
+            await asyncio.wait_for(self._starts.setdefault(run_id, asyncio.Event()).wait(), EXPECT_S)
+            return await self.do_wait(run_id, None, held)
+        except TimeoutError:
+            raise RunNotFoundError(run_id, f"session {self._session_id!r}") from None
         finally:
             self._starts.pop(run_id, None)
-        return await self.do_wait(run_id, None, held)
 
     async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
         outcome = await (await self._loaded()).wait(run_id, timeout_s)
@@ -164,13 +178,9 @@ class SessionHost:
             node_id=self._node_id,
         )
 
-    def _expected(self, run_id: str) -> asyncio.Event:
-        return self._starts.setdefault(run_id, asyncio.Event())
-
     async def _loaded(self) -> SessionCore:
         if self._core is None:
             self._core = asyncio.create_task(self._load())
-            self._idle = asyncio.create_task(self._leave_when_idle())
         try:
             return await asyncio.shield(self._core)
         except TurnwiseError:
@@ -178,20 +188,35 @@ class SessionHost:
             raise
 
     async def _load(self) -> SessionCore:
-        (builder, config), store = await asyncio.to_thread(lambda: (_unpickle(self._engine), self._open_store()))
-        self._config: SessionConfig = config
-        return SessionCore(self._session_id, store, builder, config)
+        store = await asyncio.to_thread(self._open_store)
+        try:
+            builder, config = await asyncio.to_thread(_unpickle, self._engine)
+        except ConfigError as error:
+            # The session can be read all the same, and a manager with another engine can go on with it.
+            builder, config = _Unloadable(error), SessionConfig()
+        core = SessionCore(self._session_id, store, builder, config)
+        self._idle = asyncio.create_task(self._leave_when_idle(core, config.idle_s))
+        return core
 
-    async def _leave_when_idle(self) -> None:
+    async def _leave_when_idle(self, core: SessionCore, idle_s: float) -> None:
         while True:
-            idle_s = self._config.idle_s if self._core and self._core.done() and not self._core.exception() else 300.0
             left_s = self._last_call_s + idle_s - time.monotonic()
             if left_s > 0:
                 await asyncio.sleep(left_s)
-            elif self._calls or self._core is None or not await self._core.result().leave():
+            elif self._calls or not await core.leave():
                 await asyncio.sleep(idle_s / 4)
             else:
                 return self._leave()
+
+
+class _Unloadable:
+    """Stands for an engine that this process cannot load: its runs fail with the reason."""
+
+    def __init__(self, error: ConfigError) -> None:
+        self._error = error
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        raise self._error
 
 
 def _unpickle(engine: bytes) -> tuple[EngineBuilder, SessionConfig]:

@@ -243,7 +243,7 @@ class _SessionActor(SessionHost):
             engine_id,
             engine,
             node_id=context.get_node_id(),
-            leave=lambda: context.current_actor.depart.remote(),  # noqa: PLW0108 - the handle is not there yet
+            leave=lambda: context.current_actor.depart.options(max_task_retries=0).remote(),
         )
 
     async def depart(self) -> None:

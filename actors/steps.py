@@ -57,15 +57,21 @@ class Portal:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="turnwise-portal", daemon=True).start()
+                threading.Thread(target=_serve, args=[self._loop], name="turnwise-portal", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """Stop the loop and its thread."""
+        """Stop the loop; its thread closes it."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._loop = None
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
 
 
 def carry_out(request: Request[Result], portal: Portal) -> Result:

@@ -14,12 +14,13 @@ from turnwise.errors import (
     SessionFencedError,
     SessionNotFoundError,
     StoreClosedError,
+    StoreError,
 )
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, Spans, subtract, union
-from turnwise.memory.store import Activation, Commit, Page, SessionOrder, cursor_of, parse_cursor
+from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, parse_cursor
 from turnwise.memory.turns import TurnRecord
 
 
@@ -30,7 +31,9 @@ class _Row:
     borrowed: Spans = ()
     turns: dict[int, TurnRecord] = field(default_factory=dict)
     runs: dict[str, RunRecord] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+    events: dict[int, Event] = field(default_factory=dict)
+    keys: dict[str, Event] = field(default_factory=dict)
+    """Events by their key."""
 
 
 class InMemoryStore:
@@ -75,39 +78,49 @@ class InMemoryStore:
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
         self._check_open()
-        row = self._rows.get(session_id)
-        if row is None or row.session.epoch != epoch:
+        row, session = self._rows.get(session_id), commit.session
+        if row is None or (row.session.epoch, row.session.log) != (epoch, session.log):
             raise SessionFencedError(session_id, epoch)
-        if (run := commit.new_run) and (
-            run.run_id in self._owners
-            or (run.idempotency_key and await self.run_of_key(session_id, run.idempotency_key))
-        ):
-            raise DuplicateKeyError(session_id, run.idempotency_key or run.run_id)
-        for event in commit.events:
-            if event.key and await self.event_of_key(session_id, event.key):
-                raise DuplicateKeyError(session_id, event.key)
-        row.session = commit.session
-        log = self._logs[row.session.log]
-        log.update(enumerate(commit.blocks, row.session.log_size - len(commit.blocks)))
-        row.turns.update((turn.index, turn) for turn in commit.turns)
+        log = self._logs[session.log]
+        blocks = dict(enumerate(commit.blocks, session.log_size - len(commit.blocks)))
+        events = {event.seq: event for event in commit.events}
+        self._refuse_duplicates(row, commit)
+        if log.keys() & blocks or row.events.keys() & events or len(events) < len(commit.events):
+            raise StoreError(f"session {session_id!r} has these blocks or events already; nothing was written")
+        row.session = replace(
+            row.session,
+            status=session.status,
+            metadata=session.metadata,
+            updated_at=session.updated_at,
+            log_size=session.log_size,
+            next_index=session.next_index,
+            seq=session.seq,
+        )
+        log.update(blocks)
         for index in commit.dropped_turns:
             row.turns.pop(index, None)
-        if run:
+        row.turns.update((turn.index, turn) for turn in commit.turns)
+        if run := commit.new_run:
             self._owners[run.run_id] = session_id
             row.runs[run.run_id] = run
-        row.runs.update((run.run_id, run) for run in commit.runs)
-        row.events.extend(commit.events)
+        row.runs.update((run.run_id, run) for run in commit.runs if run.run_id in row.runs)
+        row.events.update(events)
+        row.keys.update((event.key, event) for event in commit.events if event.key is not None)
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         self._check_open()
-        try:
-            return [self._logs[span.log][at] for span in spans for at in range(span.start, span.stop)]
-        except KeyError as error:
-            raise CorruptRecordError(f"block {error} of {spans}", "missing") from None
+        blocks: list[str] = []
+        for log, start, stop in spans:
+            held = self._logs.get(log, {})
+            for at in range(start, stop):
+                if at not in held:
+                    raise CorruptRecordError(f"block {log}:{at}", "missing")
+                blocks.append(held[at])
+        return blocks
 
     async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         turns = self._row(session_id).turns
-        return [turns[index] for index in sorted(turns) if index > after][:limit]
+        return [turns[index] for index in sorted(turns) if index > after][: check_limit(limit)]
 
     async def run(self, run_id: str) -> RunRecord:
         self._check_open()
@@ -121,13 +134,14 @@ class InMemoryStore:
 
     async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
         runs = sorted(self._row(session_id).runs.values(), key=lambda run: run.turn_index)
-        return [run for run in runs if run.turn_index > after][:limit]
+        return [run for run in runs if run.turn_index > after][: check_limit(limit)]
 
     async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
-        return [event for event in self._row(session_id).events if event.seq > after][:limit]
+        events = self._row(session_id).events
+        return [events[seq] for seq in sorted(events) if seq > after][: check_limit(limit)]
 
     async def event_of_key(self, session_id: str, key: str) -> Event | None:
-        return next((event for event in self._row(session_id).events if event.key == key), None)
+        return self._row(session_id).keys.get(key)
 
     async def query(
         self,
@@ -141,10 +155,10 @@ class InMemoryStore:
     ) -> Page[SessionRecord]:
         rows = self._matching(user_id, agent, status)
         rows.sort(key=lambda row: (getattr(row.session, order_by), row.order), reverse=True)
-        if cursor:
+        if cursor is not None:
             before = parse_cursor(cursor)
             rows = [row for row in rows if (getattr(row.session, order_by), row.order) < before]
-        page = rows[:limit]
+        page = rows[: check_limit(limit)]
         more = len(rows) > limit
         return Page(
             tuple(row.session for row in page),
@@ -175,11 +189,21 @@ class InMemoryStore:
             return
         used = union(*(row.borrowed for row in self._rows.values()))
         blocks = self._logs[log]
-        if not blocks:
-            return
-        for span in subtract((Span(log, min(blocks), max(blocks) + 1),), used):
+        for span in subtract((Span(log, 0, max(blocks, default=-1) + 1),), used):
             for at in range(span.start, span.stop):
                 blocks.pop(at, None)
+        if not blocks:
+            del self._logs[log]
+
+    def _refuse_duplicates(self, row: _Row, commit: Commit) -> None:
+        new, keys = commit.new_run, [event.key for event in commit.events if event.key is not None]
+        taken = [key for key in keys if key in row.keys or keys.count(key) > 1]
+        if new and new.idempotency_key is not None:
+            taken += [new.idempotency_key for run in row.runs.values() if run.idempotency_key == new.idempotency_key]
+        if new and new.run_id in self._owners:
+            taken.append(new.run_id)
+        if taken:
+            raise DuplicateKeyError(row.session.session_id, taken[0])
 
     def _matching(self, user_id: str | None, agent: str | None, status: str | None) -> list[_Row]:
         self._check_open()

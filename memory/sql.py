@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -28,10 +28,11 @@ from turnwise.memory import sql_schema as schema
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
-from turnwise.memory.spans import Span, size, subtract, union
+from turnwise.memory.spans import Span, subtract, union
 from turnwise.memory.sql_rows import (
     changed_run_row,
     event_row,
+    log_key,
     read_event,
     read_run,
     read_session,
@@ -42,8 +43,9 @@ from turnwise.memory.sql_rows import (
     turn_row,
 )
 from turnwise.memory.sql_statements import Statement, Statements
-from turnwise.memory.store import Activation, Commit, Page, SessionOrder, cursor_of, parse_cursor
+from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, parse_cursor
 from turnwise.memory.turns import TurnRecord
+from turnwise.memory.urls import SQL_SCHEMES, redact
 
 Result = TypeVar("Result")
 
@@ -68,26 +70,32 @@ class SQLStore:
     """
 
     def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
+        self._name = redact(url)
         try:
             parsed = sa.make_url(url)
-        except exc.ArgumentError:
-            raise StoreURLError(url, "it is not a database URL") from None
-        self._name = parsed.render_as_string(hide_password=True)
-        if parsed.get_backend_name() == "sqlite":
+        except (exc.ArgumentError, ValueError):
+            raise StoreURLError(self._name, "it is not a database URL") from None
+        if parsed.drivername not in SQL_SCHEMES:
+            raise StoreURLError(self._name, f"{parsed.drivername} is not a database that turnwise knows")
+        sqlite = parsed.get_backend_name() == "sqlite"
+        if sqlite:
             if not parsed.database or parsed.database == ":memory:":
                 raise StoreURLError(self._name, "it names no file")
             connections = 1
         elif parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         try:
-            self._engine = sa.create_engine(parsed, pool_size=connections, max_overflow=0, pool_timeout=lock_timeout_s)
-        except (exc.NoSuchModuleError, ModuleNotFoundError) as error:
-            raise StoreURLError(
-                self._name, f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
-            ) from error
-        if self._engine.dialect.name not in ("sqlite", "postgresql"):
-            raise StoreURLError(self._name, f"{self._engine.dialect.name} is not a database that turnwise knows")
-        if self._engine.dialect.name == "sqlite":
+            self._engine = sa.create_engine(
+                parsed,
+                pool_size=connections,
+                max_overflow=0,
+                pool_timeout=lock_timeout_s,
+                pool_pre_ping=not sqlite,  # one round trip more, so that a server's restart fails no verb after it
+            )
+        except ModuleNotFoundError as error:
+            why = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
+            raise StoreURLError(self._name, why) from error
+        if sqlite:
             _configure_sqlite(self._engine, lock_timeout_s)
         self._reader = self._engine.execution_options(turnwise_read=True)
         self._sql = Statements(self._engine.dialect)
@@ -105,17 +113,15 @@ class SQLStore:
         def create(connection: sa.Connection) -> SessionRecord:
             if borrowed:
                 self._lock_logs(connection)
-                if sum(len(list(self._read_blocks(connection, span))) for span in borrowed) < size(borrowed):
-                    raise CorruptRecordError(f"turn {session.parent}", "its blocks were deleted")
+                for span in borrowed:
+                    if self._sql.count_blocks(connection, _bounds(span)).scalar_one() < span.stop - span.start:
+                        raise CorruptRecordError(f"turn {session.parent}", f"blocks of {span} are missing")
             try:
                 key = self._sql.insert_session(connection, session_row(session)).scalar_one()
             except exc.IntegrityError as error:
                 raise SessionExistsError(session.session_id) from error
             if turn:
-                rows = [
-                    {"session": key, "log": int(log), "start": start, "stop": stop} for log, start, stop in borrowed
-                ]
-                self._sql.insert_borrowed(connection, rows)
+                self._sql.insert_borrowed(connection, [{"session": key, **_bounds(span)} for span in borrowed])
                 self._sql.put_turn(connection, [turn_row(key, turn)])
             return replace(session, log=str(key))
 
@@ -133,8 +139,8 @@ class SQLStore:
             head = self._sql.head(connection, key).one_or_none()
             return Activation(
                 session=read_session(row),
-                head=read_turn(head) if head else None,
-                open_turns=tuple(map(read_turn, self._sql.open_turns(connection, key))),
+                head=read_turn(head, session_id) if head else None,
+                open_turns=tuple(read_turn(found, session_id) for found in self._sql.open_turns(connection, key)),
                 open_runs=tuple(read_run(found, session_id) for found in self._sql.open_runs(connection, key)),
             )
 
@@ -142,7 +148,7 @@ class SQLStore:
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
         session = commit.session
-        key = int(session.log)
+        key = log_key(session.log)
 
         def write(cursor: Any) -> None:
             sql = self._sql
@@ -150,7 +156,7 @@ class SQLStore:
                 "b_key": key,
                 "b_epoch": epoch,
                 "b_status": session.status,
-                "b_metadata": to_json(session.metadata),
+                "b_metadata": to_json(session.metadata or None),
                 "b_updated_at": session.updated_at,
                 "b_log_size": session.log_size,
                 "b_next_index": session.next_index,
@@ -178,16 +184,17 @@ class SQLStore:
         def read(connection: sa.Connection) -> list[str]:
             bodies: list[str] = []
             for span in spans:
-                found = list(self._read_blocks(connection, span))
-                if len(found) != span.stop - span.start:
-                    raise CorruptRecordError(f"blocks {span.log}:{span.start}-{span.stop}", "some are missing")
-                bodies += found
+                found = {row.at: row.body for row in self._sql.blocks(connection, _bounds(span))}
+                for at in range(span.start, span.stop):
+                    if at not in found:
+                        raise CorruptRecordError(f"block {span.log}:{at}", "missing")
+                    bodies.append(found[at])
             return bodies
 
         return await self._read(read)
 
     async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
-        return await self._list(self._sql.turns, session_id, after, limit, read_turn)
+        return await self._list(self._sql.turns, session_id, after, limit, lambda row: read_turn(row, session_id))
 
     async def run(self, run_id: str) -> RunRecord:
         def read(connection: sa.Connection) -> RunRecord:
@@ -199,8 +206,7 @@ class SQLStore:
         return await self._read(read)
 
     async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
-        key = {"session_id": session_id, "idempotency_key": idempotency_key}
-        row = await self._read(lambda connection: self._sql.run_of_key(connection, key).one_or_none())
+        row = await self._find(self._sql.run_of_key, {"session_id": session_id, "idempotency_key": idempotency_key})
         return read_run(row, session_id) if row else None
 
     async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
@@ -210,8 +216,7 @@ class SQLStore:
         return await self._list(self._sql.events, session_id, after, limit, lambda row: read_event(row, session_id))
 
     async def event_of_key(self, session_id: str, key: str) -> Event | None:
-        wanted = {"session_id": session_id, "event_key": key}
-        row = await self._read(lambda connection: self._sql.event_of_key(connection, wanted).one_or_none())
+        row = await self._find(self._sql.event_of_key, {"session_id": session_id, "event_key": key})
         return read_event(row, session_id) if row else None
 
     async def query(
@@ -227,10 +232,10 @@ class SQLStore:
         table = schema.sessions.c
         time = table.updated_at if order_by == "updated_at" else table.created_at
         statement = sa.select(schema.sessions).where(*_filters(user_id, agent, status))
-        if cursor:
+        if cursor is not None:
             before, key = parse_cursor(cursor)
             statement = statement.where((time < before) | ((time == before) & (table.key < key)))
-        statement = statement.order_by(time.desc(), table.key.desc()).limit(limit + 1)
+        statement = statement.order_by(time.desc(), table.key.desc()).limit(check_limit(limit) + 1)
         rows = await self._read(lambda connection: connection.execute(statement).all())
         page = rows[:limit]
         more = cursor_of(getattr(page[-1], order_by), page[-1].key) if len(rows) > limit else None
@@ -293,15 +298,20 @@ class SQLStore:
             raise SessionNotFoundError(session_id)
         return read_session(row)
 
-    def _read_blocks(self, connection: sa.Connection, span: Span) -> Iterable[str]:
-        bounds = {"log": int(span.log), "start": span.start, "stop": span.stop}
-        return (row.body for row in self._sql.blocks(connection, bounds))
+    async def _find(self, select: Statement, wanted: dict[str, Any]) -> sa.Row[Any] | None:
+        def read(connection: sa.Connection) -> sa.Row[Any] | None:
+            row = select(connection, wanted).one_or_none()
+            if row is None:
+                self._session(connection, wanted["session_id"])
+            return row
+
+        return await self._read(read)
 
     async def _list(
         self, select: Statement, session_id: str, after: int, limit: int, parse: Callable[[Any], Result]
     ) -> list[Result]:
         def read(connection: sa.Connection) -> list[Result]:
-            bounds = {"session_id": session_id, "after": after, "limit": limit}
+            bounds = {"session_id": session_id, "after": after, "limit": check_limit(limit)}
             found = [parse(row) for row in select(connection, bounds)]
             if not found:
                 self._session(connection, session_id)
@@ -311,17 +321,16 @@ class SQLStore:
 
     async def _refuse_duplicate(self, session_id: str, commit: Commit, error: StoreError) -> None:
         """Raise DuplicateKeyError if one of the commit's keys is why the database refused it."""
+        keys = [event.key for event in commit.events if event.key is not None]
+        for key in keys:
+            if keys.count(key) > 1 or await self.event_of_key(session_id, key):
+                raise DuplicateKeyError(session_id, key) from error
         if run := commit.new_run:
-            if run.idempotency_key and await self.run_of_key(session_id, run.idempotency_key):
+            if run.idempotency_key is not None and await self.run_of_key(session_id, run.idempotency_key):
                 raise DuplicateKeyError(session_id, run.idempotency_key) from error
-            try:
+            with suppress(RunNotFoundError):
                 await self.run(run.run_id)
-            except RunNotFoundError:
-                return
-            raise DuplicateKeyError(session_id, run.run_id) from error
-        for event in commit.events:
-            if event.key and await self.event_of_key(session_id, event.key):
-                raise DuplicateKeyError(session_id, event.key) from error
+                raise DuplicateKeyError(session_id, run.run_id) from error
 
     async def _write(self, work: Callable[[sa.Connection], Result]) -> Result:
         return await self._on_thread(lambda: self._connected(self._engine, work))
@@ -367,7 +376,7 @@ class SQLStore:
             why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
             hint = "is it reachable, writable and a turnwise store?"
             raise StoreError(f"store {self._name}: {why}; {hint}") from cause
-        except exc.SQLAlchemyError as error:
+        except (exc.SQLAlchemyError, ValueError, OverflowError) as error:  # the last two: values that cannot be stored
             raise StoreError(f"store {self._name}: {error}") from error
 
     def _prepare(self) -> None:
@@ -401,6 +410,10 @@ def _configure_sqlite(engine: sa.Engine, lock_timeout_s: float) -> None:
     def begin(connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("turnwise_read")
         connection.exec_driver_sql("BEGIN" if reads else _BEGIN)
+
+
+def _bounds(span: Span) -> dict[str, int]:
+    return {"log": log_key(span.log), "start": span.start, "stop": span.stop}
 
 
 def _filters(user_id: str | None, agent: str | None, status: str | None) -> list[sa.ColumnElement[bool]]:

@@ -19,8 +19,18 @@ from turnwise.memory.usage import Usage
 Result = TypeVar("Result")
 
 
+def log_key(log: str) -> int:
+    """Return the key of the session whose log this is; 0, which is nobody's, for a name that the store never gave."""
+    return int(log) if log.isascii() and log.isdigit() and len(log) <= _KEY_DIGITS else 0
+
+
+_KEY_DIGITS = 18
+"""So many fit into the 8 bytes of a key."""
+
+
 def to_json(value: Any) -> str | None:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if value else None
+    """Return a value as JSON text, None as None. Also for free text, which PostgreSQL cannot hold with NUL in it."""
+    return None if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _parse(kind: str, key: object, parse: Callable[[], Result]) -> Result:
@@ -28,6 +38,10 @@ def _parse(kind: str, key: object, parse: Callable[[], Result]) -> Result:
         return parse()
     except (ValueError, TypeError) as error:
         raise CorruptRecordError(f"{kind} {key}", str(error)) from error
+
+
+def _text(text: str | None) -> str | None:
+    return None if text is None else str(json.loads(text))
 
 
 def _mapping(text: str | None) -> FrozenDict:
@@ -44,7 +58,7 @@ def _spans(text: str) -> Spans:
 
 def session_row(session: SessionRecord) -> dict[str, Any]:
     row = {field.name: getattr(session, field.name) for field in fields(session) if field.name != "log"}
-    return row | {"metadata": to_json(session.metadata)}
+    return row | {"metadata": to_json(session.metadata or None)}
 
 
 def read_session(row: Any) -> SessionRecord:
@@ -71,16 +85,16 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
         "input": _spans_text(turn.input),
         "output": _spans_text(turn.output),
         "usage": to_json({name: count for name, count in usage.items() if count}) if turn.usage else None,
-        "stop_reason": turn.stop_reason,
+        "stop_reason": to_json(turn.stop_reason),
         "created_at": turn.created_at,
-        "metadata": to_json(turn.metadata),
+        "metadata": to_json(turn.metadata or None),
     }
 
 
-def read_turn(row: Any) -> TurnRecord:
+def read_turn(row: Any, session_id: str) -> TurnRecord:
     return _parse(
         "turn",
-        f"{row.session}#{row.idx}",
+        f"{session_id}#{row.idx}",
         lambda: TurnRecord(
             index=row.idx,
             parent=row.parent,
@@ -91,32 +105,41 @@ def read_turn(row: Any) -> TurnRecord:
             input=_spans(row.input),
             output=_spans(row.output),
             usage=Usage(**json.loads(row.usage)) if row.usage else None,
-            stop_reason=row.stop_reason,
+            stop_reason=_text(row.stop_reason),
             created_at=row.created_at,
             metadata=_mapping(row.metadata),
         ),
     )
 
 
-_RUN_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in ("session_id", "labels"))
+_RUN_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in ("session_id", "labels", "why"))
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
-    return {name: getattr(run, name) for name in _RUN_FIELDS} | {"session": key, "labels": to_json(run.labels)}
+    row = {name: getattr(run, name) for name in _RUN_FIELDS}
+    return row | {"session": key, "labels": to_json(run.labels or None), "why": to_json(run.why)}
 
 
 def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
     """Return what may change of a run after it was stored, for the `put_run` statement."""
-    changed = ("state", "first_seq", "started_at", "ended_at", "why")
-    return {f"b_{name}": getattr(run, name) for name in changed} | {
+    return {
         "b_session": key,
         "b_turn_index": run.turn_index,
+        "b_state": run.state,
+        "b_first_seq": run.first_seq,
+        "b_started_at": run.started_at,
+        "b_ended_at": run.ended_at,
+        "b_why": to_json(run.why),
     }
 
 
 def read_run(row: Any, session_id: str) -> RunRecord:
     values = {name: getattr(row, name) for name in _RUN_FIELDS}
-    return _parse("run", row.run_id, lambda: RunRecord(session_id=session_id, labels=_mapping(row.labels), **values))
+    return _parse(
+        "run",
+        row.run_id,
+        lambda: RunRecord(session_id=session_id, labels=_mapping(row.labels), why=_text(row.why), **values),
+    )
 
 
 def event_row(key: int, event: Event) -> dict[str, Any]:

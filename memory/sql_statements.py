@@ -72,7 +72,8 @@ class Statements:
         self.insert_block = compiled(sa.insert(schema.blocks))
         blocks = schema.blocks.c
         within = (blocks.log == bind("log"), blocks.at >= bind("start"), blocks.at < bind("stop"))
-        self.blocks = compiled(sa.select(blocks.body).where(*within).order_by(blocks.at))
+        self.blocks = compiled(sa.select(blocks.at, blocks.body).where(*within))
+        self.count_blocks = compiled(sa.select(sa.func.count()).select_from(schema.blocks).where(*within))
         upsert = (postgresql if dialect.name == "postgresql" else sqlite).insert(turns)
         self.put_turn = compiled(
             upsert.on_conflict_do_update(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -38,15 +39,16 @@ class Commit:
     """One change of a session's state, written whole or not at all."""
 
     session: SessionRecord
-    """The session's row after the commit."""
+    """The session's row after the commit. Ids, creation time, parent, log and epoch stay what they are."""
     blocks: Sequence[str] = ()
     """Encoded blocks: the last of the log, which then ends at `session.log_size`."""
     turns: Sequence[TurnRecord] = ()
     """Inserted, or put in place of those with their index."""
     dropped_turns: Sequence[int] = ()
+    """Indices of turns that go, before `turns` come."""
     new_run: RunRecord | None = None
     runs: Sequence[RunRecord] = ()
-    """Put in place of those with their id."""
+    """Put in place of those with their id: state, first number, times of start and end, and reason may differ."""
     events: Sequence[Event] = ()
 
 
@@ -64,6 +66,10 @@ class Activation:
     """Queued and running ones, by turn index."""
 
 
+_KEY_BITS = 63
+"""Of the integers that a database can compare with."""
+
+
 def cursor_of(time_s: float, order: int) -> str:
     """Return the cursor that stands behind a session of this time and order of creation."""
     return f"{time_s!r}:{order}"
@@ -77,9 +83,23 @@ def parse_cursor(cursor: str) -> tuple[float, int]:
     """
     time_s, _, order = cursor.partition(":")
     try:
-        return float(time_s), int(order)
+        parsed = float(time_s), int(order)
     except ValueError:
-        raise ConfigError("cursor", cursor, "pass the cursor of the page before, unchanged") from None
+        parsed = math.nan, 0
+    if not math.isfinite(parsed[0]) or parsed[1].bit_length() > _KEY_BITS:
+        raise ConfigError("cursor", cursor, "pass the cursor of the page before, unchanged")
+    return parsed
+
+
+def check_limit(limit: int) -> int:
+    """Return the limit of a page.
+
+    Raises:
+        ConfigError: it is below 1.
+    """
+    if limit < 1:
+        raise ConfigError("limit", limit, "must be at least 1")
+    return limit
 
 
 @runtime_checkable
@@ -88,7 +108,7 @@ class SessionStore(Protocol):
 
     Every verb is one round trip and one transaction. A cancelled call may have been carried out or not, never in part.
     What comes out is immutable. Verbs of a store that cannot be reached or has been closed raise `StoreError`, those of
-    a session that does not exist `SessionNotFoundError`, if nothing else is said.
+    a session that does not exist `SessionNotFoundError`, if nothing else is said; a `limit` below 1 is a `ConfigError`.
     """
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None) -> SessionRecord:
@@ -117,6 +137,7 @@ class SessionStore(Protocol):
             SessionFencedError: a later activation owns the session, or it was deleted; nothing is written.
             DuplicateKeyError: the new run's id or idempotency key, or an event's key, is stored already; nothing is
                 written.
+            StoreError: a block or an event of these numbers is stored already; nothing is written.
         """
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:

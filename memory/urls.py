@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from turnwise.errors import StoreURLError
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.store import SessionStore
+
+SQL_SCHEMES = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
+
+
+def redact(url: str) -> str:
+    """Return the URL as it may be shown: without its password, also where it is malformed."""
+    url = re.sub(r"((?://|^\w+:)[^:/@?]*:).*@", r"\1***@", str(url))
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)
 
 
 def resolve_url(url: str) -> str:
@@ -16,12 +25,13 @@ def resolve_url(url: str) -> str:
         StoreURLError: the URL is of no known scheme, or names no file.
     """
     scheme, separator, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
-    if not separator or scheme.partition("+")[0] not in ("memory", "sqlite", "postgresql"):
-        raise StoreURLError(url, "its scheme is not known")
-    if scheme.partition("+")[0] == "sqlite":
+    if not separator or scheme not in ("memory", *SQL_SCHEMES):
+        raise StoreURLError(redact(url), "its scheme is not known")
+    if scheme.startswith("sqlite"):
         path, _, options = rest.removeprefix("/").partition("?")
         if not path or path == ":memory:" or not rest.startswith("/"):
-            raise StoreURLError(url, "it names no file (three slashes for a relative path, four for an absolute one)")
+            why = "it names no file (three slashes for a relative path, four for an absolute one)"
+            raise StoreURLError(redact(url), why)
         return f"{scheme}:///{Path(path).expanduser().resolve()}" + (f"?{options}" if options else "")
     return url
 

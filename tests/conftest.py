@@ -1,14 +1,23 @@
 """What all tests share: reproducible random input, and one Ray for those that need it."""
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from engines import ScriptedEngine
+from turnwise.actors.manager import SessionManager
+
 # Ray reads this when it is imported, and hands it to the processes that it starts: no statistics leave the machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+# The processes of sessions import the engines of these tests.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 # What is red for one is red for all. To look further: pytest --hypothesis-profile=explore
 settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True)
@@ -32,3 +41,26 @@ def ray_session() -> Iterator[ModuleType]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@pytest.fixture
+def make_manager(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[..., SessionManager]]:
+    """Makes managers of one SQLite file in a namespace of the test's own; their actors end with the test."""
+    namespace = f"test-{tmp_path.name}"
+    managers = []
+
+    def make(**settings: Any) -> SessionManager:
+        settings = {"store": f"sqlite:///{tmp_path}/chats.db", "engine": ScriptedEngine()} | settings
+        manager = SessionManager(settings.pop("store"), namespace=namespace, **settings)
+        managers.append(manager)
+        return manager
+
+    try:
+        yield make
+    finally:
+        for manager in managers:
+            manager.close()
+        for actor in ray_session.util.list_named_actors(all_namespaces=True):
+            if actor["namespace"] == namespace:
+                with contextlib.suppress(ValueError):  # it has left by itself
+                    ray_session.kill(ray_session.get_actor(actor["name"], namespace=namespace))

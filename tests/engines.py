@@ -36,7 +36,7 @@ class ScriptedEngine:
                 return []
             case "thoughts":
                 return [Thinking(text="hm")]
-            case "prompt":
+            case "parrot":
                 return turn.new_blocks
             case "surrogate":
                 return [Text(text="\ud800")]

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine
 from schedules import SESSION, texts
-
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import Outcome, SessionCore
 from turnwise.actors.inference.engine import EngineBuilder
@@ -69,7 +69,7 @@ def test_starting_with_nothing_to_run_builds_no_engine_and_changes_nothing() -> 
     play(story())
 
 
-@pytest.mark.parametrize("prompt", ["raise", "exit", "nothing", "thoughts", "prompt", "surrogate"])
+@pytest.mark.parametrize("prompt", ["raise", "exit", "nothing", "thoughts", "parrot", "surrogate"])
 def test_an_engine_that_fails_fails_its_run_and_the_session_is_usable_at_once(prompt: str) -> None:
     """Cases 10 and 23."""
 

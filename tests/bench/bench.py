@@ -1,0 +1,395 @@
+"""What a turn, a cancel and a session cost, each against a floor measured beside it: `make bench`.
+
+    python tests/bench/bench.py            about a minute and a half
+    python tests/bench/bench.py --quick    to see that it works; its numbers mean little
+
+Floor and subject are sampled in alternating rounds after a warm-up, so that what else the machine does meets both. Ratios
+are of medians, if not said otherwise. Goals that are missed are reported, not raised.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import platform
+import random
+import sqlite3
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Ray reads these when it is imported: send no statistics, and do not report the actors that are killed on purpose.
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+
+import ray
+import sqlalchemy as sa
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+from local_provider import LocalProvider
+from turnwise import EchoEngine, ExecutionHandle, OpenAIEngine, RunCancelledError, Session, SessionManager, SQLStore
+from turnwise.actors.core import SessionCore
+from turnwise.actors.realm import MAX_CALLS
+from turnwise.memory.events import TextDelta
+from turnwise.memory.ids import new_id
+from turnwise.memory.sessions import SessionRecord
+
+WIDTH = 52
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much is measured."""
+
+    rounds: int
+    turns: int
+    cancels: int
+    hang_ups: int
+    openings: int
+
+
+FULL = Scale(rounds=100, turns=2000, cancels=300, hang_ups=60, openings=10)
+QUICK = Scale(rounds=5, turns=100, cancels=10, hang_ups=5, openings=2)
+
+
+class Samples(list[float]):
+    """Durations in seconds."""
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add how long the block takes."""
+        began = time.perf_counter()
+        yield
+        self.append(time.perf_counter() - began)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self)
+
+    def percentile(self, percent: int) -> float:
+        """Return the sample that so many percent of all do not exceed: the largest one if there are few."""
+        return sorted(self)[min(len(self) - 1, len(self) * percent // 100)]
+
+
+class Table:
+    """Prints a line for each thing measured as soon as it is, and counts the goals."""
+
+    def __init__(self) -> None:
+        self.goals = 0
+        self.met = 0
+        print(f"{'':{WIDTH}} {'n':>5} {'p10':>9} {'median':>9} {'p90':>9} {'p99':>9}   result")
+
+    def line(self, what: str, samples: Samples | None = None, result: str = "") -> None:
+        columns = ""
+        if samples is not None:
+            shown = (samples.percentile(10), samples.median, samples.percentile(90), samples.percentile(99))
+            columns = f"{len(samples):>5} " + " ".join(f"{value * 1000:>6.2f} ms" for value in shown)
+        print(f"{what:{WIDTH}} {columns:{45 if result else 0}}   {result}".rstrip(), flush=True)
+
+    def judge(self, what: str, value: float, goal: float, unit: str = "x", samples: Samples | None = None) -> None:
+        """Print a line with a goal: `value` is to be at most that."""
+        self.goals += 1
+        self.met += value <= goal
+        verdict = "met" if value <= goal else "MISSED"
+        self.line(what, samples, f"{value:.3g}{unit}, goal at most {goal:g}{unit}: {verdict}")
+
+
+class Bare:
+    """An actor that does nothing."""
+
+    async def call(self) -> None:
+        pass
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+def bare_actor() -> Any:
+    """Return an empty actor with the options that a session's has."""
+    return (
+        ray.remote(Bare)
+        .options(
+            name=new_id(),
+            namespace="bench",
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=MAX_CALLS,
+        )
+        .remote()
+    )
+
+
+def prompt_of(chars: int, seed: int = 0) -> str:
+    """Return text of so many characters, in words."""
+    rng = random.Random(seed)
+    words = ("".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(chars))
+    return " ".join(words)[: chars - 1] + "."
+
+
+class Bench:
+    """The measurements, in the order of the table."""
+
+    def __init__(self, scale: Scale, table: Table, folder: Path) -> None:
+        self.scale = scale
+        self.table = table
+        self.folder = folder
+        self.bare = bare_actor()
+        self.call_s = 0.0
+        """The median of the bare call, over all rounds of `turns`."""
+
+    def manager(self, name: str, engine: Any) -> SessionManager:
+        return SessionManager(f"sqlite:///{self.folder / name}.db", engine=engine, namespace="bench")
+
+    def call(self, samples: Samples, times: int) -> None:
+        for _ in range(times):
+            with samples.timed():
+                ray.get(self.bare.call.remote())
+
+    def turns(self) -> None:
+        """Measure a durable turn against the bare call."""
+        calls, turns, both, prompt = Samples(), Samples(), 20, prompt_of(200)
+        with self.manager("turn", EchoEngine()) as manager:
+            session = manager.open()
+            for _ in range(both):
+                self.call(Samples(), 10)
+                session.run(prompt).wait()
+            for _ in range(self.scale.rounds):
+                self.call(calls, both)
+                for _ in range(both):
+                    with turns.timed():
+                        session.run(prompt).wait()
+            with counted_calls() as count:
+                for _ in range(both):
+                    session.run(prompt).wait()
+            retire(session)
+        self.call_s = calls.median
+        self.table.line("bare call to an empty async actor", calls, "floor")
+        self.table.judge("durable turn, run + wait, on SQLite", turns.median / calls.median, 3, samples=turns)
+        self.table.line("  actor calls a turn, counted at this driver", result=f"{count[0] / both:g}")
+        transactions, statements = asyncio.run(self._sql_of_a_turn(prompt, both))
+        self.table.line(
+            "  transactions a turn, counted at SQLite", result=f"{transactions:g}, of {statements:g} statements"
+        )
+
+    async def _sql_of_a_turn(self, prompt: str, turns: int) -> tuple[float, float]:
+        """Return how many transactions and statements a turn takes: of the session's own core, in this process."""
+        store, traced = SQLStore(f"sqlite:///{self.folder / 'traced'}.db"), list[str]()
+        sa.event.listen(store._engine, "connect", lambda connection, _: connection.set_trace_callback(traced.append))
+        session = await store.create(SessionRecord(session_id="traced"))
+        core = SessionCore(session.session_id, store, EchoEngine())
+        await core.activate()
+        traced.clear()
+        for _ in range(turns):
+            started = await core.start([prompt], run_id=new_id())
+            await core.wait(started.run_id)
+        await core.leave()
+        await store.close()
+        commits = sum(sql == "COMMIT" for sql in traced)
+        begins = sum(sql.startswith("BEGIN") for sql in traced)
+        assert commits == begins > 0, traced
+        return commits / turns, (len(traced) - commits - begins) / turns
+
+    def growth(self, chars: int) -> None:
+        """Measure one session's late turns against its early ones, and its file against its text."""
+        name, last = f"growth-{chars}", self.scale.turns
+        early, late = range(4, 17), range(last - 39, last + 1)
+        turns, calls = {early: Samples(), late: Samples()}, {early: Samples(), late: Samples()}
+        text = 0
+        with self.manager(name, EchoEngine()) as manager:
+            session = manager.open()
+            for _ in range(100):
+                session.info()  # so that turn 10 is not held back by a process that is still cold
+            for number in range(1, last + 1):
+                prompt, window = prompt_of(chars, number), late if number in late else early
+                samples = turns[window] if number in window else Samples()
+                if number in window:
+                    self.call(calls[window], 3)
+                with samples.timed():
+                    turn = session.run(prompt).wait()
+                text += len(prompt.encode()) + len(turn.text.encode())
+            assert turn.index == last - 1
+            retire(session)
+        slower = turns[late].median / turns[early].median
+        drift = calls[late].median / calls[early].median
+        self.table.line(f"turns {early[0]} to {early[-1]}, prompts of {chars} characters", turns[early], "floor")
+        self.table.judge(
+            f"turns {late[0]} to {late[-1]}, over the drift of the floor", slower / drift, 1.2, samples=turns[late]
+        )
+        stored = self._bytes_of(name)
+        self.table.judge(f"  bytes stored to bytes of text, {stored / last:.0f} a turn", stored / text, 2)
+
+    def _bytes_of(self, name: str) -> int:
+        """Return the size of a store's file, with all that is in its log."""
+        path = self.folder / f"{name}.db"
+        connection = sqlite3.connect(path)
+        busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        connection.close()
+        assert not busy
+        return path.stat().st_size
+
+    def cancels(self) -> None:
+        """Measure from the call of `cancel` to the error in a thread that waits."""
+        samples, calls, prompt = Samples(), Samples(), prompt_of(600)
+
+        def outlast(run: ExecutionHandle, waiting: threading.Event) -> float:
+            waiting.set()
+            try:
+                run.wait()
+            except RunCancelledError as error:
+                ended = time.perf_counter()
+                assert error.turn and error.turn.text, "what came so far is kept"
+                return ended
+            raise AssertionError("the run was not cancelled")
+
+        with self.manager("cancel", EchoEngine(token_delay_s=0.01)) as manager, ThreadPoolExecutor(1) as threads:
+            session = manager.open()
+            for at in range(-5, self.scale.cancels):
+                self.call(calls, 5)
+                run, waiting = session.run(prompt), threading.Event()
+                waiter = threads.submit(outlast, run, waiting)
+                await_text(run)
+                waiting.wait()
+                began = time.perf_counter()
+                assert run.cancel()
+                if at >= 0:
+                    samples.append(waiter.result() - began)
+                waiter.result()
+            retire(session)
+        self.table.line("bare call, between cancels", calls, "floor")
+        self.table.judge(
+            "cancel to the waiter's error: p99 to the floor's median",
+            samples.percentile(99) / calls.median,
+            4,
+            samples=samples,
+        )
+
+    def hang_ups(self) -> None:
+        """Measure from the call of `cancel` to the provider's noticing that its client is gone."""
+        samples = Samples()
+        with LocalProvider(token_delay_s=0.01, reply=prompt_of(2000)) as provider:
+            engine = OpenAIEngine("stand-in", base_url=provider.base_url, api_key="no-key")
+            with self.manager("hang-up", engine) as manager:
+                session = manager.open()
+                for at in range(-2, self.scale.hang_ups):
+                    run = session.run("Tell me.")
+                    await_text(run)
+                    record, began = provider.requests[-1], time.monotonic()
+                    assert run.cancel()
+                    assert record.ended.wait(10) and record.hung_up_at, "the provider's client hung up"
+                    if at >= 0:
+                        samples.append(record.hung_up_at - began)
+                retire(session)
+        self.table.judge(
+            "cancel to the provider's closed line: p99", samples.percentile(99) * 1000, 50, " ms", samples=samples
+        )
+
+    def openings(self) -> None:
+        """Measure opening a session in a process of its own against making an empty actor."""
+        floor, opened, loaded, answered = Samples(), Samples(), Samples(), Samples()
+        with self.manager("open", EchoEngine()) as manager:
+
+            def make_bare(samples: Samples) -> None:
+                with samples.timed():
+                    actor = bare_actor()
+                    ray.get(actor.call.remote())
+                end_process(actor, ray.get(actor.pid.remote()))
+
+            def open_and_load(opened: Samples, loaded: Samples) -> None:
+                with loaded.timed():
+                    with opened.timed():
+                        session = manager.open()
+                    session.info()
+                retire(session)
+
+            def open_and_answer(samples: Samples) -> None:
+                with samples.timed():
+                    session = manager.open()
+                    session.run("Hello.").wait()
+                retire(session)
+
+            for _ in range(2):  # uses up the processes that Ray started ahead, too
+                make_bare(Samples())
+                open_and_load(Samples(), Samples())
+            for _ in range(self.scale.openings):
+                make_bare(floor)
+                open_and_load(opened, loaded)
+                make_bare(floor)
+                open_and_answer(answered)
+        self.table.line("bare actor: made, and its first call answered", floor, "floor")
+        self.table.line("session: open() alone, its process still starting", opened)
+        self.table.judge("session: open() + info(), loaded", loaded.median / floor.median, 1.2, samples=loaded)
+        ratio = answered.median / floor.median
+        self.table.line("session: open() + first turn, complete", answered, f"{ratio:.3g}x")
+
+
+def await_text(run: ExecutionHandle) -> None:
+    """Return when the run has begun to answer."""
+    assert any(isinstance(event, TextDelta) for event in run.events())
+
+
+def retire(session: Session) -> None:
+    """End a session's process, so that the next measurement has the machine to itself."""
+    end_process(session.actor, session.info().pid)
+
+
+def end_process(actor: Any, pid: int) -> None:
+    ray.kill(actor)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+@contextmanager
+def counted_calls() -> Iterator[list[int]]:
+    """Count, in the one item of the list, the actor calls that this process submits, whichever handle they go by."""
+    count = [0]
+    submit: Callable[..., Any] = ray.actor.ActorHandle._actor_method_call
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        return submit(*args, **kwargs)
+
+    ray.actor.ActorHandle._actor_method_call = counting
+    try:
+        yield count
+    finally:
+        ray.actor.ActorHandle._actor_method_call = submit
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a turn, a cancel and a session cost.")
+    parser.add_argument("--quick", action="store_true", help="only see that it works")
+    scale = QUICK if parser.parse_args().quick else FULL
+    began = time.monotonic()
+    load = os.getloadavg()[0]
+    print(
+        f"Python {platform.python_version()}, Ray {ray.__version__}, {os.cpu_count()} cores, load {load:.1f} at the start"
+    )
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnwise-bench-")))
+        stack.callback(ray.shutdown)
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        table = Table()
+        bench = Bench(scale, table, folder)
+        bench.turns()
+        for chars in (200, 500, 2000):
+            bench.growth(chars)
+        bench.cancels()
+        bench.hang_ups()
+        bench.openings()
+    print(f"{table.met} of {table.goals} goals met, in {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,10 +7,10 @@ it came, so an older reader loses nothing.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from turnwise.memory.frozen import FrozenDict, JsonObject, freeze
 
@@ -83,24 +83,35 @@ class ToolResult(Block):
     is_error: bool = False
 
 
-class Image(Block):
-    """A picture, by `url` or as base64 `data` of a `media_type` such as image/png."""
+class _Payload(Block):
+    """What both pictures and files need to say of what they hold."""
 
-    kind: Literal["image"] = "image"
     url: str | None = None
     data: str | None = None
     media_type: str | None = None
 
+    @model_validator(mode="after")
+    def _is_sendable(self) -> Self:
+        """Refuse what no provider takes: it would make every later request invalid."""
+        if not (self.url or self.data or getattr(self, "text", None)):
+            raise ValueError(f"a {self.kind} needs a url, or data with its media_type")
+        if self.data and not self.media_type:
+            raise ValueError(f"a {self.kind} with data needs its media_type, such as image/png")
+        return self
 
-class Document(Block):
+
+class Image(_Payload):
+    """A picture, by `url` or as base64 `data` of a `media_type` such as image/png."""
+
+    kind: Literal["image"] = "image"
+
+
+class Document(_Payload):
     """A file, by `url`, as base64 `data` of a `media_type`, or as plain `text`."""
 
     kind: Literal["document"] = "document"
     name: str
-    url: str | None = None
-    data: str | None = None
     text: str | None = None
-    media_type: str | None = None
 
 
 class Citations(Block):

@@ -29,10 +29,7 @@ def encode(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     string if it is a single text; neighbours of the assistant are one message, their texts joined, their calls in
     `tool_calls`; results follow, each a message, in the order in which their calls were declared. Not sent: thoughts,
     citations, cache checkpoints, unknown kinds, empty texts. The messages are as valid as the blocks: see `settle` and
-    `check_chat`.
-
-    Raises:
-        EngineError: an image or a document that this API cannot carry; names it by its index in `blocks`.
+    `check_chat`. A document that is known by its `url` alone is sent as its name and address.
     """
     system = next((block.text for block in reversed(blocks) if isinstance(block, System)), "")
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -77,29 +74,26 @@ def _is_sent(block: Block) -> bool:
 
 
 def _user_message(group: Sequence[tuple[int, Block]]) -> dict[str, Any]:
-    parts = [_part(index, block) for index, block in group]
+    parts = [_part(block) for _, block in group]
     return {"role": "user", "content": parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts}
 
 
-def _part(index: int, block: Block) -> dict[str, Any]:
+def _part(block: Block) -> dict[str, Any]:
     match block:
         case User(text=text):
             return {"type": "text", "text": text}
         case Image():
-            return {"type": "image_url", "image_url": {"url": block.url or _data_uri(index, block)}}
-        case Document(text=None):
-            return {"type": "file", "file": {"filename": block.name, "file_data": _data_uri(index, block)}}
+            return {"type": "image_url", "image_url": {"url": block.url or _data_uri(block)}}
+        case Document(text=None, data=str()):
+            return {"type": "file", "file": {"filename": block.name, "file_data": _data_uri(block)}}
         case Document():
-            return {"type": "text", "text": f"{block.name}:\n{block.text}"}
+            # Chat fetches no documents. The model is told of one by its address, as the turn is in history already.
+            return {"type": "text", "text": f"{block.name}:\n{block.text or block.url}"}
         case _:
-            raise EngineError(f"block {index}: chat cannot carry a {block.kind} of the user")
+            raise TypeError(f"{block.kind} is not a block of the user")
 
 
-def _data_uri(index: int, block: Image | Document) -> str:
-    if block.data is None:
-        raise EngineError(f"block {index}: chat cannot carry a {block.kind} without its data; add `data` or `text`")
-    if not block.media_type:
-        raise EngineError(f"block {index}: the {block.kind} has `data` of no `media_type`; say what it is")
+def _data_uri(block: Image | Document) -> str:
     return f"data:{block.media_type};base64,{block.data}"
 
 

@@ -50,8 +50,8 @@ def make_manager(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[.
     managers = []
 
     def make(**settings: Any) -> SessionManager:
-        settings = {"store": f"sqlite:///{tmp_path}/chats.db", "engine": ScriptedEngine()} | settings
-        manager = SessionManager(settings.pop("store"), namespace=namespace, **settings)
+        chosen: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/chats.db", "engine": ScriptedEngine(), **settings}
+        manager = SessionManager(chosen.pop("store"), namespace=namespace, **chosen)
         managers.append(manager)
         return manager
 

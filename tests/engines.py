@@ -12,7 +12,7 @@ from turnwise.memory.turns import Turn
 
 
 class ScriptedEngine:
-    """Does what the prompt says: `slow N`, `raise`, `exit`, `nothing`, `thoughts`, `dangling`, `stubborn`, or echoes."""
+    """Does what the prompt's first word says, see the cases below, or echoes it."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -20,7 +20,7 @@ class ScriptedEngine:
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:  # noqa: PLR0911 - one a case
         prompt = turn.new_blocks[-1].text  # type: ignore[attr-defined]
         word, _, rest = prompt.partition(" ")
         match word:

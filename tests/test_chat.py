@@ -80,19 +80,24 @@ def test_prompts_that_follow_each_other_are_one_message_of_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "block",
+    ("kind", "fields"),
     [
-        Document(name="a.pdf", url="https://example.org/a.pdf"),
-        Document(name="a.pdf"),
-        Document(name="a.pdf", data="aGk="),
-        Image(data="aGk="),
-        Image(),
+        (Document, {"name": "a.pdf"}),
+        (Document, {"name": "a.pdf", "data": "aGk="}),
+        (Image, {"data": "aGk="}),
+        (Image, {}),
     ],
-    ids=repr,
 )
-def test_a_block_that_chat_cannot_carry_is_an_error_that_names_it(block: Block) -> None:
-    with pytest.raises(EngineError, match=f"block 1: .*{block.kind}"):
-        encode([User(text="Read this."), block])
+def test_an_image_or_document_that_could_not_be_sent_cannot_be_made(kind: type[Block], fields: dict[str, str]) -> None:
+    """Acceptance 19: in a history it would make every later request invalid."""
+    with pytest.raises(ValueError, match=r"needs a url|needs its media_type"):
+        kind(**fields)
+
+
+def test_a_document_known_by_its_address_alone_is_sent_as_text() -> None:
+    messages = encode([User(text="Read this."), Document(name="a.pdf", url="https://example.org/a.pdf")])
+    check_chat(messages)
+    assert messages[0]["content"][1] == {"type": "text", "text": "a.pdf:\nhttps://example.org/a.pdf"}
 
 
 def test_an_answer_is_one_message_and_its_results_follow_in_the_order_of_declaration() -> None:

@@ -268,7 +268,7 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
 
 
 def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners_change() -> None:
-    """Cases 15, 47, 59, 60 and 64: any mix of verbs, a store that fails before or after it acts, cores that take over."""
+    """Cases 15, 47, 59, 60, 64: any mix of verbs, a store that fails before or after it acts, cores that take over."""
 
     async def schedule(seed: int) -> None:
         world = World(seed, kinds=("answer", "raise", "tools", "stubborn"), config=SessionConfig(cancel_grace_s=0.1))
@@ -278,7 +278,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
         submitted: set[str] = set()
 
         async def persist(verb: str, *args: Any, **kwargs: Any) -> Any:
-            """Ask again until somebody answers, as a caller on Ray does: with the same ids, and the owner of the day."""
+            """Ask again until somebody answers, as a caller on Ray does: with the same ids, whoever owns it."""
             while True:
                 core = cores[-1]
                 try:

@@ -354,7 +354,7 @@ def test_settings_out_of_range_are_refused_by_name() -> None:
         core, _ = await new_core()
         for settings in ({"if_busy": "maybe"}, {"timeout_s": 0}, {"timeout_s": -1}):
             with pytest.raises(ConfigError, match=next(iter(settings))):
-                await core.start(["hello"], run_id="run", **settings)  # type: ignore[arg-type]
+                await core.start(["hello"], run_id="run", **settings)
         for prompt in (3, None, b"bytes", blocks.ToolResult(call_id="1", text="forged"), "\ud800"):
             with pytest.raises(InvalidPromptError, match=SESSION):
                 await core.start([prompt], run_id="run")  # type: ignore[list-item]

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from subprocess import PIPE, Popen
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -80,13 +80,14 @@ async def write(url: str, session_id: str, count: int) -> None:
 
 
 @contextmanager
-def writers(url: str, count: int, *session_ids: str) -> Iterator[dict[str, tuple[Popen[str], IO[str], IO[str]]]]:
+def writers(url: str, count: int, *session_ids: str) -> Iterator[dict[str, tuple[Popen[str], Any, Any]]]:
     """Processes that write, ready for their first line. Yields each with what goes in and what comes out."""
     processes = {
         session_id: Popen([sys.executable, __file__, url, session_id, str(count)], stdin=PIPE, stdout=PIPE, text=True)
         for session_id in session_ids
     }
     try:
+        ends: dict[str, tuple[Popen[str], Any, Any]]
         ends = {name: (process, process.stdin, process.stdout) for name, process in processes.items()}
         for _, _, out in ends.values():
             assert out.readline() == "ready\n"
@@ -225,7 +226,6 @@ def test_a_turn_takes_at_most_twice_its_text_and_the_last_writes_as_many_rows_as
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
     text = 2 * sum(map(len, prompts))
-    print("RATIO", (tmp_path / "store.db").stat().st_size / text, rows[9], rows[-1])
     assert (tmp_path / "store.db").stat().st_size <= 2 * text
 
 

@@ -1,0 +1,47 @@
+"""`make bench` measures what it says. Whether its goals are met is for a quiet machine to say, not for a test."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent / "bench/bench.py"
+
+MEASURED = [
+    "bare call of an empty async actor",
+    "durable turn: run + wait, on SQLite",
+    "turns 4 to 16, prompts of 200 characters",
+    "turns 4 to 16, prompts of 500 characters",
+    "turns 4 to 16, prompts of 2000 characters",
+    "turns 61 to 100 of the same session",
+    "bare call, between the cancels",
+    "cancel to the waiter's error: p99 to floor's median",
+    "cancel to the provider's closed line: p99",
+    "bare actor: made, first call answered",
+    "session: open(), its process still starting",
+    "session: open() + info(), loaded",
+    "session: open() + first turn, complete",
+]
+
+COUNTED = ["actor calls a turn, counted in this process", "transactions a turn, counted at SQLite"]
+
+
+@pytest.mark.timeout(120)
+def test_the_bench_prints_every_measurement_and_says_of_each_goal_whether_it_is_met() -> None:
+    ran = subprocess.run(
+        [sys.executable, BENCH, "--quick"], capture_output=True, encoding="utf-8", timeout=110, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lines = ran.stdout.splitlines()
+    for what in MEASURED:
+        times = r" +\d+( +\d+\.\d\d ms){4}"
+        assert any(re.match(re.escape(what) + times, line) for line in lines), what
+    for what in COUNTED:
+        assert any(re.match(rf" *{what} +\d", line) for line in lines), what
+    goals = [line for line in lines if "goal at most" in line]
+    assert len(goals) == 10
+    assert all(line.endswith((": met", ": MISSED")) for line in goals)
+    met = sum(line.endswith(": met") for line in goals)
+    assert re.match(rf"{met} of 10 goals met, in \d+ s", lines[-1])

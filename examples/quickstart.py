@@ -213,6 +213,7 @@ def main() -> None:
         if not key:
             provider = stack.enter_context(LocalProvider(token_delay_s=0.04, reply=stand_in))
             key, base_url, model = "no-key", provider.base_url, "stand-in"
+            os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}  # sessions inherit it
         db = options.db or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnwise-")), "chats.db")
         screen.tell(f"Four conversations at once\n  with {model} at {base_url or 'OpenAI'}\n  kept in {db}\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
@@ -25,7 +26,9 @@ class FrozenDict(dict[str, Any]):
 
 
 def freeze(value: Any) -> Any:
-    """Return `value` frozen. Takes what JSON can hold; anything else is a TypeError that names its type."""
+    """Return `value` frozen. Takes what JSON can hold; anything else is a TypeError that names it or its type."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TypeError(f"{value} is not a JSON value")
     if isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, Mapping):

@@ -30,6 +30,7 @@ from unittest import mock
 
 # Ray reads these when it is imported: send no statistics, and do not report the actors that are killed on purpose.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
 import ray
 import sqlalchemy as sa

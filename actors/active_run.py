@@ -42,7 +42,8 @@ class ActiveRun:
         self._published = 0
         """How many of `_streak` were published."""
         self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
+        self.closed = False
+        """Whether the outcome is decided."""
 
     @property
     def run_id(self) -> str:
@@ -60,7 +61,7 @@ class ActiveRun:
 
     def emit(self, part: str | Block) -> None:
         """See `RunContext.emit`."""
-        if self._closed:
+        if self.closed:
             return
         if isinstance(part, Text) and not part.interrupted:
             part = part.text
@@ -87,7 +88,7 @@ class ActiveRun:
 
     def report(self, *, usage: Usage | None = None, stop_reason: str | None = None) -> None:
         """See `RunContext.report`."""
-        if self._closed:
+        if self.closed:
             return
         if usage:
             self.usage = usage + self.usage if self.usage else usage
@@ -95,9 +96,9 @@ class ActiveRun:
 
     def close(self) -> list[Block]:
         """Publish what is left, end the context, and return what was emitted as blocks."""
-        if not self._closed:
+        if not self.closed:
             self._end_streak()
-            self._closed = True
+            self.closed = True
         return list(self._parts)
 
     def _schedule(self) -> None:

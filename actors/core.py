@@ -396,6 +396,11 @@ class SessionCore:
         """The run that has the session's claim."""
         return self._active.run_id if self._active else None
 
+    def is_ending(self, run_id: str) -> bool:
+        """Return whether the run's outcome is decided, whether or not it is stored yet."""
+        run = self._open_run(run_id)
+        return run is None or run.closed
+
     @property
     def queued_run_ids(self) -> list[str]:
         """The runs that wait behind it, in order."""

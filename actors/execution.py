@@ -40,10 +40,12 @@ class _Handle:
 
     __slots__ = ("_outcome", "_realm", "run_id", "session_id", "turn_index")
 
-    def __init__(self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: Any = None) -> None:
+    def __init__(
+        self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: PackedOutcome | None = None
+    ) -> None:
         self._realm = realm
         self._outcome = outcome
-        """The Ray object of a wait that was sent together with the start."""
+        """How the run ended, if that came with the start's answer."""
         self.session_id = session_id
         self.run_id = run_id
         self.turn_index = turn_index
@@ -63,29 +65,19 @@ class _Handle:
     def _wait(self, timeout_s: float | None) -> Request[Turn]:
         cache = self._realm.cache(self.session_id)
         try:
-            outcome: PackedOutcome | None = None
-            if self._outcome is not None:
-                outcome = yield from self._realm.fetch(self._outcome, timeout_s)
-                if outcome is None:
-                    self._outcome = None
+            outcome = self._outcome
             if outcome is None:
-                ask = self._realm.ask(
-                    self.session_id,
-                    "wait",
-                    self.run_id,
-                    timeout_s,
-                    cache.held,
-                    timeout_s=None if timeout_s is None else timeout_s + ANSWER_S,
-                )
+                limit_s = None if timeout_s is None else timeout_s + ANSWER_S
+                ask = self._realm.ask(self.session_id, "wait", self.run_id, timeout_s, cache.held, timeout_s=limit_s)
                 outcome = yield from ask
         except TimeoutError as error:
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s) from error
         if outcome is None:
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s)
         turn = outcome.turn.unpack(cache) if outcome.turn else None
-        if outcome.run.state == "completed" and turn:
+        if outcome.state == "completed" and turn:
             return turn
-        raise _ERRORS[outcome.run.state](self.session_id, self.run_id, outcome.run.why, turn)
+        raise _ERRORS[outcome.state](self.session_id, self.run_id, outcome.why, turn)
 
     def _cancel(self, reason: str) -> Request[bool]:
         cancelled: bool = yield from self._realm.ask(self.session_id, "cancel", reason, self.run_id)
@@ -111,15 +103,17 @@ class ExecutionHandle(_Handle):
 
     __slots__ = ("_portal",)
 
-    def __init__(self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: Any = None) -> None:
+    def __init__(
+        self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: PackedOutcome | None = None
+    ) -> None:
         super().__init__(realm, session_id, run_id, turn_index, outcome)
         self._portal = Portal()
 
     def wait(self, timeout_s: float | None = None) -> Turn:
         """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.
 
-        At most one Ray call; none in the process that started the run, since a wait was sent along with the start. Ends
-        at the run's end, which is durable by then and has freed the session.
+        One Ray call, or none if the run had ended when its start was acknowledged. Ends at the run's end, which is
+        durable by then and has freed the session.
 
         Args:
             timeout_s: give up after so many seconds; the run goes on.

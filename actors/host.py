@@ -7,14 +7,13 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import SessionCore, Started
+from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
-from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, Refused, SessionInfo
-from turnwise.errors import ConfigError, RunNotFoundError, SessionFencedError, TurnwiseError
+from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, Refused, SessionInfo, StartAnswer
+from turnwise.errors import ConfigError, SessionFencedError, TurnwiseError
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
@@ -22,11 +21,11 @@ from turnwise.memory.spans import Spans, union
 from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn
 
-EXPECT_S = 60.0
-"""How long a wait that was sent together with a start looks out for it."""
+ENGINE_TICKS = 3
+"""How many turns of the event loop an engine has to answer before its start is acknowledged without its end."""
 
-MAX_STARTS = 1000
-"""How many starts are remembered for the waits that were sent together with them."""
+END_COMMIT_S = 0.05
+"""How long the acknowledgement of such a start waits for the end to be stored."""
 
 
 class SessionHost:
@@ -59,7 +58,6 @@ class SessionHost:
         self._node_id = node_id
         self._leave = leave
         self._core: asyncio.Task[SessionCore] | None = None
-        self._starts: dict[str, asyncio.Event] = {}
         self._calls = 0
         self._last_call_s = time.monotonic()
         self._idle: asyncio.Task[None] | None = None
@@ -96,39 +94,22 @@ class SessionHost:
         return await (await self._loaded()).append(prompts, key)
 
     async def do_start(
-        self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any]
-    ) -> Started | EngineWanted:
-        arrived = self._starts.setdefault(settings["run_id"], asyncio.Event())
-        if len(self._starts) > MAX_STARTS:
-            self._starts.pop(next(iter(self._starts)))  # of a caller that died between its two calls
+        self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any], held: Spans
+    ) -> StartAnswer | EngineWanted:
         core = await self._loaded()
         if engine_id != self._engine_id:
             return EngineWanted()
-        try:
-            return await core.start(prompts, **settings)
-        finally:
-            arrived.set()
-
-    async def do_await_start(self, run_id: str, held: Spans) -> PackedOutcome | None:
-        """Wait for a run whose start was sent just before this, and may arrive later or be refused."""
-        try:
-            if run_id not in self._starts:
-                # Either the start is still on its way, or it went to the process before this one.
-                with suppress(RunNotFoundError):
-                    await (await self._loaded()).run(run_id)
-                    return await self.do_wait(run_id, None, held)
-            await asyncio.wait_for(self._starts.setdefault(run_id, asyncio.Event()).wait(), EXPECT_S)
-            return await self.do_wait(run_id, None, held)
-        except TimeoutError:
-            raise RunNotFoundError(run_id, f"session {self._session_id!r}") from None
-        finally:
-            self._starts.pop(run_id, None)
+        started = await core.start(prompts, **settings)
+        # An engine that answers without waiting for anything is done by now: its end goes along and saves a call.
+        for _ in range(ENGINE_TICKS):
+            await asyncio.sleep(0)
+        outcome = await core.wait(started.run_id, END_COMMIT_S) if core.is_ending(started.run_id) else None
+        packed = PackedOutcome.pack(outcome, held) if outcome else None
+        return StartAnswer(started.run_id, started.turn_index, packed)
 
     async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
         outcome = await (await self._loaded()).wait(run_id, timeout_s)
-        if outcome is None:
-            return None
-        return PackedOutcome(outcome.run, PackedTurn.pack(outcome.turn, held) if outcome.turn else None)
+        return PackedOutcome.pack(outcome, held) if outcome else None
 
     async def do_cancel(self, reason: str, run_id: str | None) -> bool:
         return await (await self._loaded()).cancel(reason, run_id)

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -16,17 +15,15 @@ from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import Started
-from turnwise.actors.host import SessionHost
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.placement import Dedicated
+from turnwise.actors.session_actor import SessionActor, open_store
 from turnwise.actors.steps import Fetch, Pause, Request
-from turnwise.actors.store_actor import remote_store
-from turnwise.actors.wire import EngineWanted, Refused
+from turnwise.actors.wire import Refused, StartAnswer
 from turnwise.errors import ConfigError, SessionFencedError, SessionLostError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.store import SessionStore
-from turnwise.memory.urls import open_store, resolve_url
+from turnwise.memory.urls import resolve_url
 
 REACH_S = 60.0
 """How long a verb looks for a session's process, through deaths and restarts, before SessionLostError."""
@@ -92,7 +89,7 @@ class Realm:
         """Return a store of this process's own."""
         if self._url is None:
             raise SessionLostError("*", "open a SessionManager on its store in this process first")
-        return _open(self._url, self.namespace)
+        return open_store(self._url, self.namespace)
 
     def cache(self, session_id: str) -> BlockCache:
         """Return what this process has seen of the session's blocks."""
@@ -114,21 +111,11 @@ class Realm:
         """Let the session's process start and load, without waiting for it."""
         self.actor(session_id).call.remote(_pack("warm"))
 
-    def ask(
-        self,
-        session_id: str,
-        verb: str,
-        *args: Any,
-        timeout_s: float | None = None,
-        then: Callable[[Any], None] | None = None,
-    ) -> Request[Any]:
+    def ask(self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None) -> Request[Any]:
         """Call one verb of the session's host: through its death, restart and leaving, until it answers.
 
         So a verb may be carried out twice, and each is made to bear it. This is the one place that turns Ray's
         exceptions into ours.
-
-        Args:
-            then: called with the actor when the request is on its way to it.
 
         Raises:
             TimeoutError: no answer within `timeout_s`.
@@ -143,11 +130,7 @@ class Realm:
             left_s = None if timeout_s is None else max(0.0, began + timeout_s - time.monotonic())
             failure: Exception
             try:
-                actor = self.actor(session_id)
-                reply = actor.call.remote(request)
-                if then:
-                    then(actor)
-                packed: bytes = yield Fetch(reply, left_s)
+                packed: bytes = yield Fetch(self.actor(session_id).call.remote(request), left_s)
             except GetTimeoutError as error:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
             except RayTaskError as error:
@@ -173,39 +156,13 @@ class Realm:
             yield Pause(pause_s)
             pause_s = min(2 * pause_s, 0.5)
 
-    def fetch(self, outcome: Any, timeout_s: float | None) -> Request[Any]:
-        """Return what a call that is under way answers; None if it was refused or lost, so that it can be made anew.
-
-        Raises:
-            TimeoutError: no answer within `timeout_s`.
-        """
-        try:
-            packed: bytes = yield Fetch(outcome, timeout_s)
-        except GetTimeoutError as error:
-            raise TimeoutError(f"no answer within {timeout_s} s") from error
-        except RayError:
-            return None
-        answer = pickle.loads(packed)
-        return None if isinstance(answer, Refused) else answer
-
-    def start(
-        self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]
-    ) -> Request[tuple[Started, Any]]:
-        """Ask for a run with this realm's engine; return what was acknowledged, and a Ray object of the run's outcome.
-
-        The outcome is asked for in the same breath, so that waiting for it later costs no round trip of its own. Where
-        the session has another engine, it is sent there first.
-        """
-        wait = _pack("await_start", settings["run_id"], self.cache(session_id).held)
-        outcomes: list[Any] = []
-
-        def wait_too(actor: Any) -> None:
-            outcomes.append(actor.call.remote(wait))
-
+    def start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartAnswer]:
+        """Ask for a run with this realm's engine; sends the engine first where the session has another."""
+        held = self.cache(session_id).held
         while True:
-            started = yield from self.ask(session_id, "start", self._engine_id, prompts, settings, then=wait_too)
-            if not isinstance(started, EngineWanted):
-                return started, outcomes[-1] if started.run_id == settings["run_id"] else None
+            answer = yield from self.ask(session_id, "start", self._engine_id, prompts, settings, held)
+            if isinstance(answer, StartAnswer):
+                return answer
             yield from self.ask(session_id, "adopt", self._engine_id, self._engine)
 
     def _find_actor(self, session_id: str) -> Any:
@@ -217,7 +174,7 @@ class Realm:
                 why = "no process of it is live: open a SessionManager on its store in this process first"
                 raise SessionLostError(session_id, why) from error
         return (
-            ray.remote(_SessionActor)
+            ray.remote(SessionActor)
             .options(
                 name=name,
                 namespace=self.namespace,
@@ -232,31 +189,8 @@ class Realm:
         )
 
 
-class _SessionActor(SessionHost):
-    """`SessionHost` on Ray."""
-
-    def __init__(self, session_id: str, url: str, namespace: str, engine_id: str, engine: bytes) -> None:
-        context = ray.get_runtime_context()
-        super().__init__(
-            session_id,
-            lambda: _open(url, namespace),
-            engine_id,
-            engine,
-            node_id=context.get_node_id(),
-            leave=lambda: context.current_actor.depart.options(max_task_retries=0).remote(),
-        )
-
-    async def depart(self) -> None:
-        """End this process without a restart."""
-        ray.actor.exit_actor()
-
-
 def _pack(verb: str, *args: Any) -> bytes:
     return pickle.dumps((verb, *args), pickle.HIGHEST_PROTOCOL)
-
-
-def _open(url: str, namespace: str) -> SessionStore:
-    return remote_store(url, namespace) if url.startswith("memory:") else open_store(url)
 
 
 def _find(namespace: str, name: str) -> Realm:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.actors.core import IfBusy, Started
+from turnwise.actors.core import IfBusy
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.realm import Realm
 from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
-from turnwise.actors.wire import PackedTurn, SessionInfo
+from turnwise.actors.wire import PackedTurn, SessionInfo, StartAnswer
 from turnwise.memory.events import Event
 from turnwise.memory.ids import check_id, new_id
 from turnwise.memory.prompts import Prompt
@@ -52,7 +52,7 @@ class _Session:
         idempotency_key: str | None,
         timeout_s: float | None,
         labels: Mapping[str, str] | None,
-    ) -> Request[tuple[Started, Any]]:
+    ) -> Request[StartAnswer]:
         settings = {
             "run_id": new_id(),
             "if_busy": if_busy,
@@ -141,8 +141,8 @@ class Session(_Session):
             IdempotencyConflictError: nothing was stored.
         """
         request = self._start(prompts, if_busy, idempotency_key, timeout_s, labels)
-        started, outcome = carry_out(request, self._portal)
-        return ExecutionHandle(self._realm, self.id, started.run_id, started.turn_index, outcome)
+        started = carry_out(request, self._portal)
+        return ExecutionHandle(self._realm, self.id, started.run_id, started.turn_index, started.outcome)
 
     def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None while there is none."""
@@ -241,8 +241,8 @@ class AsyncSession(_Session):
     ) -> AsyncExecutionHandle:
         """See `Session.run`."""
         request = self._start(prompts, if_busy, idempotency_key, timeout_s, labels)
-        started, outcome = await carry_out_async(request)
-        return AsyncExecutionHandle(self._realm, self.id, started.run_id, started.turn_index, outcome)
+        started = await carry_out_async(request)
+        return AsyncExecutionHandle(self._realm, self.id, started.run_id, started.turn_index, started.outcome)
 
     async def latest(self) -> Turn | None:
         """See `Session.latest`."""

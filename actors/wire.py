@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turnwise.actors.core import Outcome
 from turnwise.errors import TurnwiseError
 from turnwise.memory.block_cache import BlockCache
-from turnwise.memory.runs import RunRecord
+from turnwise.memory.runs import RunState
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Spans, subtract, union
 from turnwise.memory.turns import Turn, TurnRecord
@@ -49,8 +50,24 @@ class PackedTurn:
 class PackedOutcome:
     """How a run ended, with what was kept."""
 
-    run: RunRecord
+    state: RunState
+    why: str | None
     turn: PackedTurn | None
+
+    @classmethod
+    def pack(cls, outcome: Outcome, held: Spans) -> PackedOutcome:
+        """Pack what `held`, the receiver's spans, lacks."""
+        turn = PackedTurn.pack(outcome.turn, held) if outcome.turn else None
+        return cls(outcome.run.state, outcome.run.why, turn)
+
+
+@dataclass(frozen=True, slots=True)
+class StartAnswer:
+    """What `start` acknowledges, and how the run ended if it has already."""
+
+    run_id: str
+    turn_index: int
+    outcome: PackedOutcome | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

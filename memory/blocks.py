@@ -134,6 +134,12 @@ class Unknown(Block):
     kind: str
     payload: JsonObject = FrozenDict()
 
+    @model_validator(mode="after")
+    def _is_unknown(self) -> Self:
+        if self.kind in KINDS or "kind" in self.payload:
+            raise ValueError("it would be read as a block of another kind: use that kind's class")
+        return self
+
 
 KINDS: dict[str, type[Block]] = {
     cls.model_fields["kind"].default: cls

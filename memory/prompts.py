@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnwise.errors import EmptyTurnError, InvalidPromptError
-from turnwise.memory.blocks import Block, Thinking, ToolResult, ToolUse, User, encode
+from turnwise.memory.blocks import KINDS, Block, Thinking, ToolResult, ToolUse, Unknown, User, encode
 
 Prompt = str | Block
 """A string is a `User` block."""
@@ -22,7 +22,7 @@ def accept(session_id: str, prompts: Sequence[Prompt], max_bytes: int) -> tuple[
     blocks: list[Block] = []
     encoded: list[str] = []
     for prompt in prompts:
-        if not isinstance(prompt, str | Block):
+        if not isinstance(prompt, (str, Unknown, *KINDS.values())):
             raise InvalidPromptError(session_id, f"{type(prompt).__name__} is not a string or a block")
         if isinstance(prompt, Thinking | ToolUse | ToolResult):
             raise InvalidPromptError(session_id, f"a {prompt.kind} block comes from a run, not from a caller")

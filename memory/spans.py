@@ -49,7 +49,7 @@ def union(*groups: Iterable[Span]) -> Spans:
 def subtract(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
     """Return the positions of `spans` that are not in `held`."""
     left = list(union(spans))
-    for log, start, stop in held:
+    for log, start, stop in union(held):
         left = [
             part
             for span in left

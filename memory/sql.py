@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -403,13 +405,26 @@ def _configure_sqlite(engine: sa.Engine, lock_timeout_s: float) -> None:
     def configure(connection: Any, _: object) -> None:
         connection.isolation_level = None  # the driver begins no transaction on its own
         connection.execute(f"PRAGMA busy_timeout = {int(lock_timeout_s * 1000)}")
-        connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        _use_wal(connection, lock_timeout_s)
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("turnwise_read")
         connection.exec_driver_sql("BEGIN" if reads else _BEGIN)
+
+
+def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:
+    """Switch the file to WAL. Of two that open a new file at once SQLite refuses one, and does not let it wait."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _bounds(span: Span) -> dict[str, int]:

@@ -45,8 +45,10 @@ BLOCKS: dict[type[Block], st.SearchStrategy[Block]] = {
     Thinking: st.builds(Thinking, text=TEXTS, signature=MAYBE, redacted=MAYBE),
     ToolUse: st.builds(ToolUse, call_id=TEXTS, name=TEXTS, input=OBJECTS, signature=MAYBE),
     ToolResult: st.builds(ToolResult, call_id=TEXTS, text=TEXTS, is_error=st.booleans()),
-    Image: st.builds(Image, url=MAYBE, data=MAYBE, media_type=MAYBE),
-    Document: st.builds(Document, name=TEXTS, url=MAYBE, data=MAYBE, text=MAYBE, media_type=MAYBE),
+    Image: st.builds(Image, url=st.text(min_size=1), data=MAYBE, media_type=st.text(min_size=1))
+    | st.builds(Image, data=st.text(min_size=1), media_type=st.text(min_size=1)),
+    Document: st.builds(Document, name=TEXTS, text=st.text(min_size=1), url=MAYBE)
+    | st.builds(Document, name=TEXTS, data=TEXTS, media_type=st.text(min_size=1), url=st.text(min_size=1), text=MAYBE),
     Citations: st.builds(Citations, items=st.lists(OBJECTS, max_size=3)),
     CacheCheckpoint: st.builds(CacheCheckpoint),
     Unknown: st.builds(Unknown, kind=UNKNOWN_KINDS, payload=PAYLOADS),

@@ -67,15 +67,15 @@ def test_new_ids_sort_by_the_time_they_were_made(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(time, "time_ns", lambda at_ms=at_ms: at_ms * 1_000_000 + 999_999)
         ids.append(new_id())
     assert sorted(ids) == ids
-    assert [int(id[:12], 16) for id in ids] == now_ms
+    assert [int(made[:12], 16) for made in ids] == now_ms
 
 
 def test_new_ids_are_unique_and_ids() -> None:
     ids = {new_id() for _ in range(20_000)}
     assert len(ids) == 20_000
-    for id in ids:
-        assert len(check_id("run id", id)) == 24
-        int(id, 16)
+    for made in ids:
+        assert len(check_id("run id", made)) == 24
+        int(made, 16)
 
 
 def test_new_ids_of_one_millisecond_differ_in_what_cannot_be_guessed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from turnwise.memory.prompts import Prompt, accept
 
 def test_strings_become_user_blocks_and_blocks_stay_what_they_are_in_their_order() -> None:
     given: list[Block] = [
-        *(System(text="Be brief."), Image(url="https://example.org/a.png"), Document(name="a", text="")),
+        *(System(text="Be brief."), Image(url="https://example.org/a.png"), Document(name="a", text="b")),
         *(
             Text(text="So far:"),
             Citations(items=({"url": "x"},)),

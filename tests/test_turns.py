@@ -2,6 +2,8 @@
 
 import pickle
 from dataclasses import FrozenInstanceError, replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +40,7 @@ def test_joined_spans_have_the_positions_of_the_groups_in_order_in_as_few_spans_
     joined = join(a, b)
     assert positions(joined) == positions(a) + positions(b)
     assert all(span.start < span.stop for span in joined)
-    assert all(x.log != y.log or x.stop != y.start for x, y in zip(joined, joined[1:], strict=False))
+    assert all(x.log != y.log or x.stop != y.start for x, y in pairwise(joined))
     assert join(joined) == joined
     assert size(joined) == len(positions(joined))
 
@@ -189,10 +191,9 @@ def test_a_turn_cannot_be_changed() -> None:
             delattr(turn, name)
     with pytest.raises(FrozenInstanceError):
         turn.record.index = 5  # type: ignore[misc]
-    used = turn.blocks[-1]
-    assert isinstance(used, ToolUse)
+    used: Any = turn.blocks[-1]
     for payload in (used.input, turn.metadata):
-        assert type(turn.blocks) is type(payload["deep"]) is tuple
+        assert [type(turn.blocks), type(payload["deep"])] == [tuple, tuple]
         with pytest.raises(TypeError, match="immutable record"):
             payload["deep"][0]["a"] = 2
     assert turn == again

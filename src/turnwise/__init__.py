@@ -1,56 +1,56 @@
 """turnwise: LLM conversations and agents as concurrent, durable sessions on Ray."""
 
+import importlib as _importlib
 import typing as _typing
 
-from turnwise.actors.config import SessionConfig
-from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.inference.echo import EchoEngine
-from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, RunContext, SessionView
-from turnwise.actors.inference.openai import OpenAIEngine
-from turnwise.actors.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.placement import Dedicated
-from turnwise.actors.session import AsyncSession, Session
-from turnwise.errors import (
-    ConfigError,
-    CorruptRecordError,
-    DuplicateKeyError,
-    EmptyTurnError,
-    EngineError,
-    IdempotencyConflictError,
-    InvalidIdError,
-    InvalidInputError,
-    InvalidPromptError,
-    NoActiveRunError,
-    NotFoundError,
-    QueueFullError,
-    RunCancelledError,
-    RunEndedError,
-    RunFailedError,
-    RunInterruptedError,
-    RunNotFoundError,
-    SchemaVersionError,
-    SessionBusyError,
-    SessionEndedError,
-    SessionExistsError,
-    SessionFencedError,
-    SessionLostError,
-    SessionNotFoundError,
-    SessionOwnerError,
-    StoreClosedError,
-    StoreError,
-    StoreURLError,
-    TurnNotFoundError,
-    TurnwiseError,
-    WaitTimeoutError,
-)
-from turnwise.memory import blocks, events
-from turnwise.memory.in_memory import InMemoryStore
-from turnwise.memory.store import SessionStore
-from turnwise.memory.turns import Turn
-from turnwise.memory.usage import Usage
-
 if _typing.TYPE_CHECKING:
+    from turnwise.actors.config import SessionConfig
+    from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
+    from turnwise.actors.inference.echo import EchoEngine
+    from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, RunContext, SessionView
+    from turnwise.actors.inference.openai import OpenAIEngine
+    from turnwise.actors.manager import AsyncSessionManager, SessionManager
+    from turnwise.actors.placement import Dedicated
+    from turnwise.actors.session import AsyncSession, Session
+    from turnwise.errors import (
+        ConfigError,
+        CorruptRecordError,
+        DuplicateKeyError,
+        EmptyTurnError,
+        EngineError,
+        IdempotencyConflictError,
+        InvalidIdError,
+        InvalidInputError,
+        InvalidPromptError,
+        NoActiveRunError,
+        NotFoundError,
+        QueueFullError,
+        RunCancelledError,
+        RunEndedError,
+        RunFailedError,
+        RunInterruptedError,
+        RunNotFoundError,
+        SchemaVersionError,
+        SessionBusyError,
+        SessionEndedError,
+        SessionExistsError,
+        SessionFencedError,
+        SessionLostError,
+        SessionNotFoundError,
+        SessionOwnerError,
+        StoreClosedError,
+        StoreError,
+        StoreURLError,
+        TurnNotFoundError,
+        TurnwiseError,
+        WaitTimeoutError,
+    )
+    from turnwise.memory import blocks, events
+    from turnwise.memory.in_memory import InMemoryStore
     from turnwise.memory.sql import SQLStore
+    from turnwise.memory.store import SessionStore
+    from turnwise.memory.turns import Turn
+    from turnwise.memory.usage import Usage
 
 __all__ = [
     "AsyncExecutionHandle",
@@ -107,11 +107,66 @@ __all__ = [
     "events",
 ]
 
+_HOMES = {
+    name: home
+    for home, names in {
+        "turnwise.actors.config": ["SessionConfig"],
+        "turnwise.actors.execution": ["AsyncExecutionHandle", "ExecutionHandle"],
+        "turnwise.actors.inference.echo": ["EchoEngine"],
+        "turnwise.actors.inference.engine": ["EngineBuilder", "InferenceRunner", "RunContext", "SessionView"],
+        "turnwise.actors.inference.openai": ["OpenAIEngine"],
+        "turnwise.actors.manager": ["AsyncSessionManager", "SessionManager"],
+        "turnwise.actors.placement": ["Dedicated"],
+        "turnwise.actors.session": ["AsyncSession", "Session"],
+        "turnwise.errors": [
+            "ConfigError",
+            "CorruptRecordError",
+            "DuplicateKeyError",
+            "EmptyTurnError",
+            "EngineError",
+            "IdempotencyConflictError",
+            "InvalidIdError",
+            "InvalidInputError",
+            "InvalidPromptError",
+            "NoActiveRunError",
+            "NotFoundError",
+            "QueueFullError",
+            "RunCancelledError",
+            "RunEndedError",
+            "RunFailedError",
+            "RunInterruptedError",
+            "RunNotFoundError",
+            "SchemaVersionError",
+            "SessionBusyError",
+            "SessionEndedError",
+            "SessionExistsError",
+            "SessionFencedError",
+            "SessionLostError",
+            "SessionNotFoundError",
+            "SessionOwnerError",
+            "StoreClosedError",
+            "StoreError",
+            "StoreURLError",
+            "TurnNotFoundError",
+            "TurnwiseError",
+            "WaitTimeoutError",
+        ],
+        "turnwise.memory": ["blocks", "events"],
+        "turnwise.memory.in_memory": ["InMemoryStore"],
+        "turnwise.memory.sql": ["SQLStore"],
+        "turnwise.memory.store": ["SessionStore"],
+        "turnwise.memory.turns": ["Turn"],
+        "turnwise.memory.usage": ["Usage"],
+    }.items()
+    for name in names
+}
+
 
 def __getattr__(name: str) -> object:
-    """Import `SQLStore` when it is asked for: SQLAlchemy takes 0.15 s that a session's process need not wait for."""
-    if name == "SQLStore":
-        from turnwise.memory.sql import SQLStore
-
-        return SQLStore
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a public name when it is asked for: a session's process need not wait for what it does not use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    if home == "turnwise.memory":
+        return _importlib.import_module(f"{home}.{name}")
+    return getattr(_importlib.import_module(home), name)

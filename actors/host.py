@@ -7,6 +7,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from turnwise.actors.config import SessionConfig
@@ -103,7 +104,10 @@ class SessionHost:
         # An engine that answers without waiting for anything is done by now: its end goes along and saves a call.
         for _ in range(ENGINE_TICKS):
             await asyncio.sleep(0)
-        outcome = await core.wait(started.run_id, END_COMMIT_S) if core.is_ending(started.run_id) else None
+        outcome = None
+        if core.is_ending(started.run_id):
+            with suppress(TurnwiseError):  # the start stands, whatever becomes of the end: `wait` will tell
+                outcome = await core.wait(started.run_id, END_COMMIT_S)
         packed = PackedOutcome.pack(outcome, held) if outcome else None
         return StartAnswer(started.run_id, started.turn_index, packed)
 

@@ -136,6 +136,9 @@ class Realm:
             except RayTaskError as error:
                 raise SessionLostError(session_id, f"{verb} failed there: {error.cause!r}") from error
             except RayActorError as error:
+                if error.actor_init_failed:
+                    why = "its process cannot start: install this turnwise, and what it needs, on every node"
+                    raise SessionLostError(session_id, f"{why} ({error})") from error
                 failure = error
             except RayError as error:
                 raise SessionLostError(session_id, f"{type(error).__name__}: {error}") from error

@@ -300,6 +300,7 @@ async def _listed(store: SessionStore, limit: int = 100, **query: Any) -> list[s
     while True:
         page = await store.query(cursor=cursor, limit=limit, **query)
         ids += [session.session_id for session in page]
+        _equal(len(set(ids)), len(ids), f"how many sessions of {ids} are there once")
         if page.cursor is None:
             return ids
         _equal(len(page), limit, "sessions of a page that has a cursor")

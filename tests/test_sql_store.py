@@ -167,6 +167,20 @@ def test_commits_are_on_disk_before_they_return(url: str) -> None:
     assert using(url, pragmas) == ["wal", 2, 30_000]
 
 
+def test_all_that_open_a_new_file_at_once_get_it(tmp_path: Path) -> None:
+    """Case 45: SQLite lets one of them switch the file to WAL and refuses the others without waiting."""
+
+    async def use(url: str) -> None:
+        stores = [SQLStore(url) for _ in range(6)]
+        await asyncio.gather(*(store.create(SessionRecord(session_id=str(at))) for at, store in enumerate(stores)))
+        assert [await store.count() for store in stores] == [6] * 6
+        for store in stores:
+            await store.close()
+
+    for number in range(20):
+        asyncio.run(use(f"sqlite:///{tmp_path}/{number}.db"))
+
+
 def test_two_processes_commit_to_two_sessions_of_one_file_at_the_same_time(url: str) -> None:
     """Case 45."""
     with writers(url, 200, "a", "b") as processes:

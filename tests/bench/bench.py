@@ -62,7 +62,7 @@ class Scale:
     openings: int
 
 
-FULL = Scale(rounds=100, turns=2000, cancels=300, hang_ups=60, openings=12)
+FULL = Scale(rounds=100, turns=2000, cancels=300, hang_ups=60, openings=10)
 QUICK = Scale(rounds=5, turns=100, cancels=10, hang_ups=5, openings=2)
 
 
@@ -207,30 +207,41 @@ class Bench:
         return commits / turns, (len(traced) - commits - begins) / turns
 
     def growth(self, chars: int) -> None:
-        """Measure a session's late turns against its early ones, both as seen from the floor, and its file's size."""
-        name, last = f"growth-{chars}", self.scale.turns
-        early, late = range(4, 17), range(last - 39, last + 1)
-        turns, calls = {early: Samples(), late: Samples()}, {early: Samples(), late: Samples()}
+        """Measure an old session's turns against young sessions' early ones, by turns; and the old one's file.
+
+        One session's 10th and 2,000th turn are seconds apart, in which the machine gets faster or slower.
+        """
+        early, late, name, last = Samples(), Samples(), f"growth-{chars}", self.scale.turns
         text = 0
-        with self.manager(name, EchoEngine()) as manager:
-            session = manager.open()
-            for _ in range(100):
-                session.info()  # so that the early turns are not held back by a process that is still cold
-            for number in range(1, last + 1):
-                prompt, window = prompt_of(chars, number), late if number in late else early
-                samples = turns[window] if number in window else Samples()
-                if number in window:
-                    self.call(calls[window], 3)
-                with samples.timed():
-                    turn = session.run(prompt).wait()
-                assert turn.index == number - 1
-                text += len(prompt.encode()) + len(turn.text.encode())
-            retire(session)
-        drift = calls[late].median / calls[early].median
-        slower = turns[late].median / turns[early].median / drift
+
+        def converse(session: Session, samples: Samples) -> None:
+            nonlocal text
+            prompt = prompt_of(chars, seed=text)
+            with samples.timed():
+                turn = session.run(prompt).wait()
+            text += (len(prompt.encode()) + len(turn.text.encode())) * (session is old)
+
+        with self.manager(name, EchoEngine()) as manager, self.manager(f"{name}-young", EchoEngine()) as other_manager:
+            old = manager.open()
+            for _ in range(last - 39):
+                converse(old, Samples())
+            for _ in range(3):
+                young = other_manager.open()
+                for _ in range(100):
+                    young.info()  # so that its early turns are not held back by a process that is still cold
+                for _ in range(3):
+                    converse(young, Samples())
+                for _ in range(4, 17):
+                    converse(young, early)
+                    converse(old, late)
+                retire(young)
+            assert (newest := old.latest()) and newest.index == last - 1
+            retire(old)
         stored = self._bytes_of(name)
-        self.table.line(f"turns {early[0]} to {early[-1]}, prompts of {chars} characters", turns[early], "floor")
-        self.table.judge(f"turns {late[0]} to {late[-1]} of the same session", slower, 1.2, samples=turns[late])
+        self.table.line(f"turns 4 to 16, prompts of {chars} characters", early, "floor")
+        self.table.judge(
+            f"turns {last - 38} to {last}, by turns with those", late.median / early.median, 1.2, samples=late
+        )
         self.table.judge(f"  bytes stored a turn, to those of its text: {stored / last:.0f}", stored / text, 2)
 
     def _bytes_of(self, name: str) -> int:
@@ -297,7 +308,7 @@ class Bench:
 
     def openings(self) -> None:
         """Measure opening a session in a process of its own against making an empty actor."""
-        floor, opened, loaded, answered = Samples(), Samples(), Samples(), Samples()
+        floor, opened, up, loaded, answered = Samples(), Samples(), Samples(), Samples(), Samples()
         with self.manager("open", EchoEngine()) as manager:
 
             def make_bare(samples: Samples) -> None:
@@ -306,29 +317,29 @@ class Bench:
                     ray.get(actor.call.remote())
                 end_process(actor, ray.get(actor.pid.remote()))
 
-            def open_and_load(opened: Samples, loaded: Samples) -> None:
-                with loaded.timed():
+            def open_and(samples: Samples, then: Callable[[Session], object]) -> None:
+                with samples.timed():
                     with opened.timed():
                         session = manager.open()
-                    session.info()
+                    then(session)
                 retire(session)
 
-            def open_and_answer(samples: Samples) -> None:
-                with samples.timed():
-                    session = manager.open()
-                    session.run("Hello.").wait()
-                retire(session)
+            def measure() -> None:
+                make_bare(floor)
+                open_and(up, lambda session: ray.get(session.actor.ready.remote()))
+                make_bare(floor)
+                open_and(loaded, Session.info)
+                make_bare(floor)
+                open_and(answered, lambda session: session.run("Hello.").wait())
 
-            for _ in range(2):  # uses up the processes that Ray started ahead, too
-                make_bare(Samples())
-                open_and_load(Samples(), Samples())
+            measure()  # uses up the processes that Ray started ahead, too
+            for samples in (floor, opened, up, loaded, answered):
+                samples.clear()
             for _ in range(self.scale.openings):
-                make_bare(floor)
-                open_and_load(opened, loaded)
-                make_bare(floor)
-                open_and_answer(answered)
+                measure()
         self.table.line("bare actor: made, first call answered", floor, "floor")
         self.table.line("session: open(), its process still starting", opened)
+        self.table.judge("session: open() + first answer, process up", up.median / floor.median, 1.2, samples=up)
         self.table.judge("session: open() + info(), loaded", loaded.median / floor.median, 1.2, samples=loaded)
         ratio = answered.median / floor.median
         self.table.line("session: open() + first turn, complete", answered, f"{ratio:.3g}x")

@@ -6,6 +6,7 @@ Imports nothing heavy: what is imported here, every session waits for.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ class SessionActor:
     def _load(self) -> SessionHost:
         from turnwise.actors.host import SessionHost
 
+        gc.freeze()  # what is loaded stays: walking it again and again would cost milliseconds in the midst of a turn
         session_id, url, namespace, engine_id, engine = self._settings
         return SessionHost(
             session_id,

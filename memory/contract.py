@@ -748,10 +748,12 @@ async def check_a_fork_of_what_is_gone_is_refused(store: SessionStore) -> None:
 @_law
 async def check_a_fork_and_a_delete_come_one_after_the_other(store: SessionStore, other: SessionStore) -> None:
     """A fork that is not refused has all of its blocks, though what it came from is deleted meanwhile."""
-    for at in range(10):
+    for at in range(20):
         owner = await _own(store, "s")
         span = await owner.commit("a", "b")
-        fork, _ = await asyncio.gather(_fork(other, f"fork{at}", span), store.delete("s"), return_exceptions=True)
+        delete = asyncio.ensure_future(store.delete("s"))
+        await asyncio.sleep(at * 0.0002)  # they are to meet at every point of the delete
+        fork, _ = await asyncio.gather(_fork(other, f"fork{at}", span), delete, return_exceptions=True)
         refused = isinstance(fork, CorruptRecordError)
         if isinstance(fork, BaseException) and not refused:
             raise fork

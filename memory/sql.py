@@ -51,6 +51,9 @@ from turnwise.memory.urls import SQL_SCHEMES, redact
 
 Result = TypeVar("Result")
 
+CHECKPOINT_COMMITS = 100
+"""After how many commits of a process SQLite's log is moved into its file."""
+
 _BEGIN = "BEGIN IMMEDIATE"
 """For SQLite: a writer takes the lock at once, as one that upgrades from reading can fail without waiting."""
 
@@ -103,6 +106,7 @@ class SQLStore:
         self._sql = Statements(self._engine.dialect)
         self._driver: Any = self._engine.dialect.loaded_dbapi
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
+        self._commits = 0
         self._ready = False
         self._closed = False
 
@@ -367,6 +371,18 @@ class SQLStore:
             connection.commit()
         finally:
             connection.close()  # back to the pool, which rolls back what was not committed
+        self._commits += 1
+        if self._commits % CHECKPOINT_COMMITS == 0 and self._engine.dialect.name == "sqlite":
+            with suppress(RuntimeError):  # the store is being closed, and SQLite makes a checkpoint then
+                self._threads.submit(self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        """Move SQLite's log into its file between commits, so that no commit takes the time for it."""
+        connection = self._engine.raw_connection()
+        try:
+            connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+        finally:
+            connection.close()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -406,6 +422,7 @@ def _configure_sqlite(engine: sa.Engine, lock_timeout_s: float) -> None:
         connection.isolation_level = None  # the driver begins no transaction on its own
         connection.execute(f"PRAGMA busy_timeout = {int(lock_timeout_s * 1000)}")
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 8000")  # pages; for processes that end before they make one
         _use_wal(connection, lock_timeout_s)
 
     @sa.event.listens_for(engine, "begin")

@@ -15,7 +15,7 @@ MEASURED = [
     "turns 4 to 16, prompts of 200 characters",
     "turns 4 to 16, prompts of 500 characters",
     "turns 4 to 16, prompts of 2000 characters",
-    "turns 62 to 100, by turns with those",
+    "turns 62 to 100, alternating with those",
     "bare call, between the cancels",
     "cancel to the waiter's error: p99 to floor's median",
     "cancel to the provider's closed line: p99",

@@ -270,6 +270,14 @@ async def create(store: SQLStore) -> SessionRecord:
     return await store.create(SessionRecord(session_id="new"))
 
 
+def test_a_deleted_session_leaves_no_row(filled: Path) -> None:
+    using(f"sqlite:///{filled}", lambda store: store.delete("s"))
+    connection = sqlite3.connect(filled)
+    for table in ("sessions", "borrowed", "blocks", "turns", "runs", "events"):
+        assert connection.execute(f"SELECT count(*) FROM turnwise_{table}").fetchone() == (0,), table
+    connection.close()
+
+
 def test_a_file_that_is_no_database_is_named_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database, and longer than the header of one would be: " * 20)

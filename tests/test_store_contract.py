@@ -3,11 +3,12 @@
 import asyncio
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
-import sqlalchemy as sa
 
 from turnwise.memory import contract
 from turnwise.memory.ids import new_id
@@ -15,7 +16,7 @@ from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.sql import SQLStore
-from turnwise.memory.store import SessionStore
+from turnwise.memory.store import Commit, SessionStore
 
 MakeStore = Callable[[], SessionStore]
 
@@ -37,28 +38,51 @@ def postgres() -> Iterator[str]:
             server.cleanup()
 
 
+@pytest.fixture
+def database(postgres: str) -> str:
+    """The URL of an empty database."""
+    name = new_id()
+    with psycopg.connect(postgres.format("postgres"), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    return postgres.format(name)
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     """Opens stores on the same data, empty at first."""
     if request.param == "memory":
         store = InMemoryStore()
         return lambda: store
-    if request.param == "sqlite":
-        return partial(SQLStore, f"sqlite:///{tmp_path}/store.db")
-    url: str = request.getfixturevalue("postgres")
-    name = new_id()
-    engine = sa.create_engine(
-        url.format("postgres").replace("://", "+psycopg://"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
-    )
-    with engine.connect() as connection:
-        connection.execute(sa.text(f'CREATE DATABASE "{name}"'))
-    return partial(SQLStore, url.format(name))
+    url = f"sqlite:///{tmp_path}/store.db" if request.param == "sqlite" else request.getfixturevalue("database")
+    return partial(SQLStore, url)
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
 def test_the_store_holds_to_the_law_that(law: contract.Law, make_store: MakeStore) -> None:
     """Cases 29, 30, 44, 45, 46, 47 and 64, as each law says."""
     asyncio.run(contract.check_law(law, make_store))
+
+
+def test_a_server_that_was_restarted_fails_no_verb_after_it(database: str) -> None:
+    """Case 65."""
+
+    async def use() -> None:
+        store = SQLStore(database)
+        await store.create(SessionRecord(session_id="s"))
+        session = (await store.activate("s")).session
+        for at in range(3):
+            await asyncio.gather(*(store.get("s") for _ in range(20)))  # so that all connections are open
+            with psycopg.connect(database, autocommit=True) as connection:
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            session = replace(session, updated_at=float(at))
+            await store.commit("s", 1, Commit(session=session))
+            assert await store.get("s") == session
+        await store.close()
+
+    asyncio.run(use())
 
 
 class _Forgetful(InMemoryStore):

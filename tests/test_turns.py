@@ -210,6 +210,8 @@ def test_a_pickled_turn_is_equal_and_reads_without_a_store() -> None:
         "two",
         turn.record,
     )
+    compacted = turn_of(Text(text="two"), input=(Span("1", 0, 2),))
+    assert pickle.loads(pickle.dumps(compacted)).new_blocks == (User(text="second"), Text(text="two"))
     pending = turn_of(status="pending", input=(), output=())
     assert pickle.loads(pickle.dumps(pending)).blocks == (User(text="second"),)
 

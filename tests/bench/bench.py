@@ -207,7 +207,7 @@ class Bench:
         return commits / turns, (len(traced) - commits - begins) / turns
 
     def growth(self, chars: int) -> None:
-        """Measure an old session's turns against young sessions' early ones, by turns; and the old one's file.
+        """Measure an old session's turns against young sessions' early ones, alternating; and the old one's file.
 
         One session's 10th and 2,000th turn are seconds apart, in which the machine gets faster or slower.
         """
@@ -240,7 +240,7 @@ class Bench:
         stored = self._bytes_of(name)
         self.table.line(f"turns 4 to 16, prompts of {chars} characters", early, "floor")
         self.table.judge(
-            f"turns {last - 38} to {last}, by turns with those", late.median / early.median, 1.2, samples=late
+            f"turns {last - 38} to {last}, alternating with those", late.median / early.median, 1.2, samples=late
         )
         self.table.judge(f"  bytes stored a turn, to those of its text: {stored / last:.0f}", stored / text, 2)
 

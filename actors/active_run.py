@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from turnwise.actors.inference.attempt import storable
 from turnwise.actors.inference.engine import SessionView
 from turnwise.memory.blocks import Block, Text, Thinking
 from turnwise.memory.runs import RunRecord
@@ -57,7 +58,7 @@ class ActiveRun:
         """Ask the run to stop. The first reason stands; once asked to discard, it discards."""
         self.discard = self.discard or discard
         if not self.cancelled.done():
-            self.cancelled.set_result(reason)
+            self.cancelled.set_result(storable(reason))
 
     def emit(self, part: str | Block) -> None:
         """See `RunContext.emit`."""
@@ -67,8 +68,7 @@ class ActiveRun:
             part = part.text
         if isinstance(part, str):
             if part:
-                # A lone surrogate, as half of a split character, cannot be stored or sent.
-                self._streak.append(part if part.isascii() else part.encode("utf-8", "replace").decode())
+                self._streak.append(storable(part))  # half of a split character may come alone
                 self._schedule()
             return
         self._end_streak()

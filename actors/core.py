@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.backlog import Backlog, left_by, with_given
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.inference.attempt import Ending, attempt
+from turnwise.actors.inference.attempt import Ending, attempt, storable
 from turnwise.actors.inference.engine import Closable, EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.journal import Journal, NewEvent, settled
 from turnwise.errors import (
@@ -268,7 +268,7 @@ class SessionCore:
 
         async def change() -> None:
             if run in self._backlog.queue:
-                await self._cancel_queued([run], reason, self._journal.session)
+                await self._cancel_queued([run], storable(reason), self._journal.session)
 
         if run is not self._active:
             await self._atomically(change)
@@ -287,7 +287,7 @@ class SessionCore:
         async def change() -> None:
             if self._journal.session.status == "active":
                 session = replace(self._journal.session, status="ended")
-                await self._cancel_queued(list(self._backlog.queue), reason, session, [(SessionEnded, {})])
+                await self._cancel_queued(list(self._backlog.queue), storable(reason), session, [(SessionEnded, {})])
 
         await self._atomically(change)
         if run := self._active:
@@ -632,8 +632,11 @@ class SessionCore:
                 late = asyncio.get_running_loop().time() + pause_s > deadline
                 if late or isinstance(error, SessionFencedError):
                     break
-            except TurnwiseError as error:  # the session was deleted under the run, or its row is corrupt
+            except TurnwiseError as error:  # such as a corrupt row
                 failure = error
+                break
+            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must not wait for ever
+                failure = StoreError(f"the end of run {run.run_id!r} could not be stored: {error!r}")
                 break
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)

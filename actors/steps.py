@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayError
 
 Result = TypeVar("Result")
 
@@ -135,5 +135,7 @@ async def _awaited(step: Consult) -> Any:
 async def _fetched(step: Fetch) -> Any:
     try:
         return await asyncio.wait_for(asyncio.wrap_future(step.ref.future()), step.timeout_s)
+    except RayError:
+        raise  # a TimeoutError of the actor's own comes as both
     except TimeoutError as error:
         raise GetTimeoutError(f"no answer within {step.timeout_s} s") from error

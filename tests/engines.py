@@ -40,6 +40,9 @@ class ScriptedEngine:
                 return turn.new_blocks
             case "surrogate":
                 return [Text(text="\ud800")]
+            case "curse":
+                context.emit(ToolUse(call_id="1", name="look"))
+                raise ValueError("\ud800")
             case "dangling":
                 context.emit("let me look")
                 context.emit(ToolUse(call_id="1", name="look"))

@@ -63,6 +63,7 @@ async def attempt(
         why = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
     else:
         why = "the engine cancelled itself"
+    why = storable(why)
     return Ending("failed", why, settle(emitted, why=why, interrupted=True))
 
 
@@ -88,6 +89,11 @@ async def _checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Blo
     if not all(map(_is_storable, output)):
         raise EngineError("the engine returned text that is not valid Unicode: it holds lone surrogates")
     return output
+
+
+def storable(text: str) -> str:
+    """Return the text without lone surrogates, which no store and no provider takes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _is_storable(block: Block) -> bool:

@@ -378,11 +378,9 @@ class SQLStore:
 
     def _checkpoint(self) -> None:
         """Move SQLite's log into its file between commits, so that no commit takes the time for it."""
-        connection = self._engine.raw_connection()
-        try:
-            connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
-        finally:
-            connection.close()
+        # What cannot be moved now is moved later, at the latest by the commit that finds the log too long.
+        with suppress(self._driver.Error, exc.SQLAlchemyError), self._engine.connect() as connection:
+            connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

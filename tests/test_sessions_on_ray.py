@@ -22,11 +22,13 @@ import pytest
 
 from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine, UnpicklableThere
+from local_provider import LocalProvider
 from schedules import texts
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.openai import OpenAIEngine
 from turnwise.actors.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.session import AsyncSession, Session
 from turnwise.errors import (
@@ -602,3 +604,29 @@ def test_the_two_families_have_the_same_verbs_and_signatures(blocking: type, awa
     for name in verbs(awaiting):
         member = getattr(awaiting, name)
         assert inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member), name
+
+
+def test_a_provider_that_fails_fails_its_turn_only_whatever_it_does(make_manager: MakeManager) -> None:
+    """Cases 10 and 23, with the real client over HTTP: wrong key, malformed and cut streams, nobody there."""
+    with LocalProvider(api_key="right", reply="Hello.") as provider:
+
+        def engine(model: str = "local", **settings: Any) -> OpenAIEngine:
+            given: dict[str, Any] = {"base_url": provider.base_url, "api_key": "right", "max_retries": 0, **settings}
+            return OpenAIEngine(model, **given)
+
+        chat = make_manager(engine=engine()).open("chat")
+        assert chat.run("first").wait(timeout_s=30).text == "Hello."
+        for broken, why in (
+            (engine(api_key="wrong-key"), "401"),
+            (engine("local/malformed"), "chat"),
+            (engine("local/cut"), "chat"),
+            (engine("local/500"), "500"),
+            (engine(base_url="http://127.0.0.1:9/v1"), "cannot be reached"),
+        ):
+            with pytest.raises(RunFailedError, match=why) as failed:
+                make_manager(engine=broken).open("chat").run("again").wait(timeout_s=30)
+            assert "wrong-key" not in str(failed.value) and failed.value.turn
+        turn = chat.run("last").wait(timeout_s=30)
+        assert turn.text == "Hello." and turn.usage and turn.usage.output_tokens
+        assert texts(turn.blocks) == ["first", *["again"] * 5, "last"]
+    audit(make_manager(), "chat")

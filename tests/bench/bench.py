@@ -340,9 +340,8 @@ class Bench:
         self.table.line("bare actor: made, first call answered", floor, "floor")
         self.table.line("session: open(), its process still starting", opened)
         self.table.judge("session: open() + first answer, process up", up.median / floor.median, 1.2, samples=up)
-        self.table.judge("session: open() + info(), loaded", loaded.median / floor.median, 1.2, samples=loaded)
-        ratio = answered.median / floor.median
-        self.table.line("session: open() + first turn, complete", answered, f"{ratio:.3g}x")
+        for what, samples in (("info(), loaded", loaded), ("first turn, complete", answered)):
+            self.table.line(f"session: open() + {what}", samples, f"{samples.median / floor.median:.3g}x")
 
 
 def await_text(run: ExecutionHandle) -> None:

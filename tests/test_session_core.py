@@ -197,6 +197,22 @@ def test_an_engine_that_ignores_cancel_delays_nobody_and_its_late_result_reaches
     play(story())
 
 
+def test_a_run_that_is_rolled_back_leaves_no_trace_though_it_is_then_interrupted_too() -> None:
+    """Case 17."""
+
+    async def story() -> None:
+        core, store = await new_core(config=SessionConfig(cancel_grace_s=0.2))
+        await core.start(["stubborn"], run_id="first")
+        await asyncio.sleep(0.02)
+        await core.start(["second"], run_id="second", if_busy="rollback")
+        await core.start(["third"], run_id="third", if_busy="interrupt")
+        outcome = await core.wait("third")
+        assert outcome and outcome.turn and texts(outcome.turn.blocks) == ["second", "third"]
+        await check_session(store, SESSION)
+
+    play(story())
+
+
 def test_a_run_over_its_time_fails_and_keeps_what_it_has() -> None:
     async def story() -> None:
         core, store = await new_core()

@@ -54,7 +54,7 @@ from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import join
 from turnwise.memory.store import Commit, SessionStore
-from turnwise.memory.turns import Turn, TurnRecord, answer_text
+from turnwise.memory.turns import Turn, TurnRecord
 
 Result = TypeVar("Result")
 

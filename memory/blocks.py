@@ -7,6 +7,7 @@ it came, so an older reader loses nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import pydantic_core
@@ -169,6 +170,17 @@ def decode(encoded: str) -> Block:
     return Unknown(kind=kind, payload=freeze(data))
 
 
+def answer_text(blocks: Sequence[Block]) -> str:
+    """Return the text of the blocks that follow the last tool result, joined."""
+    parts: list[str] = []
+    for block in reversed(blocks):
+        if isinstance(block, ToolResult):
+            break
+        if isinstance(block, Text):
+            parts.append(block.text)
+    return "".join(reversed(parts))
+
+
 __all__ = [
     "KINDS",
     "Block",
@@ -183,6 +195,7 @@ __all__ = [
     "ToolUse",
     "Unknown",
     "User",
+    "answer_text",
     "decode",
     "encode",
 ]

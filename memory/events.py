@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
+from turnwise.memory.blocks import Block, answer_text
+from turnwise.memory.calls import Verdict, Wants
 from turnwise.memory.frozen import FrozenDict, JsonObject, freeze
 from turnwise.memory.usage import Usage
 
@@ -69,14 +71,96 @@ class ThinkingDelta(Event):
     text: str
 
 
-class RunEnded(Event):
-    """Base of the four ends a run can have: exactly one of them is stored, as the run's last event.
+class Appending(Event):
+    """Base of the events that add to the transcript. The blocks are in the session's log, and not stored again."""
 
-    `text` is the answer so far; it is read from the turn, not stored again.
-    """
+    span: tuple[int, int] | None = None
+    """Where they are in the session's log: from the first position up to the second."""
+    blocks: tuple[SerializeAsAny[Block], ...] = ()
+
+
+class ModelCallStarted(Event):
+    """The model is asked. What it streamed in an earlier call that came to nothing is void."""
+
+    kind: Literal["model_call_started"] = "model_call_started"
+    live: ClassVar[bool] = True
+    call: int
+    """Counts the run's calls of the model, from 0."""
+
+
+class ModelCallEnded(Appending):
+    """The model has answered and wants tools called. (Its last call ends with the run.)"""
+
+    kind: Literal["model_call_ended"] = "model_call_ended"
+    call: int
+    seconds: float
+    stop_reason: str | None = None
+    usage: Usage | None = None
+
+
+class ToolStarted(Event):
+    """A tool is about to be called."""
+
+    kind: Literal["tool_started"] = "tool_started"
+    call_id: str
+    name: str
+
+
+class ToolEnded(Appending):
+    """A tool call has its result, which the model will see."""
+
+    kind: Literal["tool_ended"] = "tool_ended"
+    call_id: str
+    name: str
+    is_error: bool = False
+    seconds: float = 0.0
+    tries: int = 1
+
+
+class ApprovalRequested(Event):
+    """A call waits for a decision: `execution.approve(call_id)`, `.reject(call_id, reason)`, `.provide(...)`."""
+
+    kind: Literal["approval_requested"] = "approval_requested"
+    call_id: str
+    name: str
+    input: JsonObject = FrozenDict()
+    wants: Wants = "approval"
+    why: str | None = None
+
+
+class CallDecided(Appending):
+    """Somebody has decided about a call. `blocks`: the result that follows from it, or the call as it was edited."""
+
+    kind: Literal["call_decided"] = "call_decided"
+    call_id: str
+    verdict: Verdict
+
+
+class RunResumed(Event):
+    """The run goes on: all is decided that it waited for, or its process was lost and another has it."""
+
+    kind: Literal["run_resumed"] = "run_resumed"
+    why: str
+
+
+class HookFailed(Event):
+    """A hook or a sink raised; the run goes on."""
+
+    kind: Literal["hook_failed"] = "hook_failed"
+    live: ClassVar[bool] = True
+    hook: str
+    why: str
+
+
+class RunEnded(Appending):
+    """Base of the four ends a run can have: exactly one of them is stored, as the run's last event."""
 
     terminal: ClassVar[bool] = True
-    text: str = ""
+
+    @property
+    def text(self) -> str:
+        """The answer, whole or as far as it came."""
+        return answer_text(self.blocks)
 
 
 class RunCompleted(RunEnded):
@@ -95,10 +179,11 @@ class RunCancelled(RunEnded):
 
 
 class RunFailed(RunEnded):
-    """The engine failed."""
+    """The engine failed. `code`: see `RunRecord`."""
 
     kind: Literal["run_failed"] = "run_failed"
     why: str
+    code: str | None = None
 
 
 class RunInterrupted(RunEnded):
@@ -128,6 +213,14 @@ KINDS: dict[str, type[Event]] = {
         RunStarted,
         TextDelta,
         ThinkingDelta,
+        ModelCallStarted,
+        ModelCallEnded,
+        ToolStarted,
+        ToolEnded,
+        ApprovalRequested,
+        CallDecided,
+        RunResumed,
+        HookFailed,
         RunCompleted,
         RunCancelled,
         RunFailed,
@@ -136,14 +229,15 @@ KINDS: dict[str, type[Event]] = {
     )
 }
 
-_COLUMNS = {"session_id", "seq", "at", "turn_index", "run_id", "key"}
+_OUTSIDE = {"kind", "blocks", "session_id", "seq", "at", "turn_index", "run_id", "key"}
+"""What of an event is stored in columns of its own, or elsewhere."""
 
 
 def encode_body(event: Event) -> tuple[str, str]:
     """Return the kind and, as JSON, what is the event's own beside the fields that every event has."""
     if isinstance(event, UnknownEvent):
         return event.kind, pydantic_core.to_json(event.payload).decode()
-    return event.kind, event.model_dump_json(exclude=_COLUMNS | {"kind", "text"}, exclude_defaults=True)
+    return event.kind, event.model_dump_json(exclude=_OUTSIDE, exclude_defaults=True)
 
 
 def decode_event(kind: str, body: str, **columns: Any) -> Event:

@@ -1,4 +1,4 @@
-"""Runs: one inference each, from its acceptance to its one end."""
+"""Runs: one answer each, from its acceptance to its one end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.usage import Usage
 
-RunState = Literal["queued", "running", "completed", "cancelled", "failed", "interrupted"]
+RunState = Literal["queued", "running", "awaiting_approval", "completed", "cancelled", "failed", "interrupted"]
 
-OPEN_STATES: frozenset[str] = frozenset({"queued", "running"})
+OPEN_STATES: frozenset[str] = frozenset({"queued", "running", "awaiting_approval"})
+
+FinishClass = Literal["completed", "max_tokens", "tool_calls_pending", "interrupted", "error"]
+
+_CUT_SHORT = ("length", "max_tokens", "max_output_tokens", "model_length")
+"""What providers call a stop at the limit of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +33,36 @@ class RunRecord:
     ended_at: float | None = None
     why: str | None = None
     """Why it ended, where it did not complete."""
+    code: str | None = None
+    """A word for `why` that programs can compare: `step_limit`, `budget`, `tool_abort`, `timeout`; None for others."""
     labels: FrozenDict = field(default_factory=FrozenDict)
     timeout_s: float | None = None
     idempotency_key: str | None = None
     fingerprint: str | None = None
     """Of the prompts, where there is an idempotency key."""
+    usage: Usage | None = None
+    """What it has spent up to its last commit."""
+    stop_reason: str | None = None
+    """Why the model stopped, in the provider's words."""
+    calls: FrozenDict = field(default_factory=FrozenDict)
+    """What became of its tool calls beside their results, by call id: see `memory/calls`."""
+    resumes: int = 0
+    """How often it was taken up again after its process was lost."""
 
     @property
     def is_open(self) -> bool:
         """Whether it has not ended yet."""
         return self.state in OPEN_STATES
+
+    @property
+    def finish(self) -> FinishClass | None:
+        """How it finished, in one of five classes; None while it is queued or running."""
+        if self.state in ("queued", "running"):
+            return None
+        if self.state == "awaiting_approval":
+            return "tool_calls_pending"
+        if self.state == "failed":
+            return "error"
+        if self.state != "completed":
+            return "interrupted"
+        return "max_tokens" if self.stop_reason in _CUT_SHORT else "completed"

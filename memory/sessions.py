@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.usage import Usage
 
 SessionStatus = Literal["active", "ended"]
 
@@ -33,3 +34,5 @@ class SessionRecord:
     seq: int = 0
     """No event has a number above this. While a run is live it is ahead of the last event, since live events have
     numbers too: a later activation counts on from here and gives none twice."""
+    usage: Usage = Usage()
+    """What its runs have spent, discarded ones included."""

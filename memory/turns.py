@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turnwise.memory.block_cache import BlockCache
-from turnwise.memory.blocks import Block, Text, ToolResult
+from turnwise.memory.blocks import Block, answer_text
 from turnwise.memory.frozen import FrozenDict
 from turnwise.memory.spans import Spans, join
 from turnwise.memory.usage import Usage
@@ -154,14 +154,3 @@ def turn_of(session_id: str, record: TurnRecord, spans: Spans, encoded: Sequence
     cache = BlockCache()
     cache.add_spans(spans, encoded)
     return Turn(session_id, record, cache)
-
-
-def answer_text(blocks: Sequence[Block]) -> str:
-    """Return the text of the blocks that follow the last tool result, joined."""
-    parts: list[str] = []
-    for block in reversed(blocks):
-        if isinstance(block, ToolResult):
-            break
-        if isinstance(block, Text):
-            parts.append(block.text)
-    return "".join(reversed(parts))

@@ -1,13 +1,13 @@
-"""What a run used of its model."""
+"""What a run used."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens as the provider counted them. Adds up with `+`."""
+    """What was spent, in the provider's tokens, in calls, time and money. Adds up with `+`."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -15,11 +15,16 @@ class Usage:
     """Those of `input_tokens` that the provider had cached."""
     reasoning_tokens: int = 0
     """Those of `output_tokens` that the model thought with."""
+    calls: int = 0
+    """Of the model."""
+    tool_calls: int = 0
+    seconds: float = 0.0
+    """In which a run was running: not those in which it was queued or waited for a person."""
+    cost: float = 0.0
+    """By the prices in `SessionConfig`, in their currency."""
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            input_tokens=self.input_tokens + other.input_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
-        )
+        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in _FIELDS})
+
+
+_FIELDS = tuple(field.name for field in fields(Usage))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from turnwise.errors import EngineError
 from turnwise.memory.blocks import Block, Citations, System, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.chat import encode
-from turnwise.memory.settle import settle
+from turnwise.memory.transcript import settle
 from turnwise.memory.validate import check_chat
 
 IDS = st.sampled_from(["a", "b", "c", ""])

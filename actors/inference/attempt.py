@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from turnwise.errors import EngineError
 from turnwise.memory.blocks import Block, encode
 from turnwise.memory.runs import RunState
-from turnwise.memory.settle import settle
+from turnwise.memory.transcript import settle
 
 
 class Attempted(Protocol):

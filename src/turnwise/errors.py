@@ -6,7 +6,8 @@ TurnwiseError
 │   ├── InvalidPromptError
 │   ├── EmptyTurnError
 │   ├── StoreURLError
-│   └── ConfigError
+│   ├── ConfigError
+│   └── TranscriptError
 ├── NotFoundError              no such thing, or no longer
 │   ├── SessionNotFoundError
 │   ├── TurnNotFoundError
@@ -110,6 +111,10 @@ class ConfigError(InvalidInputError):
     setting: str
     value: object
     why: str
+
+
+class TranscriptError(InvalidInputError):
+    """A transcript cannot be put together so: `why` names the call."""
 
 
 class NotFoundError(TurnwiseError):

@@ -151,11 +151,21 @@ class Ledger:
         if blocks is None:
             self._end_streak()
         else:
-            self._drop_streamed()
+            self.void()
             for block in blocks:
                 self.append(block)
         group = self._groups[-1]
         group.kept = len(group.said)
+
+    def void(self) -> None:
+        """Forget what was streamed of the open message."""
+        self._streak = []
+        group = self._groups[-1]
+        for block in group.said[group.kept :]:
+            if isinstance(block, ToolUse):
+                group.results.pop(block.call_id)
+                self._callers.pop(block.call_id)
+        del group.said[group.kept :]
 
     def append_tool_results(self, *results: ToolResult) -> None:
         """Add results of calls that were declared and have none yet.
@@ -181,7 +191,7 @@ class Ledger:
     def apply(self, event: Event) -> None:
         """Take in the next event of the run: what it says about the transcript, nothing else."""
         if isinstance(event, ModelCallStarted | RunResumed):
-            self._drop_streamed()
+            self.void()
         elif isinstance(event, TextDelta):
             self.append_text(event.text)
         elif isinstance(event, ThinkingDelta):
@@ -189,7 +199,7 @@ class Ledger:
         elif isinstance(event, ModelCallEnded | RunCompleted):
             self.flush_assistant(event.blocks)
         elif isinstance(event, RunEnded):
-            self._drop_streamed()
+            self.void()
             self._append_all(event)
         elif isinstance(event, Appending):
             self._append_all(event)
@@ -263,16 +273,6 @@ class Ledger:
             group.said[-1] = Text(text=last.text + text)
         else:
             group.said.append(Text(text=text))
-
-    def _drop_streamed(self) -> None:
-        """Forget what of the open message is not definitive."""
-        self._streak = []
-        group = self._groups[-1]
-        for block in group.said[group.kept :]:
-            if isinstance(block, ToolUse):
-                group.results.pop(block.call_id)
-                self._callers.pop(block.call_id)
-        del group.said[group.kept :]
 
 
 def settle(output: Sequence[Block], *, why: str, interrupted: bool) -> list[Block]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What was spent, in the provider's tokens, in calls, time and money. Adds up with `+`."""
+    """What was spent, in the provider's tokens, in calls, time and money. Adds up with `+`; `-` gives what came since."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -25,6 +25,9 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{name: getattr(self, name) + getattr(other, name) for name in _FIELDS})
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(**{name: getattr(self, name) - getattr(other, name) for name in _FIELDS})
 
 
 _FIELDS = tuple(field.name for field in fields(Usage))

@@ -1,70 +1,218 @@
-"""One attempt at an answer: run an engine until it ends, is cancelled, or takes too long."""
+"""One attempt at an answer: an engine at work, until it ends, suspends, is cancelled, or takes too long."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from turnwise.errors import EngineError
-from turnwise.memory.blocks import Block, encode
-from turnwise.memory.runs import RunState
-from turnwise.memory.transcript import settle
+from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
+from turnwise.errors import EngineError, LimitError
+from turnwise.memory.blocks import Block, Text, Thinking, encode
+from turnwise.memory.calls import CallState
+from turnwise.memory.events import Event, ModelCallStarted, TextDelta, ThinkingDelta
+from turnwise.memory.transcript import Ledger, settle
+from turnwise.memory.turns import Turn
+from turnwise.memory.usage import Usage
+
+if TYPE_CHECKING:
+    from turnwise.actors.active_run import ActiveRun
 
 
-class Attempted(Protocol):
-    """What an attempt needs of its run."""
+class Desk(Protocol):
+    """Where an attempt hands in what it has: the session."""
 
-    cancelled: asyncio.Future[str]
+    def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
+        """Publish a live event of the run."""
 
-    def close(self) -> list[Block]:
-        """End the run's context and return what was emitted."""
+    def check_budget(self, run: ActiveRun) -> None:
+        """See `RunContext.begin_call`."""
+
+    def price(self, usage: Usage, model: str | None) -> Usage:
+        """Return the usage with its cost."""
+
+    async def record(
+        self,
+        attempt: Attempt,
+        blocks: Sequence[Block],
+        events: Sequence[NewEvent],
+        calls: Mapping[str, CallState | None],
+    ) -> Turn:
+        """See `RunContext.record`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an attempt ended, and the blocks to keep of it, which leave the next request valid."""
+    """How an attempt ended. `answer` is what the engine returned, all of it storable; None if it returned nothing."""
 
-    state: RunState
-    why: str | None
-    output: list[Block]
+    state: Literal["completed", "cancelled", "failed", "suspended"]
+    why: str | None = None
+    code: str | None = None
+    answer: list[Block] | None = None
+    calls: dict[str, CallState] = field(default_factory=dict)
 
 
-async def attempt(
-    run: Attempted, answer: Callable[[], Awaitable[Sequence[Block]]], *, timeout_s: float | None, grace_s: float
-) -> Ending:
-    """Return how the run ended. Raises nothing.
+class Attempt:
+    """An engine at work on a run, and the `RunContext` that it has.
 
-    Ends at the answer, at the cancel or after `timeout_s`, whichever is first; an engine that does not stop then is
-    left behind after `grace_s`, with a closed context. A cancel that meets the answer wins, and keeps the answer.
+    Closed once, when its ending is decided: whatever the engine does later reaches nothing.
     """
-    engine = asyncio.ensure_future(_checked(answer))
-    first: set[asyncio.Future[Any]] = {engine, run.cancelled}
-    await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    late = not engine.done() and not run.cancelled.done()
-    if not engine.done():
-        engine.cancel()
-        await asyncio.wait({engine}, timeout=grace_s)
-    if not engine.done():
-        _LEFT_BEHIND.add(engine)
-        engine.add_done_callback(_forget)
-    emitted = [block for block in run.close() if _is_storable(block)]
-    error = engine.exception() if engine.done() and not engine.cancelled() else None
-    finished = engine.done() and not engine.cancelled() and error is None
-    if run.cancelled.done():
-        why = run.cancelled.result()
-        return Ending("cancelled", why, settle(engine.result() if finished else emitted, why=why, interrupted=True))
-    if finished and not late:
-        return Ending("completed", None, settle(engine.result(), why="no result came", interrupted=False))
-    if late:
-        why = f"it took longer than timeout_s={timeout_s}"
-    elif error:
+
+    def __init__(self, run: ActiveRun, desk: Desk, *, interval_s: float) -> None:
+        self.run = run
+        self.ledger = Ledger(run.output.blocks)
+        """The run's output with what the engine has streamed so far."""
+        self.stop_reason: str | None = None
+        self.closed = False
+        """Whether the ending is decided."""
+        self._desk = desk
+        self._interval_s = interval_s
+        self._unpublished: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def drive(
+        self, answer: Callable[[], Awaitable[Sequence[Block]]], *, timeout_s: float | None, grace_s: float
+    ) -> Ending:
+        """Return how it ended. Raises nothing.
+
+        Ends at the answer, at the cancel or after `timeout_s`, whichever is first; an engine that does not stop then
+        is left behind after `grace_s`. A cancel that meets the answer wins, and keeps the answer.
+        """
+        cancelled = self.run.cancelled
+        engine = asyncio.ensure_future(_checked(answer))
+        first: set[asyncio.Future[Any]] = {engine, cancelled}
+        await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        late = not engine.done() and not cancelled.done()
+        if not engine.done():
+            engine.cancel()
+            await asyncio.wait({engine}, timeout=grace_s)
+        if not engine.done():
+            _LEFT_BEHIND.add(engine)
+            engine.add_done_callback(_forget)
+        self.close()
+        error = engine.exception() if engine.done() and not engine.cancelled() else None
+        finished = engine.result() if engine.done() and not engine.cancelled() and error is None else None
+        if cancelled.done():
+            return Ending("cancelled", cancelled.result(), answer=finished)
+        if late:
+            return Ending("failed", f"it took longer than timeout_s={self.run.record.timeout_s}", "timeout")
+        if finished is not None:
+            return Ending("completed", answer=finished)
+        if isinstance(error, Suspend):
+            return Ending("suspended", calls=error.calls)
+        if error is None:
+            return Ending("failed", "the engine cancelled itself")
         why = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-    else:
-        why = "the engine cancelled itself"
-    why = storable(why)
-    return Ending("failed", why, settle(emitted, why=why, interrupted=True))
+        return Ending("failed", storable(why), error.code if isinstance(error, LimitError) else None)
+
+    def close(self) -> None:
+        """Publish what is left, and end the context."""
+        if not self.closed:
+            self._flush()
+            self.closed = True
+
+    def output(self, ending: Ending) -> list[Block]:
+        """Return the run's whole output under this ending, such that the next request is valid."""
+        ledger = self.ledger
+        if ending.answer is not None:
+            ledger = Ledger(self.run.output.blocks)
+            ledger.flush_assistant(ending.answer)
+        return ledger.settled(ending.why or "no result came", interrupted=ending.state != "completed")
+
+    # The context of the engine
+
+    @property
+    def session(self) -> SessionView:
+        return self.run.session
+
+    @property
+    def run_id(self) -> str:
+        return self.run.run_id
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.run.record.labels
+
+    @property
+    def calls(self) -> Mapping[str, CallState]:
+        return self.run.calls
+
+    def emit(self, part: str | Block) -> None:
+        if self.closed:
+            return
+        if isinstance(part, Text) and not part.interrupted:
+            part = part.text
+        if isinstance(part, str):
+            if part:
+                text = storable(part)  # half of a split character may come alone
+                self.ledger.append_text(text)
+                self._unpublished.append(text)
+                if self._timer is None:
+                    self._tick()
+            return
+        if not _is_storable(part):
+            raise EngineError(_NOT_UNICODE)
+        self._flush()
+        if isinstance(part, Thinking):
+            self.ledger.append_thinking(part.text, part.signature, part.redacted)
+            if part.text:
+                self._desk.publish_live(self.run, ThinkingDelta, {"text": part.text})
+        else:
+            self.ledger.append(part)
+
+    def report(
+        self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None
+    ) -> None:
+        if self.closed:
+            return
+        if usage:
+            self.run.unbilled += self._desk.price(usage, model)
+        self.stop_reason = stop_reason or self.stop_reason
+
+    def publish(self, kind: type[Event], **values: Any) -> None:
+        if not self.closed:
+            self._flush()
+            self._desk.publish_live(self.run, kind, values)
+
+    def begin_call(self) -> int:
+        if self.closed:
+            raise _ended()
+        self._desk.check_budget(self.run)
+        number = self.run.spent.calls
+        self.run.unbilled += Usage(calls=1)
+        self.stop_reason = None
+        self.ledger.void()
+        self.publish(ModelCallStarted, call=number)
+        return number
+
+    async def record(
+        self,
+        *blocks: Block,
+        events: Sequence[NewEvent] = (),
+        calls: Mapping[str, CallState | None] | None = None,
+    ) -> Turn:
+        if self.closed:
+            raise _ended()
+        self._flush()
+        return await self._desk.record(self, blocks, events, calls or {})
+
+    # Publishing
+
+    def _tick(self) -> None:
+        """Publish what has gathered, and gather again; stop when there was nothing."""
+        self._timer = None
+        if self._unpublished:
+            self._flush()
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._unpublished:
+            text, self._unpublished = "".join(self._unpublished), []
+            self._desk.publish_live(self.run, TextDelta, {"text": text})
 
 
 _LEFT_BEHIND: set[asyncio.Future[list[Block]]] = set()
@@ -87,8 +235,15 @@ async def _checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Blo
     if not settle(output, why="", interrupted=False):
         raise EngineError("the engine returned thoughts but no answer")
     if not all(map(_is_storable, output)):
-        raise EngineError("the engine returned text that is not valid Unicode: it holds lone surrogates")
+        raise EngineError(_NOT_UNICODE)
     return output
+
+
+_NOT_UNICODE = "the engine returned text that is not valid Unicode: it holds lone surrogates"
+
+
+def _ended() -> EngineError:
+    return EngineError("the run's end is decided: what comes now changes nothing")
 
 
 def storable(text: str) -> str:

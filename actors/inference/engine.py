@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.memory.blocks import Block
+from turnwise.memory.calls import CallState
+from turnwise.memory.events import Event
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
+
+NewEvent = tuple[type[Event], dict[str, Any]]
+"""An event to be: its class, and what is its own beside session, turn, run, number and time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +27,11 @@ class SessionView:
 
 
 class RunContext(Protocol):
-    """One run, as its engine sees it. After the run's end every verb here is a no-op: a late engine changes nothing."""
+    """One run, as its engine sees it. After the run's end no verb here changes anything: a late engine is harmless.
+
+    `emit` and `report` are all that a plain engine needs. The others are for engines that work in steps, such as
+    `ToolLoop`: what they record is durable before the next step, so that a run can be taken up again behind it.
+    """
 
     @property
     def session(self) -> SessionView:
@@ -36,6 +45,10 @@ class RunContext(Protocol):
     def labels(self) -> Mapping[str, str]:
         """What the caller labelled the run with."""
 
+    @property
+    def calls(self) -> Mapping[str, CallState]:
+        """What became of the run's tool calls beside their results, as of the last commit, by call id."""
+
     def emit(self, part: str | Block) -> None:
         """Stream a part of the answer: a string is text, `Text` and `Thinking` continue the block before them.
 
@@ -43,8 +56,61 @@ class RunContext(Protocol):
         returns.
         """
 
-    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None) -> None:
-        """Note what the provider said of this run: `usage` adds up, the last `stop_reason` stays."""
+    def report(
+        self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None
+    ) -> None:
+        """Note what the provider said of this run: `usage` adds up, the last `stop_reason` stays.
+
+        Args:
+            model: whose prices apply, where the session has any.
+        """
+
+    def publish(self, kind: type[Event], **values: Any) -> None:
+        """Tell followers of something that is not stored: an event of a live kind."""
+
+    def begin_call(self) -> int:
+        """Announce a call of the model; return its number in the run, from 0, lost calls included.
+
+        What was emitted and not recorded is void from here on.
+
+        Raises:
+            LimitError: a budget is used up.
+            Suspend: likewise, and somebody is to be asked.
+        """
+
+    async def record(
+        self,
+        *blocks: Block,
+        events: Sequence[NewEvent] = (),
+        calls: Mapping[str, CallState | None] | None = None,
+    ) -> Turn:
+        """Make blocks part of the run's output, durably, in one commit; return the turn with them.
+
+        Blocks of the assistant take the place of what was emitted. A result goes to its call, wherever that stands. An
+        event that adds to the transcript (`Appending`) is given the next of the blocks that are new, in order: all of
+        the assistant's go to the first, results one each.
+
+        Args:
+            calls: new states of calls; None forgets one.
+
+        Raises:
+            EngineError: the run's end is decided; nothing was stored.
+            StoreError: it could not be stored within `SessionConfig.store_retry_s`.
+        """
+
+
+class Suspend(Exception):  # noqa: N818 - not an error but a way to return
+    """Raised by a runner that cannot go on before somebody decides about a call that it recorded as waiting.
+
+    The run then costs nothing until all is decided; the runner is asked again with the turn as it was recorded.
+
+    Args:
+        calls: more waiting calls, to be stored with it.
+    """
+
+    def __init__(self, calls: Mapping[str, CallState] | None = None) -> None:
+        super().__init__()
+        self.calls = dict(calls or {})
 
 
 @runtime_checkable
@@ -52,10 +118,13 @@ class InferenceRunner(Protocol):
     """Answers turns of one session, one at a time."""
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
-        """Return the blocks to append: the answer to `turn`, at least one block.
+        """Return the blocks to append: the answer to `turn`, at least one block. What it recorded is not among them.
 
         Cancelled by asyncio's cancellation: let it through after closing connections. A runner that holds it back is
         left behind after `SessionConfig.cancel_grace_s`, and what it returns is dropped. Raising fails this run only.
+
+        A run that is taken up again after its process was lost, or after a decision, comes with the output that was
+        recorded: `turn.blocks` ends with it.
         """
 
 

@@ -11,19 +11,23 @@ TurnwiseError
 ├── NotFoundError              no such thing, or no longer
 │   ├── SessionNotFoundError
 │   ├── TurnNotFoundError
-│   └── RunNotFoundError
+│   ├── RunNotFoundError
+│   └── CallNotFoundError
 ├── SessionExistsError
 ├── SessionOwnerError          it belongs to somebody else
 ├── SessionBusyError           you used it twice
 │   └── QueueFullError
 ├── SessionEndedError          you closed it
 ├── NoActiveRunError
+├── CallDecidedError           somebody has decided otherwise
 ├── IdempotencyConflictError
 ├── RunEndedError              a run without an answer; .turn is what was kept
 │   ├── RunCancelledError
 │   ├── RunFailedError
+│   │   └── RunLimitError      it met a limit: steps, budget, time
 │   └── RunInterruptedError
 ├── EngineError                why a run failed: the engine or its provider
+│   └── LimitError
 ├── WaitTimeoutError           (also a TimeoutError) the wait ended, the run goes on
 ├── SessionLostError           the world did: the session's process cannot be reached
 └── StoreError                 the world did: the store cannot be read or written
@@ -197,6 +201,25 @@ class NoActiveRunError(TurnwiseError):
     session_id: str
 
 
+class CallNotFoundError(NotFoundError):
+    """The run has no call of this id that waits or waited for a decision."""
+
+    message = "run {run_id!r} of session {session_id!r} has no call {call_id!r} to decide about: pending() lists those"
+    session_id: str
+    run_id: str
+    call_id: str
+
+
+class CallDecidedError(TurnwiseError):
+    """A call was decided about already, in another way, or its run has ended."""
+
+    message = "call {call_id!r} of run {run_id!r}, session {session_id!r}, takes no decision any more: {why}"
+    session_id: str
+    run_id: str
+    call_id: str
+    why: str
+
+
 class IdempotencyConflictError(TurnwiseError):
     """An idempotency key was used again with another prompt."""
 
@@ -231,6 +254,10 @@ class RunFailedError(RunEndedError):
     message = "run {run_id!r} of session {session_id!r} failed: {why}; the session takes the next run"
 
 
+class RunLimitError(RunFailedError):
+    """The run met a limit: of steps, of a budget, of time. What was executed is kept; the turn's `stop_reason` says."""
+
+
 class RunInterruptedError(RunEndedError):
     """The session's process was lost during the run."""
 
@@ -239,6 +266,14 @@ class RunInterruptedError(RunEndedError):
 
 class EngineError(TurnwiseError):
     """What an engine raises, and what a provider's refusal becomes: `why` says what and what to do."""
+
+
+class LimitError(EngineError):
+    """A run may not go on: `code` says which limit it met, `step_limit` or `budget`."""
+
+    message = "{why}"
+    why: str
+    code: str
 
 
 class WaitTimeoutError(TurnwiseError, TimeoutError):

@@ -25,8 +25,8 @@ from turnwise.errors import (
     StoreClosedError,
     StoreError,
 )
-from turnwise.memory.blocks import User, encode
-from turnwise.memory.events import KINDS, Event, PromptAppended, UnknownEvent
+from turnwise.memory.blocks import Text, User, encode
+from turnwise.memory.events import KINDS, Appending, Event, PromptAppended, UnknownEvent
 from turnwise.memory.frozen import FrozenDict, freeze
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
@@ -92,6 +92,17 @@ def _law(check: Law) -> Law:
 
 TEXT = "NUL \0, tab\t, line\r\n\u2028, 'single' \"double\" \\ %s %(x)s $1 ?1 :x {} ünïcödé e\u0301 文字 🦀 \U0010ffff"
 """Has what stores are known to stumble over."""
+
+USAGE = Usage(
+    input_tokens=1,
+    output_tokens=2**40,
+    cached_tokens=3,
+    reasoning_tokens=4,
+    calls=5,
+    tool_calls=6,
+    seconds=1234.567891,
+    cost=0.000123456789,
+)
 
 NESTED: FrozenDict = freeze({"": "", TEXT: [{"a": [1, -2.5, 1e300, True, None, [], {}, TEXT]}, 2**53]})
 
@@ -197,7 +208,7 @@ async def check_a_session_comes_back_as_it_was_created(store: SessionStore) -> N
     """`create` and `get` return every field as given, and a log that is the session's own."""
     times: dict[str, Any] = {"created_at": 1763700000.123456, "updated_at": 0.1 + 0.2}
     owner = {"user_id": "ü'%\"\\", "agent": "a", "parent": "p#3"}
-    full = _session(metadata=NESTED, status="ended", next_index=4, **times, **owner)
+    full = _session(metadata=NESTED, status="ended", next_index=4, usage=USAGE, **times, **owner)
     logs = set()
     for given in (full, _session("default")):
         created = await store.create(given)
@@ -368,6 +379,47 @@ async def check_filters_are_literal(store: SessionStore) -> None:
 
 
 @_law
+async def check_usage_is_summed_up(store: SessionStore) -> None:
+    """Over the sessions of a user, of an agent, of both, or over all; an id matches itself only."""
+
+    async def check(expected: Usage, **filters: Any) -> None:
+        _equal(repr(await store.usage(**filters)), repr(expected), f"usage of {filters}")
+
+    await check(Usage())
+    for at, name in enumerate(IDS):
+        for agent, calls in ((name, 1000**2), ("agent", 1000)):
+            values = {"user_id": name, "agent": agent, "usage": Usage(calls=calls * at)}
+            await store.create(_session(f"{name} {agent}", **values))
+    for at, name in enumerate(IDS):
+        await check(Usage(calls=1001000 * at), user_id=name)
+        await check(Usage(calls=1000000 * at), agent=name)
+        await check(Usage(calls=1000 * at), user_id=name, agent="agent")
+    await check(Usage(calls=1000 * sum(range(len(IDS)))), agent="agent")
+    await check(Usage(calls=1001000 * sum(range(len(IDS)))))
+    for filters in ({"user_id": "user"}, {"user_id": ""}, {"agent": ""}, {"user_id": "user-1", "agent": "user-10"}):
+        await check(Usage(), **filters)
+
+
+@_law
+async def check_a_session_keeps_what_it_has_spent(store: SessionStore) -> None:
+    """As of its last commit, in every unit; what a deleted one spent goes with it."""
+    first, second = await _own(store, "first"), await _own(store, "second", user_id="u", usage=Usage(calls=1))
+    spent = replace(USAGE, seconds=0.25, cost=2.0**-40)
+    for at in (1, 2):
+        await first.commit(session=replace(first.session, usage=first.session.usage + spent))
+        await second.commit()
+        _equal(await store.get("first"), first.session, f"the session after commit {at}")
+        _equal((await store.query()).items[1].usage, first.session.usage, "its usage in a list")
+    _equal(repr(await store.usage()), repr(spent + spent + Usage(calls=1)), "usage of all")
+    _equal((await store.activate("first")).session.usage, spent + spent, "usage after an activation")
+    old = replace(first.session, usage=Usage())
+    await _refuses(SessionFencedError, store.commit("first", 1, Commit(session=old)), "a stale owner")
+    _equal(await store.usage(user_id="default"), spent + spent, "usage when a stale owner was refused")
+    await store.delete("first")
+    _equal(repr(await store.usage()), repr(Usage(calls=1)), "usage when a session is deleted")
+
+
+@_law
 async def check_a_broken_cursor_is_refused(store: SessionStore) -> None:
     """As ConfigError, whatever it is."""
     for name in "abc":
@@ -389,8 +441,8 @@ async def check_an_activation_returns_where_the_session_stands(store: SessionSto
     _equal(found.session.epoch, 1, "the epoch of the first activation")
     _equal((found.head, found.open_turns, found.open_runs), (None, (), ()), "what an empty session has")
     owner = _Owner(store, found.session)
-    states: list[RunState] = ["running", "queued", "queued"]
-    statuses: list[TurnStatus] = ["completed", "failed", *states, "pending"]
+    states: list[RunState] = ["awaiting_approval", "running", "queued"]
+    statuses: list[TurnStatus] = ["completed", "failed", "running", "running", "queued", "pending"]
     turns = [_turn(index, status=status) for index, status in enumerate(statuses)]
     runs = [_run(f"r{9 - index}", index, state) for index, state in enumerate(states, 2)]
     for run in (_run("done", 0, "completed"), _run("bad", 1, "failed"), runs[2], runs[0], runs[1]):
@@ -426,20 +478,22 @@ async def _eventful(store: SessionStore) -> _Owner:
     owner = await _own(store)
     run, turns = _run("r0", 0, idempotency_key="k0"), [_turn(0, status="running"), _turn(1)]
     await owner.commit("a", "b", turns=turns, new_run=run)
-    await owner.commit(events=[_event(1, "e1"), _event(2)], session=replace(owner.session, seq=2, next_index=2))
+    session = replace(owner.session, seq=3, next_index=2, usage=Usage(calls=1))
+    await owner.commit(events=[_event(1, "e1"), _event(2), _event(3)], session=session)
     return owner
 
 
 def _of_everything(owner: _Owner, run_id: str = "r9", idempotency_key: str = "k9", event_key: str = "e9") -> Commit:
     """Return a commit that changes all there is of `_eventful`."""
-    changed = {"status": "ended", "metadata": NESTED, "updated_at": 9.0, "next_index": 10, "seq": 9}
+    changed = {"status": "ended", "metadata": NESTED, "updated_at": 9.0, "next_index": 10, "seq": 9, "usage": USAGE}
     return owner.prepare(
         *("c", "d"),
         session=replace(owner.session, **changed),  # type: ignore[arg-type]
         turns=[_turn(0, status="completed"), _turn(9)],
         dropped_turns=[1],
         new_run=_run(run_id, 9, idempotency_key=idempotency_key),
-        runs=[_run("r0", 0, "completed", idempotency_key="k0", ended_at=9.0)],
+        runs=[_run("r0", 0, "completed", idempotency_key="k0", ended_at=9.0, usage=USAGE, resumes=1)],
+        forget_events=2,
         events=[_event(8), _event(9, event_key)],
     )
 
@@ -447,7 +501,7 @@ def _of_everything(owner: _Owner, run_id: str = "r9", idempotency_key: str = "k9
 def _state_after(commit: Commit) -> list[object]:
     """Return the state that the commit `_of_everything` leaves."""
     blocks = ["a", "b", "c", "d", "missing", "missing"]
-    events = [_event(1, "e1"), _event(2), *commit.events]
+    events = [_event(1, "e1"), _event(3), *commit.events]
     return [commit.session, blocks, list(commit.turns), [commit.runs[0], commit.new_run], events]
 
 
@@ -549,7 +603,8 @@ async def check_what_is_stored_is_not_written_over(store: SessionStore) -> None:
     late = replace(owner.session, log_size=1)
     for what, commit in [
         ("a block", replace(whole, session=replace(whole.session, log_size=3))),
-        ("an event", replace(whole, events=[_event(2), _event(3)])),
+        ("an event", replace(whole, events=[_event(3), _event(4)])),
+        ("a forgotten event with a key", replace(whole, events=[_event(1), _event(4)])),
         ("the first block", _Owner(store, late).prepare("x", turns=[_turn(9)])),
     ]:
         async with _unchanged(store, "s"):
@@ -586,7 +641,6 @@ async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
     """And a turn that is put again is replaced in all of them."""
     owner, another = await _own(store), await _own(store, "another")
     span, far = await owner.commit("a", "b", "c"), await another.commit("d", "e")
-    usage = Usage(input_tokens=1, output_tokens=2**40, cached_tokens=3, reasoning_tokens=4)
     parts: dict[str, Spans] = {
         "prompt": (span, far),
         "appended": (Span(span.log, 1, 2),),
@@ -594,7 +648,7 @@ async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
         "output": (Span(span.log, 0, 2),),
     }
     texts = {"parent": "an'other#1", "run_id": "run", "stop_reason": TEXT}
-    turns = [_turn(7, **parts, **texts, usage=usage, metadata=NESTED, created_at=1763700000.123456), _turn(7)]
+    turns = [_turn(7, **parts, **texts, usage=USAGE, metadata=NESTED, created_at=1763700000.123456), _turn(7)]
     turns += [_turn(7, status=status, usage=Usage(), stop_reason="") for status in get_args(TurnStatus)]
     for turn in (*turns, turns[0], turns[1]):
         await owner.commit(turns=[turn])
@@ -616,17 +670,26 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     """And what may change of it changes, in that run alone."""
     owner = await _own(store)
     times = {"created_at": 1763700000.123456, "started_at": 0.1 + 0.2, "ended_at": 9.0, "timeout_s": 0.25}
+    spent = {"usage": USAGE, "stop_reason": TEXT, "code": "step_limit", "calls": NESTED, "resumes": 3}
     texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "idempotency_key": "k'\"\\%", "fingerprint": "f" * 64}
     runs = {
-        "r'%\"\\ü": _run("r'%\"\\ü", 2, "failed", **times, **texts, first_seq=2**40),
+        "r'%\"\\ü": _run("r'%\"\\ü", 2, "failed", **times, **texts, **spent, first_seq=2**40),
         "plain": _run("plain", 3),
-        "empty": _run("empty", 4, why="", started_at=0.0, ended_at=0.0, timeout_s=0.0),
+        "empty": _run("empty", 4, why="", started_at=0.0, ended_at=0.0, timeout_s=0.0, usage=Usage(), stop_reason=""),
     }
     for run in runs.values():
         await owner.commit(new_run=run)
-    for state in (None, *get_args(RunState)):
+    for at, state in enumerate((None, *get_args(RunState))):
         if state:
-            changes = {"state": state, "first_seq": 77, "started_at": 2.5, "ended_at": None, "why": f"{state} {TEXT}"}
+            new = {
+                "usage": Usage(calls=at),
+                "stop_reason": state,
+                "code": "budget",
+                "resumes": at,
+                "calls": NESTED[TEXT][0],
+            }
+            changes = new if at % 2 else dict.fromkeys(new) | {"resumes": 0, "calls": FrozenDict()}
+            changes |= {"state": state, "first_seq": 77, "started_at": 2.5, "ended_at": None, "why": f"{state} {TEXT}"}
             runs["plain"] = replace(runs["plain"], **changes)
             await owner.commit(runs=[runs["plain"]])
         for run in runs.values():
@@ -639,11 +702,17 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
 
 @_law
 async def check_every_event_comes_back(store: SessionStore) -> None:
-    """Of all kinds that are stored and of unknown ones, with all fields but the text of a run's end: turns have it."""
+    """Of all kinds that are stored and of unknown ones, with all fields but the blocks, which the session's log has."""
     own: dict[str, dict[str, Any]] = {
-        "run_completed": {"stop_reason": TEXT, "usage": Usage(input_tokens=3, output_tokens=2**40)},
+        "model_call_ended": {"call": 0, "seconds": 0.1 + 0.2, "stop_reason": TEXT, "usage": USAGE},
+        "tool_started": {"call_id": TEXT, "name": ""},
+        "tool_ended": {"call_id": "", "name": TEXT, "is_error": True, "seconds": 1e-9, "tries": 7},
+        "approval_requested": {"call_id": "c", "name": "n", "input": NESTED, "wants": "budget", "why": TEXT},
+        "call_decided": {"call_id": "c", "verdict": "provided"},
+        "run_resumed": {"why": TEXT},
+        "run_completed": {"stop_reason": TEXT, "usage": USAGE},
         "run_cancelled": {"why": TEXT},
-        "run_failed": {"why": ""},
+        "run_failed": {"why": "", "code": TEXT},
         "run_interrupted": {"why": "'\"\\%"},
     }
     every: dict[str, Any] = {"turn_index": 7, "run_id": "r'%\"\\ü"}
@@ -652,16 +721,48 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
     for seq, (kind, cls) in enumerate(KINDS.items(), 1):
         if not cls.live:
             values = own.get(kind, {}) | common | {"kind": kind}
-            events += [cls(seq=seq, key=f"{seq}ü%", **values, **every), cls(seq=seq + 100, **values)]
+            spans: dict[str, Any] = {"span": (2**40, 2**41)} if issubclass(cls, Appending) else {}
+            events += [cls(seq=seq, key=f"{seq}ü%", **values, **every, **spans), cls(seq=seq + 100, **values)]
     common["kind"] = "from_the_future"
     events += [UnknownEvent(seq=201, payload=NESTED, key="'", **every, **common), UnknownEvent(seq=202, **common)]
     events.sort(key=lambda event: event.seq)
     owner = await _own(store)
-    await owner.commit(events=events)
+    blocks = {"blocks": (Text(text=TEXT),)}
+    full = [event.model_copy(update=blocks) if isinstance(event, Appending) else event for event in events]
+    await owner.commit(events=full)
     _equal(await store.events("s"), events, "the events")
     for event in events:
         if event.key:
             _equal(await store.event_of_key("s", event.key), event, "the event by its key")
+
+
+@_law
+async def check_events_are_forgotten(store: SessionStore) -> None:
+    """Up to and including a number, of this session alone; those with a key stay and are found by it."""
+    owner, another = await _own(store), await _own(store, "another")
+    others = [_event(seq, session_id="another") for seq in (1, 2, 3)]
+    await another.commit(events=others)
+    events = {seq: _event(seq, key) for seq, key in {1: "e1", 2: None, 3: None, 5: "", 6: None, 2**40: None}.items()}
+    await owner.commit(events=list(events.values()))
+    for upto, left in [
+        (0, [*events]),
+        (1, [*events]),
+        (2, [1, 3, 5, 6, 2**40]),
+        (4, [1, 5, 6, 2**40]),
+        (6, [1, 5, 2**40]),
+    ]:
+        await owner.commit(forget_events=upto)
+        _equal(await store.events("s"), [events[seq] for seq in left], f"what is left up to {upto}")
+        _equal(await store.events("s", after=1, limit=2), [events[seq] for seq in left[1:3]], "a page of it")
+    for seq, key in ((1, "e1"), (5, "")):
+        _equal(await store.event_of_key("s", key), events[seq], "a forgotten event by its key")
+    again = [_event(2), _event(3, "e3")]
+    await owner.commit(forget_events=2**41, events=again)
+    _equal(await store.events("s"), [events[1], *again, events[5]], "the events of the commit that forgets")
+    async with _unchanged(store, "s"):
+        taken = owner.prepare(forget_events=2**41, events=[_event(7, "e1")])
+        await _refuses(DuplicateKeyError, store.commit("s", 1, taken), "the key of a forgotten event")
+    _equal(await store.events("another"), others, "the other session's events")
 
 
 @_law
@@ -904,6 +1005,7 @@ async def check_a_closed_store_says_so(store: SessionStore) -> None:
         "event_of_key": store.event_of_key("s", "key"),
         "query": store.query(),
         "count": store.count(),
+        "usage": store.usage(),
     }.items():
         await _refuses(StoreClosedError, call, f"{what} of a closed store")
 

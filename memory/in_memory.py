@@ -16,12 +16,13 @@ from turnwise.errors import (
     StoreClosedError,
     StoreError,
 )
-from turnwise.memory.events import Event
+from turnwise.memory.events import Appending, Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, Spans, subtract, union
 from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, parse_cursor
 from turnwise.memory.turns import TurnRecord
+from turnwise.memory.usage import Usage
 
 
 @dataclass(slots=True)
@@ -83,9 +84,12 @@ class InMemoryStore:
             raise SessionFencedError(session_id, epoch)
         log = self._logs[session.log]
         blocks = dict(enumerate(commit.blocks, session.log_size - len(commit.blocks)))
-        events = {event.seq: event for event in commit.events}
+        events = {event.seq: _without_blocks(event) for event in commit.events}
+        kept = row.events
+        if upto := commit.forget_events:
+            kept = {seq: event for seq, event in kept.items() if seq > upto or event.key is not None}
         self._refuse_duplicates(row, commit)
-        if log.keys() & blocks or row.events.keys() & events or len(events) < len(commit.events):
+        if log.keys() & blocks or kept.keys() & events or len(events) < len(commit.events):
             raise StoreError(f"session {session_id!r} has these blocks or events already; nothing was written")
         row.session = replace(
             row.session,
@@ -95,6 +99,7 @@ class InMemoryStore:
             log_size=session.log_size,
             next_index=session.next_index,
             seq=session.seq,
+            usage=session.usage,
         )
         log.update(blocks)
         for index in commit.dropped_turns:
@@ -104,8 +109,9 @@ class InMemoryStore:
             self._owners[run.run_id] = session_id
             row.runs[run.run_id] = run
         row.runs.update((run.run_id, run) for run in commit.runs if run.run_id in row.runs)
+        row.events = kept
         row.events.update(events)
-        row.keys.update((event.key, event) for event in commit.events if event.key is not None)
+        row.keys.update((event.key, event) for event in events.values() if event.key is not None)
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         self._check_open()
@@ -170,6 +176,9 @@ class InMemoryStore:
     ) -> int:
         return len(self._matching(user_id, agent, status))
 
+    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
+        return sum((row.session.usage for row in self._matching(user_id, agent)), Usage())
+
     async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
         row = self._row(session_id)
         if epoch is not None and row.session.epoch != epoch:
@@ -205,7 +214,7 @@ class InMemoryStore:
         if taken:
             raise DuplicateKeyError(row.session.session_id, taken[0])
 
-    def _matching(self, user_id: str | None, agent: str | None, status: str | None) -> list[_Row]:
+    def _matching(self, user_id: str | None, agent: str | None, status: str | None = None) -> list[_Row]:
         self._check_open()
         wanted = {"user_id": user_id, "agent": agent, "status": status}
         return [
@@ -223,3 +232,7 @@ class InMemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosedError("memory://")
+
+
+def _without_blocks(event: Event) -> Event:
+    return event.model_copy(update={"blocks": ()}) if isinstance(event, Appending) and event.blocks else event

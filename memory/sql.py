@@ -33,21 +33,23 @@ from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, subtract, union
 from turnwise.memory.sql_rows import (
     changed_run_row,
+    changed_session_row,
     event_row,
     log_key,
     read_event,
     read_run,
     read_session,
     read_turn,
+    read_usage,
     run_row,
     session_row,
-    to_json,
     turn_row,
 )
 from turnwise.memory.sql_statements import Statement, Statements
 from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, parse_cursor
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.urls import SQL_SCHEMES, redact
+from turnwise.memory.usage import Usage
 
 Result = TypeVar("Result")
 
@@ -61,7 +63,7 @@ _BEGIN = "BEGIN IMMEDIATE"
 class SQLStore:
     """Keeps sessions in an SQL database through SQLAlchemy Core.
 
-    A commit is one transaction of at most eight statements; it is on disk on return (SQLite: WAL, synchronous FULL).
+    A commit is one transaction of at most nine statements; it is on disk on return (SQLite: WAL, synchronous FULL).
     Statements run on the store's own threads: one for SQLite, `connections` for PostgreSQL. Many processes may use one
     database at once; a SQLite file belongs to one machine. The tables are made at first use.
 
@@ -158,17 +160,7 @@ class SQLStore:
 
         def write(cursor: Any) -> None:
             sql = self._sql
-            row = {
-                "b_key": key,
-                "b_epoch": epoch,
-                "b_status": session.status,
-                "b_metadata": to_json(session.metadata or None),
-                "b_updated_at": session.updated_at,
-                "b_log_size": session.log_size,
-                "b_next_index": session.next_index,
-                "b_seq": session.seq,
-            }
-            if not sql.put_session.write(cursor, row):
+            if not sql.put_session.write(cursor, changed_session_row(session, epoch)):
                 raise SessionFencedError(session_id, epoch)
             first = session.log_size - len(commit.blocks)
             blocks = ({"log": key, "at": at, "body": body} for at, body in enumerate(commit.blocks, first))
@@ -177,6 +169,8 @@ class SQLStore:
             sql.put_turn.write(cursor, *(turn_row(key, turn) for turn in commit.turns))
             sql.insert_run.write(cursor, *(run_row(key, run) for run in [commit.new_run] if run))
             sql.put_run.write(cursor, *(changed_run_row(key, run) for run in commit.runs))
+            if commit.forget_events:
+                sql.forget_events.write(cursor, {"b_session": key, "b_upto": commit.forget_events})
             sql.insert_event.write(cursor, *(event_row(key, event) for event in commit.events))
 
         try:
@@ -252,6 +246,11 @@ class SQLStore:
     ) -> int:
         statement = sa.select(sa.func.count()).select_from(schema.sessions).where(*_filters(user_id, agent, status))
         return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
+
+    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
+        sums = (sa.func.coalesce(sa.func.sum(schema.sessions.c[name]), 0).label(name) for name in schema.USAGE)
+        statement = sa.select(*sums).where(*_filters(user_id, agent))
+        return await self._read(lambda connection: read_usage(connection.execute(statement).one()))
 
     async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
         def delete(connection: sa.Connection) -> None:
@@ -446,6 +445,6 @@ def _bounds(span: Span) -> dict[str, int]:
     return {"log": log_key(span.log), "start": span.start, "stop": span.stop}
 
 
-def _filters(user_id: str | None, agent: str | None, status: str | None) -> list[sa.ColumnElement[bool]]:
+def _filters(user_id: str | None, agent: str | None, status: str | None = None) -> list[sa.ColumnElement[bool]]:
     wanted = {"user_id": user_id, "agent": agent, "status": status}
     return [schema.sessions.c[name] == value for name, value in wanted.items() if value is not None]

@@ -13,6 +13,7 @@ from turnwise.memory.frozen import FrozenDict, freeze
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans
+from turnwise.memory.sql_schema import USAGE
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
 
@@ -48,6 +49,18 @@ def _mapping(text: str | None) -> FrozenDict:
     return FrozenDict(freeze(json.loads(text))) if text else FrozenDict()
 
 
+def _usage_text(usage: Usage | None) -> str | None:
+    if usage is None:
+        return None
+    values = {name: getattr(usage, name) for name in USAGE}
+    values |= {"seconds": round(usage.seconds, 6), "cost": round(usage.cost, 12)}  # more is noise, in every row
+    return to_json({name: value for name, value in values.items() if value})
+
+
+def _usage(text: str | None) -> Usage | None:
+    return Usage(**json.loads(text)) if text else None
+
+
 def _spans_text(spans: Spans) -> str:
     return json.dumps([[int(log), start, stop] for log, start, stop in spans], separators=(",", ":"))
 
@@ -56,24 +69,50 @@ def _spans(text: str) -> Spans:
     return tuple(Span(str(log), start, stop) for log, start, stop in json.loads(text))
 
 
+_SESSION_FIELDS = tuple(field.name for field in fields(SessionRecord) if field.name not in ("log", "metadata", "usage"))
+
+
 def session_row(session: SessionRecord) -> dict[str, Any]:
-    row = {field.name: getattr(session, field.name) for field in fields(session) if field.name != "log"}
-    return row | {"metadata": to_json(session.metadata or None)}
+    row = {field.name: getattr(session, field.name) for field in fields(session) if field.name not in ("log", "usage")}
+    return row | {"metadata": to_json(session.metadata or None)} | asdict(session.usage)
+
+
+def changed_session_row(session: SessionRecord, epoch: int) -> dict[str, Any]:
+    """Return what a commit changes of a session, for the `put_session` statement."""
+    usage = session.usage
+    return {
+        "b_key": log_key(session.log),
+        "b_epoch": epoch,
+        "b_status": session.status,
+        "b_metadata": to_json(session.metadata or None),
+        "b_updated_at": session.updated_at,
+        "b_log_size": session.log_size,
+        "b_next_index": session.next_index,
+        "b_seq": session.seq,
+        **{f"b_{name}": getattr(usage, name) for name in USAGE},
+    }
+
+
+def read_usage(row: Any) -> Usage:
+    """Return the usage that stands in columns of its own."""
+    values: dict[str, Any] = {name: number(getattr(row, name)) for name, number in USAGE.items()}
+    return Usage(**values)
 
 
 def read_session(row: Any) -> SessionRecord:
-    names = [field.name for field in fields(SessionRecord) if field.name not in ("log", "metadata")]
     return _parse(
         "session",
         row.session_id,
         lambda: SessionRecord(
-            **{name: getattr(row, name) for name in names}, log=str(row.key), metadata=_mapping(row.metadata)
+            **{name: getattr(row, name) for name in _SESSION_FIELDS},
+            log=str(row.key),
+            metadata=_mapping(row.metadata),
+            usage=read_usage(row),
         ),
     )
 
 
 def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
-    usage = asdict(turn.usage) if turn.usage else {}
     return {
         "session": key,
         "idx": turn.index,
@@ -84,7 +123,7 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
         "appended": _spans_text(turn.appended) if turn.appended else None,
         "input": _spans_text(turn.input),
         "output": _spans_text(turn.output),
-        "usage": to_json({name: count for name, count in usage.items() if count}) if turn.usage else None,
+        "usage": _usage_text(turn.usage),
         "stop_reason": to_json(turn.stop_reason),
         "created_at": turn.created_at,
         "metadata": to_json(turn.metadata or None),
@@ -104,7 +143,7 @@ def read_turn(row: Any, session_id: str) -> TurnRecord:
             appended=_spans(row.appended) if row.appended else (),
             input=_spans(row.input),
             output=_spans(row.output),
-            usage=Usage(**json.loads(row.usage)) if row.usage else None,
+            usage=_usage(row.usage),
             stop_reason=_text(row.stop_reason),
             created_at=row.created_at,
             metadata=_mapping(row.metadata),
@@ -112,12 +151,22 @@ def read_turn(row: Any, session_id: str) -> TurnRecord:
     )
 
 
-_RUN_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in ("session_id", "labels", "why"))
+_RUN_TEXTS = ("labels", "why", "usage", "stop_reason", "calls")
+_RUN_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in ("session_id", *_RUN_TEXTS))
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
     row = {name: getattr(run, name) for name in _RUN_FIELDS}
-    return row | {"session": key, "labels": to_json(run.labels or None), "why": to_json(run.why)}
+    return row | {"session": key, "labels": to_json(run.labels or None), **_run_texts(run)}
+
+
+def _run_texts(run: RunRecord) -> dict[str, str | None]:
+    return {
+        "why": to_json(run.why),
+        "usage": _usage_text(run.usage),
+        "stop_reason": to_json(run.stop_reason),
+        "calls": to_json(run.calls or None),
+    }
 
 
 def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
@@ -129,7 +178,9 @@ def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
         "b_first_seq": run.first_seq,
         "b_started_at": run.started_at,
         "b_ended_at": run.ended_at,
-        "b_why": to_json(run.why),
+        "b_code": run.code,
+        "b_resumes": run.resumes,
+        **{f"b_{name}": text for name, text in _run_texts(run).items()},
     }
 
 
@@ -138,7 +189,15 @@ def read_run(row: Any, session_id: str) -> RunRecord:
     return _parse(
         "run",
         row.run_id,
-        lambda: RunRecord(session_id=session_id, labels=_mapping(row.labels), why=_text(row.why), **values),
+        lambda: RunRecord(
+            session_id=session_id,
+            labels=_mapping(row.labels),
+            why=_text(row.why),
+            usage=_usage(row.usage),
+            stop_reason=_text(row.stop_reason),
+            calls=_mapping(row.calls),
+            **values,
+        ),
     )
 
 

@@ -6,9 +6,13 @@ many rows and the text should be most of what is stored.
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, MetaData, PrimaryKeyConstraint, Table, Text, text
 
-VERSION = 1
+from turnwise.memory.usage import Usage
+
+VERSION = 2
 """Goes up with every change of the tables."""
 
 tables = MetaData()
@@ -17,6 +21,11 @@ tables = MetaData()
 _Key = BigInteger().with_variant(Integer(), "sqlite")
 
 meta = Table("turnwise_meta", tables, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
+
+USAGE: dict[str, type[int | float]] = {
+    field.name: {"int": int, "float": float}[str(field.type)] for field in fields(Usage)
+}
+"""Columns of a session's usage and their types: it can be summed up. That of a turn or a run is JSON text."""
 
 sessions = Table(
     "turnwise_sessions",
@@ -34,6 +43,10 @@ sessions = Table(
     Column("next_index", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
+    *(
+        Column(name, BigInteger if number is int else Double, nullable=False, server_default="0")
+        for name, number in USAGE.items()
+    ),
     Index("turnwise_sessions_created", "created_at", "key"),
     Index("turnwise_sessions_user", "user_id", "created_at", "key"),
     sqlite_autoincrement=True,  # a deleted session's key is not given again: forks may still span its log
@@ -96,9 +109,14 @@ runs = Table(
     Column("timeout_s", Double),
     Column("idempotency_key", Text),
     Column("fingerprint", Text),
+    Column("code", Text),
+    Column("usage", Text),
+    Column("stop_reason", Text),
+    Column("calls", Text),
+    Column("resumes", BigInteger, nullable=False, server_default="0"),
     PrimaryKeyConstraint("session", "turn_index"),
 )
-_open_run = text("state IN ('queued', 'running')")
+_open_run = text("state IN ('queued', 'running', 'awaiting_approval')")
 Index("turnwise_runs_open", runs.c.session, runs.c.turn_index, sqlite_where=_open_run, postgresql_where=_open_run)
 Index(
     "turnwise_runs_key",

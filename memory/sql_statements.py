@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from turnwise.memory import sql_schema as schema
 
 _OPEN_TURN = ("pending", "queued", "running")
-_OPEN_RUN = ("queued", "running")
+_OPEN_RUN = ("queued", "running", "awaiting_approval")
 
 
 class Statement:
@@ -62,7 +62,7 @@ class Statements:
             .values(epoch=sessions.c.epoch + sa.literal_column("1"))
             .returning(*sessions.columns)
         )
-        changed = ("status", "metadata", "updated_at", "log_size", "next_index", "seq")
+        changed = ("status", "metadata", "updated_at", "log_size", "next_index", "seq", *schema.USAGE)
         self.put_session = compiled(
             sa.update(sessions)
             .where(sessions.c.key == bind("b_key"), sessions.c.epoch == bind("b_epoch"))
@@ -100,10 +100,12 @@ class Statements:
             .order_by(runs.c.turn_index)
         )
         self.insert_run = compiled(sa.insert(runs))
+        changed = ("state", "first_seq", "started_at", "ended_at", "why", "code")
+        changed += ("usage", "stop_reason", "calls", "resumes")
         self.put_run = compiled(
             sa.update(runs)
             .where(runs.c.session == bind("b_session"), runs.c.turn_index == bind("b_turn_index"))
-            .values({name: bind(f"b_{name}") for name in ("state", "first_seq", "started_at", "ended_at", "why")})
+            .values({name: bind(f"b_{name}") for name in changed})
         )
         self.run = compiled(
             sa.select(runs, sessions.c.session_id.label("owner"))
@@ -112,6 +114,11 @@ class Statements:
         )
         self.run_of_key = compiled(
             sa.select(runs).where(runs.c.session == owner, runs.c.idempotency_key == bind("idempotency_key"))
+        )
+        self.forget_events = compiled(
+            sa.delete(events).where(
+                events.c.session == bind("b_session"), events.c.seq <= bind("b_upto"), events.c.event_key.is_(None)
+            )
         )
         self.insert_event = compiled(sa.insert(events))
         self.event_of_key = compiled(

@@ -13,6 +13,7 @@ from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span
 from turnwise.memory.turns import TurnRecord
+from turnwise.memory.usage import Usage
 
 Item = TypeVar("Item")
 
@@ -48,8 +49,12 @@ class Commit:
     """Indices of turns that go, before `turns` come."""
     new_run: RunRecord | None = None
     runs: Sequence[RunRecord] = ()
-    """Put in place of those with their id: state, first number, times of start and end, and reason may differ."""
+    """Put in place of those with their id. May differ: state, first number, times of start and end, reason and its
+    code, usage, stop reason, calls and resumes."""
     events: Sequence[Event] = ()
+    forget_events: int = 0
+    """Stored events up to this number go, before `events` come: a history store has them. Those that have a key stay,
+    since they keep what they stand for from being done twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,7 @@ class Activation:
     open_turns: tuple[TurnRecord, ...]
     """Pending, queued and running turns, by index."""
     open_runs: tuple[RunRecord, ...]
-    """Queued and running ones, by turn index."""
+    """Those that have not ended, by turn index."""
 
 
 _KEY_BITS = 63
@@ -107,8 +112,10 @@ class SessionStore(Protocol):
     """A durable home of sessions. `memory/contract.py` holds its laws; run them on your own.
 
     Every verb is one round trip and one transaction. A cancelled call may have been carried out or not, never in part.
-    What comes out is immutable. Verbs of a store that cannot be reached or has been closed raise `StoreError`, those of
-    a session that does not exist `SessionNotFoundError`, if nothing else is said; a `limit` below 1 is a `ConfigError`.
+    What comes out is immutable and equal to what went in; but events have no blocks, and the usage of turns and runs is
+    kept to the microsecond and to the twelfth place of its cost. Verbs of a store that cannot be reached or has been
+    closed raise `StoreError`, those of a session that does not exist `SessionNotFoundError`, if nothing else is said; a
+    `limit` below 1 is a `ConfigError`.
     """
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None) -> SessionRecord:
@@ -185,6 +192,9 @@ class SessionStore(Protocol):
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
         """Return how many sessions match all filters given."""
+
+    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
+        """Return what the sessions that match all filters given have spent together. Deleted ones count no more."""
 
     async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
         """Delete the session, its turns, runs and events, and those of its blocks that no fork spans.

@@ -44,7 +44,14 @@ def whole_turn(session: SessionRecord, index: int) -> Commit:
     span = Span(session.log, session.log_size, session.log_size + 2)
     turn = TurnRecord(index=index, status="completed", run_id=f"{name}-{index}", input=(span,), created_at=at)
     return Commit(
-        session=replace(session, log_size=span.stop, next_index=index + 1, seq=seq + 1, updated_at=at),
+        session=replace(
+            session,
+            log_size=span.stop,
+            next_index=index + 1,
+            seq=seq + 1,
+            updated_at=at,
+            usage=Usage(input_tokens=index * (index + 1) // 2, seconds=0.25 * (index + 1)),
+        ),
         blocks=[encode(User(text=f"prompt {index}")), encode(Text(text=f"answer {index}"))],
         turns=[replace(turn, metadata=freeze({"n": index}), usage=Usage(input_tokens=index))],
         new_run=RunRecord(
@@ -55,10 +62,18 @@ def whole_turn(session: SessionRecord, index: int) -> Commit:
             first_seq=seq,
             created_at=at,
             labels=freeze({"n": str(index)}),
+            usage=Usage(input_tokens=index, seconds=0.25),
+            calls=freeze({str(index): {"name": "x"}}),
         ),
         events=[
             RunStarted(seq=seq, **about),
-            RunCompleted(seq=seq + 1, key=f"end {index}", usage=Usage(input_tokens=index), **about),
+            RunCompleted(
+                seq=seq + 1,
+                key=f"end {index}",
+                span=(span.start + 1, span.stop),
+                usage=Usage(input_tokens=index),
+                **about,
+            ),
         ],
     )
 
@@ -101,7 +116,7 @@ def writers(url: str, count: int, *session_ids: str) -> Iterator[dict[str, tuple
 async def stored_turns(store: SQLStore, session_id: str) -> int:
     """Return how many turns of `whole_turn` are stored; each is whole, and there is nothing beside them."""
     found = await store.get(session_id)
-    session = replace(found, log_size=0, next_index=0, seq=0, updated_at=0.0)
+    session = replace(found, log_size=0, next_index=0, seq=0, updated_at=0.0, usage=Usage())
     turns: list[TurnRecord] = []
     runs: list[RunRecord | None] = []
     events: list[Event] = []
@@ -305,14 +320,14 @@ def test_a_file_that_cannot_be_written_can_be_read(filled: Path) -> None:
 
 
 def test_a_store_of_a_newer_schema_is_refused_and_left_as_it_is(filled: Path) -> None:
-    edit(filled, "UPDATE turnwise_meta SET value = '2' WHERE name = 'schema_version'")
+    edit(filled, "UPDATE turnwise_meta SET value = '3' WHERE name = 'schema_version'")
     for use in (count, create):
         with pytest.raises(
-            SchemaVersionError, match="has schema version 2, this turnwise writes 1: use a turnwise"
+            SchemaVersionError, match="has schema version 3, this turnwise writes 2: use a turnwise"
         ) as error:
             using(f"sqlite:///{filled}", use)
-        assert (error.value.found, error.value.known) == ("2", 1)
-    edit(filled, "UPDATE turnwise_meta SET value = '1' WHERE name = 'schema_version'")
+        assert (error.value.found, error.value.known) == ("3", 2)
+    edit(filled, "UPDATE turnwise_meta SET value = '2' WHERE name = 'schema_version'")
     assert using(f"sqlite:///{filled}", count) == 1
 
 
@@ -363,6 +378,9 @@ async def read_blocks(store: SQLStore) -> object:
             [lambda s: s.run("s-1"), lambda s: s.runs("s")],
         ),
         ("UPDATE turnwise_runs SET why = 'x' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
+        ("UPDATE turnwise_runs SET usage = '{\"x\":1}' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
+        ("UPDATE turnwise_runs SET calls = '[1' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
+        ("UPDATE turnwise_sessions SET cost = 'x'", "session s", [lambda s: s.get("s")]),
         (
             "UPDATE turnwise_sessions SET metadata = '{'",
             "session s",

@@ -27,6 +27,8 @@ TurnwiseError
 │   │   └── RunLimitError      it met a limit: steps, budget, time
 │   └── RunInterruptedError
 ├── EngineError                why a run failed: the engine or its provider
+│   ├── InvalidRequestError    the provider would refuse the conversation
+│   │   └── UnsupportedBlockError
 │   └── LimitError
 ├── WaitTimeoutError           (also a TimeoutError) the wait ended, the run goes on
 ├── SessionLostError           the world did: the session's process cannot be reached
@@ -266,6 +268,21 @@ class RunInterruptedError(RunEndedError):
 
 class EngineError(TurnwiseError):
     """What an engine raises, and what a provider's refusal becomes: `why` says what and what to do."""
+
+
+class InvalidRequestError(EngineError):
+    """A conversation that the provider would refuse, found before it was sent; `kind` is one of `rules.Kind`."""
+
+    message = "{provider} would refuse messages[{index}], block {block} ({kind}): {why}"
+    provider: str
+    index: int
+    block: int
+    kind: str
+    why: str
+
+
+class UnsupportedBlockError(InvalidRequestError):
+    """An image or document in a form that the provider does not take."""
 
 
 class LimitError(EngineError):

@@ -76,6 +76,10 @@ class ActiveRun:
         billed, self._since = self._bill
         self.unbilled -= billed
 
+    def restart_clock(self) -> None:
+        """Let the time that it spends count from now."""
+        self._since = asyncio.get_running_loop().time()
+
     def request_cancel(self, reason: str, *, discard: bool) -> None:
         """Ask the run to stop. The first reason stands; once asked to discard, it discards."""
         self.discard = self.discard or discard
@@ -88,6 +92,6 @@ class ActiveRun:
             self.attempt.close()
 
 
-def is_granted(calls: Iterable[CallState]) -> int:
+def grants(calls: Iterable[CallState]) -> int:
     """Return how often somebody let a run go on above its limits."""
     return sum(state.wants == "budget" and state.verdict == "approved" for state in calls)

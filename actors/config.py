@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
+from turnwise.actors.budget import Budget, Price
 from turnwise.errors import ConfigError
 
 
@@ -14,6 +16,26 @@ class SessionConfig:
 
     on_cancel: Literal["keep", "discard"] = "keep"
     """What a cancelled run leaves: its prompts and the text so far, marked; or the history as it was before the run."""
+
+    on_lost: Literal["interrupt", "resume"] = "interrupt"
+    """What becomes of a run whose process was lost: it ends as interrupted, or goes on behind what it has recorded.
+    A model call that was under way is made again; a tool that had begun is not, unless it is `repeatable`."""
+
+    max_resumes: int = 3
+    """How often a run goes on after its process was lost, before it ends as interrupted: it may be what kills it."""
+
+    run_budget: Budget | None = None
+    """What one run may spend."""
+
+    session_budget: Budget | None = None
+    """What all runs of a session may spend together."""
+
+    over_budget: Literal["fail", "ask"] = "fail"
+    """What becomes of a run that has spent a budget: it fails, or waits until somebody approves of it or rejects it.
+    Approval lets this run spend the budget once more."""
+
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    """What models cost, by name: needed where a budget has a limit of cost."""
 
     cancel_grace_s: float = 2.0
     """How long a cancelled engine may take to stop before it is left behind, in seconds."""
@@ -36,7 +58,11 @@ class SessionConfig:
     def __post_init__(self) -> None:
         if self.on_cancel not in ("keep", "discard"):
             raise ConfigError("on_cancel", self.on_cancel, "must be 'keep' or 'discard'")
-        for name in ("cancel_grace_s", "max_queued", "delta_interval_s", "store_retry_s"):
+        if self.on_lost not in ("interrupt", "resume"):
+            raise ConfigError("on_lost", self.on_lost, "must be 'interrupt' or 'resume'")
+        if self.over_budget not in ("fail", "ask"):
+            raise ConfigError("over_budget", self.over_budget, "must be 'fail' or 'ask'")
+        for name in ("max_resumes", "cancel_grace_s", "max_queued", "delta_interval_s", "store_retry_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must be 0 or more")
         for name in ("max_prompt_bytes", "idle_s"):

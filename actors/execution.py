@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from typing import Any
 
+from turnwise.actors.core import Decision
 from turnwise.actors.realm import Realm
 from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
 from turnwise.actors.wire import PackedOutcome
@@ -13,8 +14,10 @@ from turnwise.errors import (
     RunEndedError,
     RunFailedError,
     RunInterruptedError,
+    RunLimitError,
     WaitTimeoutError,
 )
+from turnwise.memory.calls import PendingCall
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.turns import Turn
@@ -24,6 +27,8 @@ _ERRORS: dict[str, type[RunEndedError]] = {
     "failed": RunFailedError,
     "interrupted": RunInterruptedError,
 }
+
+_LIMITS = ("step_limit", "budget", "timeout")
 
 PAGE = 1000
 """How many events are fetched at once."""
@@ -77,11 +82,19 @@ class _Handle:
         turn = outcome.turn.unpack(cache) if outcome.turn else None
         if outcome.state == "completed" and turn:
             return turn
-        raise _ERRORS[outcome.state](self.session_id, self.run_id, outcome.why, turn)
+        kind = RunLimitError if outcome.code in _LIMITS else _ERRORS[outcome.state]
+        raise kind(self.session_id, self.run_id, outcome.why, turn)
 
     def _cancel(self, reason: str) -> Request[bool]:
         cancelled: bool = yield from self._realm.ask(self.session_id, "cancel", reason, self.run_id)
         return cancelled
+
+    def _decide(self, call_id: str, decision: Decision) -> Request[None]:
+        yield from self._realm.ask(self.session_id, "decide", self.run_id, call_id, decision)
+
+    def _pending(self) -> Request[list[PendingCall]]:
+        pending: list[PendingCall] = yield from self._realm.ask(self.session_id, "pending", self.run_id)
+        return pending
 
     def _record(self) -> Request[RunRecord]:
         record: RunRecord = yield from self._realm.ask(self.session_id, "run", self.run_id)
@@ -131,6 +144,30 @@ class ExecutionHandle(_Handle):
         """
         return carry_out(self._cancel(reason), self._portal)
 
+    def pending(self) -> list[PendingCall]:
+        """Return the calls of the run that wait for a decision, in the order in which they were made."""
+        return carry_out(self._pending(), self._portal)
+
+    def approve(self, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:
+        """Let a call be made, with other arguments if `input` is given; durable on return.
+
+        The model's call is replaced by the edited one in the history. The run goes on when nothing is left to decide.
+        The same decision again changes nothing; a call is made at most once for it.
+
+        Raises:
+            CallNotFoundError: no such call waits or waited.
+            CallDecidedError: it was decided otherwise, or the run has ended.
+        """
+        carry_out(self._decide(call_id, _approved(input)), self._portal)
+
+    def reject(self, call_id: str, reason: str = "") -> None:
+        """Let the model know that the call was not made, and why; durable on return. Otherwise like `approve`."""
+        carry_out(self._decide(call_id, Decision(verdict="rejected", text=reason)), self._portal)
+
+    def provide(self, call_id: str, result: str, *, is_error: bool = False) -> None:
+        """Give the result of a call that was made outside; durable on return. Otherwise like `approve`."""
+        carry_out(self._decide(call_id, _provided(result, is_error)), self._portal)
+
     def is_running(self) -> bool:
         """Return whether the run has the session's claim now."""
         return self.status() == "running"
@@ -167,6 +204,22 @@ class AsyncExecutionHandle(_Handle):
         """See `ExecutionHandle.cancel`."""
         return await carry_out_async(self._cancel(reason))
 
+    async def pending(self) -> list[PendingCall]:
+        """See `ExecutionHandle.pending`."""
+        return await carry_out_async(self._pending())
+
+    async def approve(self, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:
+        """See `ExecutionHandle.approve`."""
+        await carry_out_async(self._decide(call_id, _approved(input)))
+
+    async def reject(self, call_id: str, reason: str = "") -> None:
+        """See `ExecutionHandle.reject`."""
+        await carry_out_async(self._decide(call_id, Decision(verdict="rejected", text=reason)))
+
+    async def provide(self, call_id: str, result: str, *, is_error: bool = False) -> None:
+        """See `ExecutionHandle.provide`."""
+        await carry_out_async(self._decide(call_id, _provided(result, is_error)))
+
     async def is_running(self) -> bool:
         """See `ExecutionHandle.is_running`."""
         return await self.status() == "running"
@@ -182,3 +235,11 @@ class AsyncExecutionHandle(_Handle):
             events, after, done = await carry_out_async(self._page(after))
             for event in events:
                 yield event
+
+
+def _approved(input: Mapping[str, Any] | None) -> Decision:
+    return Decision(verdict="approved", input=None if input is None else dict(input))
+
+
+def _provided(result: str, is_error: bool) -> Decision:
+    return Decision(verdict="provided", text=result, is_error=is_error)

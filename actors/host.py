@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import SessionCore
+from turnwise.actors.core import Decision, SessionCore
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, Refused, SessionInfo, StartAnswer
 from turnwise.errors import ConfigError, SessionFencedError, TurnwiseError
+from turnwise.memory.calls import PendingCall
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
@@ -117,6 +118,12 @@ class SessionHost:
 
     async def do_cancel(self, reason: str, run_id: str | None) -> bool:
         return await (await self._loaded()).cancel(reason, run_id)
+
+    async def do_decide(self, run_id: str, call_id: str, decision: Decision) -> None:
+        await (await self._loaded()).decide(run_id, call_id, decision)
+
+    async def do_pending(self, run_id: str) -> list[PendingCall]:
+        return await (await self._loaded()).pending(run_id)
 
     async def do_end(self) -> None:
         await (await self._loaded()).end()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from turnwise.actors.event_log import EventLog
+from turnwise.actors.inference.engine import NewEvent
 from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, TurnNotFoundError
 from turnwise.memory.block_cache import BlockCache
-from turnwise.memory.events import Event, RunEnded
+from turnwise.memory.events import Appending, Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans, union
@@ -19,9 +19,6 @@ from turnwise.memory.turns import Turn, TurnRecord
 
 LIVE_NUMBERS = 10_000_000
 """How many live events may follow a commit before the next: a later activation numbers its events from above them."""
-
-NewEvent = tuple[type[Event], dict[str, Any]]
-"""An event to be: its class, and what is its own beside session, number and time."""
 
 
 class Journal:
@@ -37,6 +34,8 @@ class Journal:
         self.session = SessionRecord(session_id=session_id)
         self.log = EventLog(0)
         self.cache = BlockCache()
+        self.caught_up: frozenset[int] = frozenset()
+        """The numbers of the events that were stored unnoticed before this activation: by a commit in doubt."""
         self.stale = True
         """Whether the session must be activated before the next change."""
         self.lost: Exception | None = None
@@ -53,7 +52,8 @@ class Journal:
         found = await self.store.activate(self.session_id)
         if self.log.last_seq:
             missed = await self.store.events(self.session_id, after=self.log.published)
-            self.log.publish(missed, upto=found.session.seq)
+            self.caught_up = frozenset(event.seq for event in missed)
+            self.log.publish(await self._with_blocks(missed, found.session.log), upto=found.session.seq)
         else:
             self.log = EventLog(found.session.seq)
         await self.hold(union(*(turn.spans for turn in (found.head, *found.open_turns) if turn)))
@@ -161,23 +161,27 @@ class Journal:
         while after < self.log.start - 1:
             start = self.log.start
             stored = await self.store.events(self.session_id, after=after, limit=limit)
-            older = await self._with_text([event for event in stored if event.seq < start])
+            older = await self._with_blocks([event for event in stored if event.seq < start], self.session.log)
             if self.log.start == start:
                 return older + self.log.since(start - 1, limit - len(older))
             if older:
                 return older
         return self.log.since(after, limit)
 
-    async def _with_text(self, events: list[Event]) -> list[Event]:
-        """Return stored events with the text of the answers that they end, which the turns have."""
-        ends = [event.turn_index for event in events if isinstance(event, RunEnded) and event.turn_index is not None]
-        if not ends:
+    async def _with_blocks(self, events: list[Event], log: str) -> list[Event]:
+        """Return stored events with the blocks that they added, which the log has: one read, if they are not held."""
+        spans = [Span(log, *event.span) for event in events if isinstance(event, Appending) and event.span]
+        if not spans:
             return events
-        first, last = min(ends), max(ends)
-        records = await self.store.turns(self.session_id, after=first - 1, limit=last - first + 1)
-        texts = {turn.run_id: turn.text for turn in await self.read_turns(records)}
+        cache = self.cache
+        if cache.missing(spans):
+            cache = BlockCache()
+            wanted = union(spans)
+            cache.add_spans(wanted, await self.store.blocks(wanted))
         return [
-            event.model_copy(update={"text": texts.get(event.run_id, "")}) if isinstance(event, RunEnded) else event
+            event.model_copy(update={"blocks": cache.read([Span(log, *event.span)])})
+            if isinstance(event, Appending) and event.span
+            else event
             for event in events
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.actors.core import Outcome
+from turnwise.actors.reads import Outcome
 from turnwise.errors import TurnwiseError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.runs import RunState
@@ -52,13 +52,14 @@ class PackedOutcome:
 
     state: RunState
     why: str | None
+    code: str | None
     turn: PackedTurn | None
 
     @classmethod
     def pack(cls, outcome: Outcome, held: Spans) -> PackedOutcome:
         """Pack what `held`, the receiver's spans, lacks."""
         turn = PackedTurn.pack(outcome.turn, held) if outcome.turn else None
-        return cls(outcome.run.state, outcome.run.why, turn)
+        return cls(outcome.run.state, outcome.run.why, outcome.run.code, turn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from audit import check_session
 from engines import BrokenBuilder, ScriptedEngine
 from schedules import SESSION, texts
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import Outcome, SessionCore
+from turnwise.actors.core import SessionCore
+from turnwise.actors.reads import Outcome
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.errors import (
     ConfigError,
@@ -146,7 +147,7 @@ def test_a_cancelled_run_keeps_its_text_marked_and_closes_its_open_tool_calls() 
         outcome = await core.wait("run")
         assert outcome and outcome.turn and outcome.run.why == "changed my mind"
         assert outcome.turn.new_blocks[1:] == (
-            blocks.Text(text="let me look", interrupted=True),
+            blocks.Text(text="let me look"),
             blocks.ToolUse(call_id="1", name="look"),
             blocks.ToolResult(call_id="1", text="cancelled: changed my mind", is_error=True),
         )

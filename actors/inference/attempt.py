@@ -27,7 +27,7 @@ class Desk(Protocol):
         """Publish a live event of the run."""
 
     def check_budget(self, run: ActiveRun) -> None:
-        """See `RunContext.begin_call`."""
+        """See `StepContext.begin_call`."""
 
     def price(self, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost."""
@@ -39,7 +39,7 @@ class Desk(Protocol):
         events: Sequence[NewEvent],
         calls: Mapping[str, CallState | None],
     ) -> Turn:
-        """See `RunContext.record`."""
+        """See `StepContext.record`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Ending:
 
 
 class Attempt:
-    """An engine at work on a run, and the `RunContext` that it has.
+    """An engine at work on a run, and the `StepContext` that it has.
 
     Closed once, when its ending is decided: whatever the engine does later reaches nothing.
     """
@@ -161,9 +161,7 @@ class Attempt:
         else:
             self.ledger.append(part)
 
-    def report(
-        self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None
-    ) -> None:
+    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
         if self.closed:
             return
         if usage:

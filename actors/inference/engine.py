@@ -27,11 +27,7 @@ class SessionView:
 
 
 class RunContext(Protocol):
-    """One run, as its engine sees it. After the run's end no verb here changes anything: a late engine is harmless.
-
-    `emit` and `report` are all that a plain engine needs. The others are for engines that work in steps, such as
-    `ToolLoop`: what they record is durable before the next step, so that a run can be taken up again behind it.
-    """
+    """One run, as its engine sees it. After the run's end no verb here changes anything: a late engine is harmless."""
 
     @property
     def session(self) -> SessionView:
@@ -45,10 +41,6 @@ class RunContext(Protocol):
     def labels(self) -> Mapping[str, str]:
         """What the caller labelled the run with."""
 
-    @property
-    def calls(self) -> Mapping[str, CallState]:
-        """What became of the run's tool calls beside their results, as of the last commit, by call id."""
-
     def emit(self, part: str | Block) -> None:
         """Stream a part of the answer: a string is text, `Text` and `Thinking` continue the block before them.
 
@@ -56,14 +48,23 @@ class RunContext(Protocol):
         returns.
         """
 
-    def report(
-        self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None
-    ) -> None:
+    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
         """Note what the provider said of this run: `usage` adds up, the last `stop_reason` stays.
 
         Args:
             model: whose prices apply, where the session has any.
         """
+
+
+class StepContext(RunContext, Protocol):
+    """One run, for an engine that works in steps, such as `ToolLoop`.
+
+    What it records is durable before the next step, so that the run can be taken up again behind it.
+    """
+
+    @property
+    def calls(self) -> Mapping[str, CallState]:
+        """What became of the run's tool calls beside their results, as of the last commit, by call id."""
 
     def publish(self, kind: type[Event], **values: Any) -> None:
         """Tell followers of something that is not stored: an event of a live kind."""
@@ -117,7 +118,7 @@ class Suspend(Exception):  # noqa: N818 - not an error but a way to return
 class InferenceRunner(Protocol):
     """Answers turns of one session, one at a time."""
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
         """Return the blocks to append: the answer to `turn`, at least one block. What it recorded is not among them.
 
         Cancelled by asyncio's cancellation: let it through after closing connections. A runner that holds it back is

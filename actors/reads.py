@@ -1,0 +1,176 @@
+"""What a session can be asked without changing it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from turnwise.actors.active_run import ActiveRun
+from turnwise.actors.backlog import Backlog
+from turnwise.actors.journal import Journal, settled
+from turnwise.memory.blocks import ToolUse
+from turnwise.memory.calls import PendingCall, decode_calls
+from turnwise.memory.events import Event
+from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import join
+from turnwise.memory.turns import Turn, TurnRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. `turn` is what was kept of it."""
+
+    run: RunRecord
+    turn: Turn | None
+
+
+class SessionReads:
+    """The state of a session in memory, and the reads of it. They take no lock and never wait for a change."""
+
+    def __init__(self, session_id: str, journal: Journal) -> None:
+        self.session_id = session_id
+        self._journal = journal
+        self._head: TurnRecord | None = None
+        """The last turn that has ended and was kept: what the next one continues."""
+        self._active: ActiveRun | None = None
+        self._backlog = Backlog()
+        self._ended: OrderedDict[str, tuple[RunRecord, TurnRecord | None]] = OrderedDict()
+
+    async def activate(self) -> None:
+        """Take the session over from whoever had it, if that has not been done."""
+        raise NotImplementedError
+
+    async def wait(self, run_id: str, timeout_s: float | None = None) -> Outcome | None:
+        """Return how the run ended, when it has; None after `timeout_s`. Waiting and giving up change nothing.
+
+        Raises:
+            RunNotFoundError: the session has no such run.
+            StoreError: the run's end could not be stored.
+        """
+        await self._loaded()
+        while True:
+            if run := self._open_run(run_id):
+                if not await settled(run.done, timeout_s):
+                    return None
+                run.done.result()
+            if ended := self._ended.get(run_id):
+                record, turn = ended
+                return Outcome(record, self._journal.turn(turn) if turn else None)
+            record = await self._journal.find_run(run_id)
+            if not record.is_open:
+                turn = await self._journal.find_turn_of(record)
+                return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
+            if not self._open_run(run_id):
+                await self._loaded()  # it was lost with an earlier activation, which has yet to be settled
+
+    async def run(self, run_id: str) -> RunRecord:
+        """Return where the run stands; its usage is up to now."""
+        await self._loaded()
+        if run := self._open_run(run_id):
+            return replace(run.record, usage=run.spent)
+        return self._ended[run_id][0] if run_id in self._ended else await self._journal.find_run(run_id)
+
+    async def pending(self, run_id: str) -> list[PendingCall]:
+        """Return the calls of the run that wait for a decision, in the order in which they were made."""
+        record = await self.run(run_id)
+        run = self._open_run(run_id)
+        uses = {block.call_id: block for block in run.output.blocks if isinstance(block, ToolUse)} if run else {}
+        return [
+            PendingCall(
+                call_id=call_id,
+                name=state.name,
+                input=FrozenDict(uses[call_id].input) if call_id in uses else FrozenDict(),
+                wants=state.wants,
+                why=state.why,
+            )
+            for call_id, state in decode_calls(record.calls).items()
+            if record.is_open and state.is_waiting and state.wants
+        ]
+
+    async def session(self) -> SessionRecord:
+        """Return the session's row as of its last commit."""
+        await self._loaded()
+        return self._journal.session
+
+    @property
+    def active_run_id(self) -> str | None:
+        """The run that has the session's claim."""
+        return self._active.run_id if self._active else None
+
+    def is_ending(self, run_id: str) -> bool:
+        """Return whether the run's outcome is decided, whether or not it is stored yet."""
+        run = self._open_run(run_id)
+        return run is None or run.closed
+
+    @property
+    def queued_run_ids(self) -> list[str]:
+        """The runs that wait behind it, in order."""
+        return [run.run_id for run in self._backlog.queue]
+
+    async def latest(self) -> Turn | None:
+        """Return the newest turn: pending prompts on top of all before them, else the last queued, running or ended."""
+        await self._loaded()
+        if waiting := self._backlog.turns:
+            base = self._active.turn.input if self._active else self._head.spans if self._head else ()
+            turn = replace(waiting[-1], input=join(base, *(turn.prompt for turn in waiting)))
+            return self._journal.turn(turn)
+        newest = self._active.turn if self._active else self._head
+        return self._journal.turn(newest) if newest else None
+
+    async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
+        """Return up to `limit` turns with an index above `after`, by index."""
+        await self._loaded()
+        found = await self._journal.store.turns(self.session_id, after=after, limit=limit)
+        return await self._journal.read_turns(found)
+
+    async def turn(self, index: int) -> Turn:
+        """Return the turn.
+
+        Raises:
+            TurnNotFoundError: there is none of this index.
+        """
+        await self._loaded()
+        return (await self._journal.read_turns([await self._journal.find_turn(index)]))[0]
+
+    async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        """Return up to `limit` runs with a turn index above `after`, by turn index."""
+        await self._loaded()
+        return await self._journal.store.runs(self.session_id, after=after, limit=limit)
+
+    async def events(
+        self, after: int = 0, limit: int = 1000, *, run_id: str | None = None, timeout_s: float = 0.0
+    ) -> tuple[list[Event], int, bool]:
+        """Return events with a number above `after`, where to go on from, and whether `run_id` has no more to come.
+
+        Looks at up to `limit` events, of the run only if one is named; waits up to `timeout_s` for the first. Events
+        that have left memory come from the store, without the live ones among them.
+        """
+        await self._loaded()
+        if run_id is not None:
+            after = max(after, (await self.run(run_id)).first_seq - 1)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            ended = run_id is not None and self._open_run(run_id) is None
+            events = await self._journal.events(after, limit)
+            after = events[-1].seq if events else after
+            chosen = [event for event in events if run_id in (None, event.run_id)]
+            done = ended and len(events) < limit
+            left = deadline - asyncio.get_running_loop().time()
+            if chosen or done or left <= 0 or self._journal.lost:
+                return chosen, after, done or any(event.terminal for event in chosen if run_id)
+            if not events:
+                await self._journal.log.news(left)
+
+    async def _loaded(self) -> None:
+        if self._journal.stale and self._journal.lost is None:
+            await self.activate()
+        if self._journal.lost:
+            raise self._journal.lost
+
+    def _open_run(self, run_id: str) -> ActiveRun | None:
+        if self._active and self._active.run_id == run_id:
+            return self._active
+        return self._backlog.find(run_id)

@@ -1,0 +1,553 @@
+"""How a session changes, and how its runs run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+from turnwise.actors.active_run import ActiveRun, grants
+from turnwise.actors.backlog import Backlog
+from turnwise.actors.budget import priced
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.inference.attempt import Attempt, Ending
+from turnwise.actors.inference.engine import (
+    Closable,
+    EngineBuilder,
+    InferenceRunner,
+    NewEvent,
+    SessionView,
+    Suspend,
+)
+from turnwise.actors.journal import Journal, settled
+from turnwise.actors.output import Output
+from turnwise.actors.reads import SessionReads
+from turnwise.actors.run_events import about, end_event, placed, request_event, start_event
+from turnwise.errors import CorruptRecordError, EngineError, LimitError, SessionFencedError, StoreError, TurnwiseError
+from turnwise.memory.blocks import Block, encode
+from turnwise.memory.calls import CallState, encode_calls
+from turnwise.memory.events import (
+    Event,
+    ModelCallEnded,
+    RunResumed,
+)
+from turnwise.memory.runs import RunRecord, RunState
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Span, join
+from turnwise.memory.store import Commit
+from turnwise.memory.transcript import Ledger
+from turnwise.memory.turns import Turn, TurnRecord
+from turnwise.memory.usage import Usage
+
+Result = TypeVar("Result")
+
+REMEMBERED = 128
+"""How many ended runs are kept in memory, for waits that come late."""
+
+LOST = "the session's process was lost while it ran"
+
+_Begun = tuple[ActiveRun, RunRecord, TurnRecord]
+"""A run, and its record and turn as they are when it has the claim."""
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """A record whose commit has an unknown outcome: the next activation finds out, by the number of its event."""
+
+    seq: int
+    stored: bool = False
+
+
+class RunningSession(SessionReads):
+    """Changes a session, one change at a time, and drives its active run. The verbs are `SessionCore`'s.
+
+    Every state change runs alone, behind one lock, as decide, commit, apply. Memory changes only after the commit, so
+    a kill anywhere leaves what the last commit left. After a store error whose outcome is unknown, the next change
+    first activates the session anew and takes over what the store says.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        journal: Journal,
+        builder: EngineBuilder,
+        config: SessionConfig,
+        off_loop: Callable[..., Awaitable[Any]],
+    ) -> None:
+        super().__init__(session_id, journal)
+        self._clock = journal.clock
+        self._off_loop = off_loop
+        """How to call what may block."""
+        self._builder = builder
+        self._config = config
+        self._runner: InferenceRunner | None = None
+        self._change = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._doubt: _Doubt | None = None
+
+    async def activate(self) -> None:
+        """Take the session over from whoever had it: raise the epoch, see to the run that was lost, go on.
+
+        Runs by itself before the first change or read. Other cores of the session are fenced from here on.
+        """
+        if self._journal.stale:
+            await self._atomically(_nothing)
+
+    # Changing
+
+    async def _atomically(self, change: Callable[[], Awaitable[Result]]) -> Result:
+        """Carry out one change alone, and to its end even if the caller is cancelled."""
+        return await asyncio.shield(self._spawn(self._exclusively(change)))
+
+    async def _exclusively(self, change: Callable[[], Awaitable[Result]]) -> Result:
+        async with self._change:
+            if self._journal.lost:
+                raise self._journal.lost
+            if self._journal.stale:
+                await self._load()
+            return await change()
+
+    async def _persistently(self, change: Callable[[], Awaitable[Result]]) -> Result:
+        """Carry out one change that bears repetition, however often the store has to be asked.
+
+        Raises:
+            StoreError: for `store_retry_s`, or the session is owned by another.
+        """
+        deadline = asyncio.get_running_loop().time() + self._config.store_retry_s
+        pause_s = 0.01
+        while True:
+            try:
+                return await self._atomically(change)
+            except CorruptRecordError:
+                raise
+            except StoreError as error:
+                late = asyncio.get_running_loop().time() + pause_s > deadline
+                if late or isinstance(error, SessionFencedError):
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
+
+    async def _commit(
+        self, session: SessionRecord, events: Sequence[NewEvent], *, live: bool | None = None, **parts: Any
+    ) -> None:
+        """Number the events and store the commit of these `parts`; `live` is as now if None."""
+        live = self._active is not None if live is None else live
+        numbered = self._journal.number(events)
+        if self._doubt and numbered:
+            self._doubt.seq = numbered[0].seq
+        try:
+            await self._journal.commit(Commit(session=session, events=numbered, **parts), live=live)
+        except SessionFencedError as error:
+            # Another activation owns the session: stop the engine, answer everybody, change nothing.
+            for run in [*([self._active] if self._active else []), *self._backlog.queue]:
+                run.request_cancel("the session was taken over", discard=False)
+                run.close()
+                _fail(run, error)
+            self._active = None
+            self._backlog = Backlog()
+            raise
+
+    def _spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Start a task that is held until it ends, and whose error is not lost if nobody waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    @property
+    def _discards(self) -> bool:
+        return self._config.on_cancel == "discard"
+
+    def _remember(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
+        """Note the end of a run whose claim is free, and wake its waiters."""
+        run.record = end
+        self._ended[run.run_id] = (end, turn)
+        if len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+        if not run.done.done():
+            run.done.set_result(None)
+
+    def _ended_record(self, run: ActiveRun, state: RunState, why: str | None) -> RunRecord:
+        return replace(run.record, state=state, why=why, ended_at=self._clock())
+
+    def _hand_back(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
+        index = self._journal.session.next_index
+        return self._backlog.hand_back(runs, discard=discard, index=index, now=self._clock())
+
+    # Loading
+
+    async def _load(self) -> None:
+        """Take over what the store says, and put in order what a lost owner left."""
+        found = await self._journal.activate()
+        if self._doubt:
+            self._doubt.stored = self._doubt.seq in self._journal.caught_up
+            self._doubt = None
+        self._head = found.head
+        stored = {record.run_id: record for record in found.open_runs}
+        known = {run.run_id: run for run in [*self._backlog.queue, *([self._active] if self._active else [])]}
+        for run in known.values():
+            if run.run_id not in stored and not run.done.done():
+                # Its end was stored, and only the store's answer was lost.
+                record = await self._journal.find_run(run.run_id)
+                turn = await self._journal.find_turn_of(record)
+                await self._journal.hold(turn.spans if turn else ())
+                self._remember(run, record, turn)
+        if self._active and self._active.done.done():
+            self._active = None
+        turns = {turn.index: turn for turn in found.open_turns}
+        self._backlog = Backlog()
+        self._backlog.apply(turn for turn in found.open_turns if turn.status == "pending")
+        lost: list[ActiveRun] = []
+        waiting: list[ActiveRun] = []
+        for record in found.open_runs:
+            run = known.get(record.run_id) or self._new_run(record, turns[record.turn_index])
+            if run.record.state != record.state:
+                run.restart_clock()
+            run.record, run.turn = record, turns[record.turn_index]
+            run.output = Output.read(run.turn.output, self._journal.cache)
+            if not run.is_waiting:
+                run.decided.set()
+            if run is self._active:
+                continue
+            if record.state == "awaiting_approval":
+                waiting.append(run)
+            else:
+                (self._backlog.queue if record.state == "queued" else lost).append(run)
+        self._journal.stale = False
+        for run in waiting:
+            self._launch(run)
+        if lost or (self._backlog.queue and self._active is None):
+            await self._settle(lost)
+
+    async def _settle(self, lost: Sequence[ActiveRun]) -> None:
+        """See, in one commit, to the runs whose process was lost, and to the queue.
+
+        They go on or end as interrupted, by `on_lost`; the queue goes on or, in an ended session, ends too.
+        """
+        session = self._journal.session
+        goes_on = session.status == "active"
+        resumed = [run for run in lost if goes_on and self._resumes(run)]
+        ending = [run for run in lost if run not in resumed]
+        given_up = " too often" if self._config.on_lost == "resume" and goes_on else ""
+        ends = [self._ended_record(run, "interrupted", LOST + given_up) for run in ending]
+        events: list[NewEvent] = []
+        blocks: list[Block] = []
+        turns: list[TurnRecord] = []
+        for run, end in zip(ending, ends, strict=True):
+            settled_output = Ledger(run.output.blocks).settled(LOST, interrupted=True)
+            turn, new, session = self._with_output(run, settled_output, session)
+            turns.append(replace(turn, status="interrupted"))
+            blocks += new
+            events.append(end_event(end, new, session))
+        head = turns[-1] if turns else self._head
+        gone = [] if goes_on else list(self._backlog.queue)
+        given = self._hand_back(gone, discard=False)
+        cancelled = [self._ended_record(run, "cancelled", "session ended") for run in gone]
+        begun = self._begin_next(head) if goes_on and self._active is None and not resumed else []
+        again = [replace(run.record, resumes=run.record.resumes + 1) for run in resumed]
+        events += [*map(end_event, cancelled), *(start_event(record) for _, record, _ in begun)]
+        events += [(RunResumed, {**about(record), "why": LOST}) for record in again]
+        await self._commit(
+            session,
+            events,
+            blocks=[encode(block) for block in blocks],
+            turns=[*turns, *given, *(turn for _, _, turn in begun)],
+            dropped_turns=[run.turn.index for run in gone],
+            runs=[*ends, *cancelled, *again, *(record for _, record, _ in begun)],
+            live=bool(begun or resumed or self._active),
+        )
+        self._hold(blocks, session)
+        self._head = head
+        self._backlog.apply(given, gone)
+        for run, end, turn in zip(ending, ends, turns, strict=True):
+            self._remember(run, end, turn)
+        for run, end in zip(gone, cancelled, strict=True):
+            self._remember(run, end, None)
+        for run, record in zip(resumed, again, strict=True):
+            run.record = record
+            self._launch(run)
+        self._launch_next(begun)
+
+    def _resumes(self, run: ActiveRun) -> bool:
+        return self._config.on_lost == "resume" and run.record.resumes < self._config.max_resumes
+
+    def _new_run(self, record: RunRecord, turn: TurnRecord) -> ActiveRun:
+        session = self._journal.session
+        view = SessionView(
+            session_id=self.session_id, user_id=session.user_id, agent=session.agent, metadata=session.metadata
+        )
+        return ActiveRun(view, record, turn)
+
+    # Starting
+
+    def _begin(self, record: RunRecord, turn: TurnRecord, head: TurnRecord | None) -> tuple[RunRecord, TurnRecord]:
+        """Return a run and its turn as running, on top of `head`."""
+        turn = replace(
+            turn,
+            status="running",
+            parent=f"{self.session_id}#{head.index}" if head else None,
+            input=join(head.spans if head else (), turn.prompt),
+        )
+        return replace(record, state="running", started_at=self._clock()), turn
+
+    def _begin_next(self, head: TurnRecord | None, given: Sequence[TurnRecord] = ()) -> list[_Begun]:
+        """Return the head of the queue as running, in a list; its turn is the first of `given` if there is one."""
+        return [
+            (run, *self._begin(run.record, next(iter(given), run.turn), head)) for run in list(self._backlog.queue)[:1]
+        ]
+
+    def _launch_next(self, begun: Sequence[_Begun]) -> None:
+        """Make the head of the queue active, as a commit stored it."""
+        for run, record, turn in begun:
+            self._backlog.queue.remove(run)
+            run.record, run.turn = record, turn
+            self._launch(run)
+
+    def _launch(self, run: ActiveRun) -> None:
+        # Events are held back to the start of the run before this one, for readers who are behind.
+        before = next(reversed(self._ended.values()), None)
+        self._journal.log.trim(min(run.record.first_seq, before[0].first_seq if before else run.record.first_seq))
+        self._active = run
+        run.restart_clock()
+        self._spawn(self._drive(run))
+
+    # Running
+
+    async def _drive(self, run: ActiveRun) -> None:
+        """Run the engine, as often as it suspends, and store how it ended, however often the store has to be asked."""
+        try:
+            while not run.done.done():
+                calls = run.record.calls
+                if run.record.state == "awaiting_approval":
+                    ending = await self._decided(run)
+                else:
+                    ending = await self._attempt(run)
+                if ending and ending.state == "suspended" and not ending.calls and run.record.calls == calls:
+                    ending = Ending("failed", "the engine suspended, and there is nothing to decide")
+                if ending and ending.state == "suspended":
+                    await self._persistently(lambda ending=ending: self._suspend(run, ending))  # type: ignore[misc]
+                elif ending:
+                    await self._persistently(lambda ending=ending: self._end_run(run, ending))  # type: ignore[misc]
+                    return
+        except TurnwiseError as error:  # the store, or such as a corrupt row
+            failure = error
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must not wait for ever
+            failure = StoreError(f"the end of run {run.run_id!r} could not be stored: {error!r}")
+        else:
+            return
+        # The store still says that the run is active: whoever activates the session next sees to it.
+        self._journal.stale = True
+        if self._active is run:
+            self._active = None
+        _fail(run, failure)
+        while self._journal.stale and self._journal.lost is None:
+            try:
+                await self.activate()
+            except StoreError:
+                await asyncio.sleep(1.0)
+
+    async def _attempt(self, run: ActiveRun) -> Ending:
+        run.attempt = attempt = Attempt(run, self, interval_s=self._config.delta_interval_s)
+        timeout_s = run.record.timeout_s
+        if timeout_s is not None:
+            timeout_s = max(0.0, timeout_s - run.spent.seconds)
+        return await attempt.drive(
+            lambda: self._answer(run, attempt), timeout_s=timeout_s, grace_s=self._config.cancel_grace_s
+        )
+
+    async def _answer(self, run: ActiveRun, attempt: Attempt) -> Sequence[Block]:
+        runner = self._runner
+        if runner is None:
+            builder = self._builder
+            runner = await self._off_loop(builder.build, run.session)
+            if builder is self._builder:
+                self._runner = runner
+        self.check_budget(run)
+        return await runner.run(self._journal.turn(run.turn), attempt)
+
+    async def _decided(self, run: ActiveRun) -> Ending | None:
+        """Wait until nothing is left to decide (None), or the run is cancelled. Costs nothing meanwhile."""
+        decided = asyncio.ensure_future(run.decided.wait())
+        first: set[asyncio.Future[Any]] = {decided, run.cancelled, run.done}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        decided.cancel()
+        return Ending("cancelled", run.cancelled.result()) if run.cancelled.done() else None
+
+    async def _suspend(self, run: ActiveRun, ending: Ending) -> None:
+        """Store that the run waits, unless all was decided meanwhile."""
+        if run.done.done() or run.record.state == "awaiting_approval":
+            return
+        calls = {**run.calls, **ending.calls}
+        if not any(state.is_waiting for state in calls.values()):
+            return
+        record = run.bill(replace(run.record, state="awaiting_approval", calls=encode_calls(calls)))
+        session = self._charged(self._journal.session, run, record)
+        requests = [
+            request_event(record, call_id, state) for call_id, state in ending.calls.items() if state.is_waiting
+        ]
+        await self._commit(session, requests, runs=[record])
+        run.billed(record)
+        run.decided.clear()
+
+    async def _end_run(self, run: ActiveRun, ending: Ending) -> None:
+        """Store the run's end and the start of the next in the queue; then free the claim, wake waiters, go on."""
+        if run.done.done():
+            return
+        drop = run.discard and ending.state == "cancelled"
+        attempt = run.attempt or Attempt(run, self, interval_s=0)
+        session = self._journal.session
+        turn, blocks = run.turn, list[Block]()
+        if not drop:
+            turn, blocks, session = self._with_output(run, attempt.output(ending), session)
+        state: Literal["completed", "cancelled", "failed"] = "failed" if ending.state == "suspended" else ending.state
+        stop_reason = ending.code or attempt.stop_reason
+        end = run.bill(replace(self._ended_record(run, state, ending.why), code=ending.code, stop_reason=stop_reason))
+        turn = replace(turn, status=state, usage=end.usage, stop_reason=stop_reason)
+        session = self._charged(session, run, end)
+        head = self._head if drop else turn
+        given = self._hand_back([run], discard=True) if drop else []
+        begun = self._begin_next(head, given)
+        waiting = [next_turn for _, _, next_turn in begun]
+        await self._commit(
+            session,
+            [end_event(end, blocks, session), *(start_event(record) for _, record, _ in begun)],
+            blocks=[encode(block) for block in blocks],
+            turns=[*([] if drop else [turn]), *(waiting or given)],
+            dropped_turns=[turn.index] if drop else [],
+            runs=[end, *(record for _, record, _ in begun)],
+            live=bool(begun),
+        )
+        self._hold(blocks, session)
+        self._backlog.apply(() if begun else given)
+        self._head, self._active = head, None
+        self._remember(run, end, None if drop else turn)
+        self._launch_next(begun)
+
+    # What an attempt hands in
+
+    def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
+        """See `Desk`."""
+        whose = {"session_id": self.session_id, **about(run.record), "at": self._clock()}
+        self._journal.log.publish_live(lambda seq: kind(seq=seq, **whose, **values))
+
+    def price(self, usage: Usage, model: str | None) -> Usage:
+        """See `Desk`."""
+        usage = priced(usage, self._config.prices.get(model or ""))
+        budgets = (self._config.run_budget, self._config.session_budget)
+        if not usage.cost and any(budget and budget.cost for budget in budgets) and model not in self._config.prices:
+            why = f"a budget limits the cost, and model {model!r} has no price: add it to SessionConfig(prices=...)"
+            raise EngineError(why)
+        return usage
+
+    def check_budget(self, run: ActiveRun) -> None:
+        """See `Desk`."""
+        spent, calls = run.spent, run.calls
+        times = 1 + grants(calls.values())
+        in_session = self._journal.session.usage + (spent - (run.record.usage or Usage()))
+        for budget, of, used in (
+            (self._config.run_budget, "run", spent),
+            (self._config.session_budget, "session", in_session),
+        ):
+            # What is granted above a session's budget is granted to this run.
+            over = budget.exceeded(used, times) if budget else None
+            if over is None:
+                continue
+            why = f"the {of} has spent {over}"
+            rejected = any(state.wants == "budget" and state.verdict == "rejected" for state in calls.values())
+            if self._config.over_budget == "fail" or rejected:
+                raise LimitError(f"{why}: raise SessionConfig({of}_budget=...)", "budget")
+            raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=why)})
+
+    async def record(
+        self,
+        attempt: Attempt,
+        blocks: Sequence[Block],
+        events: Sequence[NewEvent],
+        calls: Mapping[str, CallState | None],
+    ) -> Turn:
+        """See `StepContext.record`."""
+        run = attempt.run
+        doubt = _Doubt(0)
+
+        async def change() -> Turn:
+            if doubt.stored:
+                known = set(map(id, attempt.ledger.blocks()))
+                attempt.ledger.record(block for block in run.output.blocks if id(block) not in known)
+            elif run.done.done() or run.attempt is not attempt:
+                raise EngineError("the run's end is decided: what comes now changes nothing")
+            else:
+                await self._record(attempt, blocks, events, calls, doubt)
+            return self._journal.turn(run.turn)
+
+        return await self._persistently(change)
+
+    async def _record(
+        self,
+        attempt: Attempt,
+        blocks: Sequence[Block],
+        events: Sequence[NewEvent],
+        calls: Mapping[str, CallState | None],
+        doubt: _Doubt,
+    ) -> None:
+        run = attempt.run
+        ledger = Ledger(run.output.blocks)
+        ledger.record(blocks)
+        output = ledger.blocks()
+        turn, new, session = self._with_output(run, output, self._journal.session)
+        states = {call_id: state for call_id, state in {**run.calls, **calls}.items() if state}
+        record = run.bill(replace(run.record, calls=encode_calls(states)))
+        session = self._charged(session, run, record)
+        if new and not events:
+            events = [(ModelCallEnded, {"call": max(0, run.spent.calls - 1), "seconds": 0.0})]
+        numbered = [(kind, {**about(record), **values}) for kind, values in placed(events, new, session)]
+        encoded = [encode(block) for block in new]
+        self._doubt = doubt
+        await self._commit(session, numbered, blocks=encoded, turns=[turn] if new else [], runs=[record])
+        self._doubt = None
+        self._hold(new, session)
+        run.output = Output.read(turn.output, self._journal.cache)
+        run.turn = turn
+        run.billed(record)
+        attempt.ledger.record(blocks)
+
+    # Blocks
+
+    def _with_output(
+        self, run: ActiveRun, output: Sequence[Block], session: SessionRecord
+    ) -> tuple[TurnRecord, list[Block], SessionRecord]:
+        """Return the run's turn with this output, those of its blocks that are to be stored, and the row with them."""
+        new = run.output.missing(output)
+        span = Span(session.log, session.log_size, session.log_size + len(new))
+        grown = run.output.grown(output, span)
+        return replace(run.turn, output=grown.spans), new, replace(session, log_size=span.stop)
+
+    def _hold(self, blocks: Sequence[Block], session: SessionRecord) -> None:
+        """Hold the blocks that a commit stored at the end of the log."""
+        self._journal.cache.add(session.log, session.log_size - len(blocks), blocks)
+
+    @staticmethod
+    def _charged(session: SessionRecord, run: ActiveRun, record: RunRecord) -> SessionRecord:
+        """Return the session's row with what the run has spent since its last commit."""
+        spent = (record.usage or Usage()) - (run.record.usage or Usage())
+        return replace(session, usage=session.usage + spent)
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def retire(runner: object, user: ActiveRun | None) -> None:
+    """Close a runner that can be closed, once the run that may use it has ended."""
+    if isinstance(runner, Closable):
+        if user:
+            await settled(user.done)
+        await runner.close()
+
+
+def _fail(run: ActiveRun, error: Exception) -> None:
+    """Give the run's waiters an error in place of its end."""
+    if not run.done.done():
+        run.done.set_exception(error)
+        run.done.exception()  # there need not be any

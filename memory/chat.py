@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import pydantic_core
 
 from turnwise.errors import EngineError
 from turnwise.memory.blocks import Block, Document, Image, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.rules import CHAT, fit
+from turnwise.memory.transcript import messages_of, system_of
 
 INTERRUPTED = " [interrupted]"
 """Follows a text that was cut short, so that the model knows."""
 
 ERROR = "[error] "
 """Precedes the result of a tool call that failed."""
-
-_SENT = (User, Image, Document, Text, ToolUse, ToolResult)
 
 
 def encode(blocks: Sequence[Block]) -> list[dict[str, Any]]:
@@ -29,25 +28,20 @@ def encode(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     string if it is a single text; neighbours of the assistant are one message, their texts joined, their calls in
     `tool_calls`; results follow, each a message, in the order in which their calls were declared. Not sent: thoughts,
     citations, cache checkpoints, unknown kinds, empty texts. The messages are as valid as the blocks: see `settle` and
-    `check_chat`. A document that is known by its `url` alone is sent as its name and address.
+    `rules.check`. A document that is known by its `url` alone is sent as its name and address.
+
+    Raises:
+        UnsupportedBlockError: an image or document in no form that chat takes.
     """
-    system = next((block.text for block in reversed(blocks) if isinstance(block, System)), "")
+    system = system_of(blocks)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    sent = [(index, block) for index, block in enumerate(blocks) if _is_sent(block)]
-    declared: list[str] = []
-    for role, neighbours in groupby(sent, key=lambda entry: entry[1].role):
-        group = list(neighbours)
-        if role == "user":
-            messages.append(_user_message(group))
-        elif role == "assistant":
-            said = [block for _, block in group]
-            declared = [block.call_id for block in said if isinstance(block, ToolUse)]
-            messages.append(_assistant_message(said))
+    for message in fit(messages_of(filter(CHAT.sends, blocks)), CHAT):
+        if message.role == "assistant":
+            messages.append(_assistant_message(message.blocks))
         else:
-            results = [block for _, block in group if isinstance(block, ToolResult)]
-            place = {call_id: at for at, call_id in enumerate(declared)}
-            results.sort(key=lambda result: place.get(result.call_id, len(place)))
-            messages.extend(map(_tool_message, results))
+            messages += [_tool_message(block) for block in message.blocks if isinstance(block, ToolResult)]
+            if prompts := [block for block in message.blocks if not isinstance(block, ToolResult)]:
+                messages.append(_user_message(prompts))
     return messages
 
 
@@ -69,12 +63,8 @@ def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
     return blocks
 
 
-def _is_sent(block: Block) -> bool:
-    return isinstance(block, _SENT) and (not isinstance(block, User | Text) or bool(block.text))
-
-
-def _user_message(group: Sequence[tuple[int, Block]]) -> dict[str, Any]:
-    parts = [_part(block) for _, block in group]
+def _user_message(prompts: Sequence[Block]) -> dict[str, Any]:
+    parts = list(map(_part, prompts))
     return {"role": "user", "content": parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts}
 
 
@@ -83,9 +73,12 @@ def _part(block: Block) -> dict[str, Any]:
         case User(text=text):
             return {"type": "text", "text": text}
         case Image():
-            return {"type": "image_url", "image_url": {"url": block.url or _data_uri(block)}}
-        case Document(text=None, data=str()):
-            return {"type": "file", "file": {"filename": block.name, "file_data": _data_uri(block)}}
+            return {
+                "type": "image_url",
+                "image_url": {"url": block.url if CHAT.form(block) == "url" else data_uri(block)},
+            }
+        case Document() if CHAT.form(block) == "data":
+            return {"type": "file", "file": {"filename": block.name, "file_data": data_uri(block)}}
         case Document():
             # Chat fetches no documents. The model is told of one by its address, as the turn is in history already.
             return {"type": "text", "text": f"{block.name}:\n{block.text or block.url}"}
@@ -93,7 +86,8 @@ def _part(block: Block) -> dict[str, Any]:
             raise TypeError(f"{block.kind} is not a block of the user")
 
 
-def _data_uri(block: Image | Document) -> str:
+def data_uri(block: Image | Document) -> str:
+    """Return the block's data as an address."""
     return f"data:{block.media_type};base64,{block.data}"
 
 
@@ -106,10 +100,12 @@ def _assistant_message(said: Sequence[Block]) -> dict[str, Any]:
 
 
 def _call(use: ToolUse) -> dict[str, Any]:
-    # A model may make a name up that the API, which checks it, would not take back.
-    name = re.sub(r"[^a-zA-Z0-9_-]", "_", use.name)[:64]
-    arguments = json.dumps(use.input, ensure_ascii=False)
-    return {"id": use.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": use.call_id, "type": "function", "function": {"name": use.name, "arguments": arguments_of(use)}}
+
+
+def arguments_of(use: ToolUse) -> str:
+    """Return the call's input as JSON text."""
+    return json.dumps(use.input, ensure_ascii=False)
 
 
 def _tool_message(result: ToolResult) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnwise.memory.blocks import Block, Document, Image, Text, Thinking, ToolResult, ToolUse, User
-from turnwise.memory.chat import ERROR, INTERRUPTED
-from turnwise.memory.transcript import Message, messages_of, system_of
+from turnwise.memory.chat import ERROR, INTERRUPTED, arguments_of, data_uri
+from turnwise.memory.rules import RESPONSES, fit
+from turnwise.memory.transcript import messages_of, system_of
 
 
 def pack_reasoning(id: str, encrypted_content: str) -> str:
@@ -31,40 +32,55 @@ def unpack_reasoning(signature: str | None) -> tuple[str, str] | None:
 
 
 def encode(blocks: Sequence[Block]) -> tuple[str | None, list[dict[str, Any]]]:
-    """Return the instructions and the input items that say what the blocks say."""
+    """Return the instructions and the input items that say what the blocks say; to be sent with `store` off.
+
+    The last `System` is the instructions. Then, in order: what the assistant said is its reasoning items, one message
+    with its texts joined, and its calls; what the user said is the outputs, in the order in which their calls were
+    declared, and one message of parts. A thought goes back if this API has signed it and something follows from it,
+    and, if it is there twice, once. Not sent: other thoughts, citations, cache checkpoints, unknown kinds, empty texts.
+    The items are as valid as the blocks: see `settle` and `rules.check`.
+
+    Raises:
+        UnsupportedBlockError: an image or document in no form that the API takes.
+    """
     items: list[dict[str, Any]] = []
-    for message in messages_of(blocks):
-        items += _said(message) if message.role == "assistant" else _asked(message)
-    return system_of(blocks), items
+    thought_of: set[str] = set()
+    for message in fit(messages_of(filter(RESPONSES.sends, blocks)), RESPONSES):
+        if message.role == "user":
+            items += _asked(message.blocks)
+        elif said := _said(message.blocks):
+            items += _reasoning(message.blocks, thought_of)
+            items += said
+    return system_of(blocks) or None, items
 
 
-def _said(message: Message) -> list[dict[str, Any]]:
-    thoughts = [_reasoning(block) for block in message.blocks if isinstance(block, Thinking)]
-    texts = [block.text + INTERRUPTED * block.interrupted for block in message.blocks if isinstance(block, Text)]
-    said: list[dict[str, Any]] = []
-    if text := "".join(texts):
-        said.append({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]})
-    said += [_call(block) for block in message.blocks if isinstance(block, ToolUse)]
-    return [*filter(None, thoughts), *said] if said else []
+def _reasoning(said: Sequence[Block], thought_of: set[str]) -> list[dict[str, Any]]:
+    """Return the reasoning items, without those whose ids are in `thought_of`, which grows."""
+    items: list[dict[str, Any]] = []
+    for block in said:
+        if isinstance(block, Thinking) and (reasoning := unpack_reasoning(block.signature)):
+            item_id, content = reasoning
+            summary = [{"type": "summary_text", "text": block.text}] if block.text else []
+            if item_id not in thought_of:
+                items.append({"type": "reasoning", "id": item_id, "summary": summary, "encrypted_content": content})
+            thought_of.add(item_id)
+    return items
 
 
-def _reasoning(thought: Thinking) -> dict[str, Any] | None:
-    reasoning = unpack_reasoning(thought.signature)
-    if reasoning is None:
-        return None
-    id, content = reasoning
-    summary = [{"type": "summary_text", "text": thought.text}] if thought.text else []
-    return {"type": "reasoning", "id": id, "summary": summary, "encrypted_content": content}
+def _said(said: Sequence[Block]) -> list[dict[str, Any]]:
+    text = "".join(block.text + INTERRUPTED * block.interrupted for block in said if isinstance(block, Text))
+    parts = [{"type": "output_text", "text": text}]
+    items: list[dict[str, Any]] = [{"type": "message", "role": "assistant", "content": parts}] if text else []
+    return items + [_call(block) for block in said if isinstance(block, ToolUse)]
 
 
 def _call(use: ToolUse) -> dict[str, Any]:
-    arguments = json.dumps(use.input, ensure_ascii=False)
-    return {"type": "function_call", "call_id": use.call_id, "name": use.name, "arguments": arguments}
+    return {"type": "function_call", "call_id": use.call_id, "name": use.name, "arguments": arguments_of(use)}
 
 
-def _asked(message: Message) -> list[dict[str, Any]]:
-    items = [_output(block) for block in message.blocks if isinstance(block, ToolResult)]
-    if parts := [_part(block) for block in message.blocks if isinstance(block, User | Image | Document)]:
+def _asked(asked: Sequence[Block]) -> list[dict[str, Any]]:
+    items = [_output(block) for block in asked if isinstance(block, ToolResult)]
+    if parts := [_part(block) for block in asked if not isinstance(block, ToolResult)]:
         items.append({"type": "message", "role": "user", "content": parts})
     return items
 
@@ -74,18 +90,19 @@ def _output(result: ToolResult) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": result.call_id, "output": output}
 
 
-def _part(block: User | Image | Document) -> dict[str, Any]:
+def _part(block: Block) -> dict[str, Any]:
     match block:
         case User(text=text):
             return {"type": "input_text", "text": text}
         case Image():
-            return {"type": "input_image", "image_url": block.url or _data_uri(block), "detail": "auto"}
-        case Document(data=str()):
-            return {"type": "input_file", "filename": block.name, "file_data": _data_uri(block)}
-        case Document(url=str()):
-            return {"type": "input_file", "file_url": block.url}
-    return {"type": "input_text", "text": f"{block.name}:\n{block.text}"}
-
-
-def _data_uri(block: Image | Document) -> str:
-    return f"data:{block.media_type};base64,{block.data}"
+            url = block.url if RESPONSES.form(block) == "url" else data_uri(block)
+            return {"type": "input_image", "image_url": url, "detail": "auto"}
+        case Document():
+            form = RESPONSES.form(block)
+            if form == "data":
+                return {"type": "input_file", "filename": block.name, "file_data": data_uri(block)}
+            if form == "url":
+                return {"type": "input_file", "file_url": block.url}
+            return {"type": "input_text", "text": f"{block.name}:\n{block.text}"}
+        case _:
+            raise TypeError(f"{block.kind} is not a block of the user")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, takewhile
+from operator import itemgetter
 from typing import Any, Literal
 
 from turnwise.errors import TranscriptError
-from turnwise.memory.blocks import Block, System, Text, Thinking, ToolResult, ToolUse
+from turnwise.memory.blocks import Block, CacheCheckpoint, System, Text, Thinking, ToolResult, ToolUse, Unknown
 from turnwise.memory.events import (
     Appending,
     Event,
     ModelCallEnded,
     ModelCallStarted,
-    RunCompleted,
     RunEnded,
     RunResumed,
     TextDelta,
@@ -40,14 +40,16 @@ def system_of(blocks: Iterable[Block]) -> str | None:
 def messages_of(blocks: Iterable[Block]) -> list[Message]:
     """Return the conversation as messages of two sides that alternate; `System` blocks are left out.
 
+    Cache checkpoints and blocks of unknown kinds are of neither side: they stay with what stands before them.
+
     Within a message of the assistant: thoughts, then text and what belongs to it, then calls. Within one of the user:
     results in the order in which their calls were declared, then the rest. Nothing is added, dropped or repaired: see
     `settle` and `rules.check`. O(blocks).
     """
     messages: list[Message] = []
     declared: dict[str, int] = {}
-    spoken = (block for block in blocks if not isinstance(block, System))
-    for is_assistant, neighbours in groupby(spoken, key=lambda block: block.role == "assistant"):
+    for is_assistant, entries in groupby(_by_side(blocks), key=itemgetter(0)):
+        neighbours = [block for _, block in entries]
         if is_assistant:
             said = tuple(sorted(neighbours, key=_rank))
             declared = {block.call_id: at for at, block in enumerate(said) if isinstance(block, ToolUse)}
@@ -56,6 +58,25 @@ def messages_of(blocks: Iterable[Block]) -> list[Message]:
             places = declared
             messages.append(Message("user", tuple(sorted(neighbours, key=lambda block: _place(block, places)))))
     return messages
+
+
+def _by_side(blocks: Iterable[Block]) -> Iterator[tuple[bool, Block]]:
+    """Yield each block with whether it stands on the assistant's side."""
+    is_assistant: bool | None = None
+    first: list[Block] = []
+    """What stands before anything of a side: it goes with that."""
+    for block in blocks:
+        if isinstance(block, System):
+            continue
+        if not isinstance(block, CacheCheckpoint | Unknown):
+            is_assistant = block.role == "assistant"
+        elif is_assistant is None:
+            first.append(block)
+            continue
+        yield from ((is_assistant, early) for early in first)
+        first.clear()
+        yield is_assistant, block
+    yield from ((False, early) for early in first)
 
 
 def _rank(block: Block) -> int:
@@ -111,6 +132,8 @@ class Ledger:
 
     def append_thinking(self, text: str = "", signature: str | None = None, redacted: str | None = None) -> None:
         """Continue the thought of the open message; a signature closes it, so what comes next is another."""
+        if not (text or signature or redacted):
+            return
         group = self._said_group()
         last = next((at for at in reversed(range(group.kept, len(group.said))) if _is_open(group.said[at])), None)
         if last is None or redacted:
@@ -154,18 +177,23 @@ class Ledger:
             self.void()
             for block in blocks:
                 self.append(block)
-        group = self._groups[-1]
-        group.kept = len(group.said)
+        for group in self._open_groups():
+            group.kept = len(group.said)
 
     def void(self) -> None:
         """Forget what was streamed of the open message."""
         self._streak = []
-        group = self._groups[-1]
-        for block in group.said[group.kept :]:
-            if isinstance(block, ToolUse):
-                group.results.pop(block.call_id)
-                self._callers.pop(block.call_id)
-        del group.said[group.kept :]
+        uses: list[ToolUse] = []
+        for group in self._open_groups():
+            dropped = [block for block in group.said[group.kept :] if isinstance(block, ToolUse)]
+            for use in dropped:
+                del group.results[use.call_id]
+            uses += dropped
+            del group.said[group.kept :]
+        while len(self._groups) > 1 and not self._groups[-1].said:
+            self._groups.pop()
+        if uses:
+            self._callers = {call_id: group for group in self._groups for call_id in group.results}
 
     def append_tool_results(self, *results: ToolResult) -> None:
         """Add results of calls that were declared and have none yet.
@@ -173,14 +201,25 @@ class Ledger:
         Raises:
             TranscriptError: a call of this id was not declared, or has its result; nothing was added.
         """
+        given: set[str] = set()
         for result in results:
             caller = self._callers.get(result.call_id)
             if caller is None:
                 raise TranscriptError(f"no call {result.call_id!r} was declared: declare_tool_use() comes first")
-            if caller.results[result.call_id] is not None:
+            if caller.results[result.call_id] is not None or result.call_id in given:
                 raise TranscriptError(f"call {result.call_id!r} has its result already")
+            given.add(result.call_id)
         for result in results:
             self.append(result)
+
+    def record(self, blocks: Iterable[Block]) -> None:
+        """Take definitive blocks in: the assistant's in place of what was streamed, each result to its call."""
+        blocks = list(blocks)
+        if said := [block for block in blocks if not isinstance(block, ToolResult)]:
+            self.flush_assistant(said)
+        for block in blocks:
+            if isinstance(block, ToolResult):
+                self.append(block)
 
     def replace_use(self, use: ToolUse) -> None:
         """Put an edited call in the place of the one with its id."""
@@ -196,13 +235,14 @@ class Ledger:
             self.append_text(event.text)
         elif isinstance(event, ThinkingDelta):
             self.append_thinking(event.text)
-        elif isinstance(event, ModelCallEnded | RunCompleted):
+        elif isinstance(event, ModelCallEnded | RunEnded):
             self.flush_assistant(event.blocks)
-        elif isinstance(event, RunEnded):
-            self.void()
-            self._append_all(event)
         elif isinstance(event, Appending):
-            self._append_all(event)
+            for block in event.blocks:
+                if isinstance(block, ToolUse):
+                    self.replace_use(block)
+                else:
+                    self.append(block)
 
     @classmethod
     def replay(cls, events: Iterable[Event]) -> Ledger:
@@ -246,19 +286,15 @@ class Ledger:
             blocks[last] = text.model_copy(update={"interrupted": True})
         return blocks
 
-    def _append_all(self, event: Appending) -> None:
-        for block in event.blocks:
-            if isinstance(block, ToolUse) and block.call_id in self._callers:
-                self.replace_use(block)
-            else:
-                self.append(block)
-        self.flush_assistant()
-
     def _said_group(self) -> _Group:
         """Return the group that takes what the model says next."""
         self._end_streak()
         group = self._groups[-1]
         return self._new_group() if group.is_answered else group
+
+    def _open_groups(self) -> list[_Group]:
+        """Return the groups of the open message, the last first: those that have anything tentative."""
+        return list(takewhile(lambda group: group.kept < len(group.said), reversed(self._groups)))
 
     def _new_group(self) -> _Group:
         self._groups.append(_Group())
@@ -269,8 +305,11 @@ class Ledger:
             return
         text, self._streak = "".join(self._streak), []
         group = self._said_group()
-        if len(group.said) > group.kept and isinstance(last := group.said[-1], Text) and not last.interrupted:
-            group.said[-1] = Text(text=last.text + text)
+        streamed = range(group.kept, len(group.said))
+        last = next((at for at in reversed(streamed) if not isinstance(group.said[at], Thinking)), None)
+        before = None if last is None else group.said[last]
+        if last is not None and isinstance(before, Text) and not before.interrupted:
+            group.said[last] = Text(text=before.text + text)
         else:
             group.said.append(Text(text=text))
 
@@ -311,4 +350,4 @@ def _without_idle_thoughts(blocks: list[Block]) -> list[Block]:
 
 
 def _is_spoken(block: Block) -> bool:
-    return isinstance(block, ToolUse) or (isinstance(block, Text) and bool(block.text))
+    return isinstance(block, ToolUse) or (isinstance(block, Text) and bool(block.text.strip()))

@@ -58,14 +58,28 @@ def test_settling_twice_is_settling_once(output: list[Block], interrupted: bool)
 
 
 @given(OUTPUTS)
-def test_no_text_and_no_usable_call_is_dropped_or_moved(output: list[Block]) -> None:
-    def said(blocks: list[Block]) -> list[Block]:
-        return [block for block in blocks if isinstance(block, Text | Citations) or is_usable(block)]
+def test_no_text_and_no_usable_call_is_dropped_and_each_keeps_its_order(output: list[Block]) -> None:
+    """Acceptance 24: texts may pass calls, to stand before them; otherwise nothing passes anything."""
 
-    def is_usable(block: Block) -> bool:
-        return isinstance(block, ToolUse) and bool(block.call_id and block.name)
+    def texts(blocks: list[Block]) -> list[Block]:
+        return [block for block in blocks if isinstance(block, Text | Citations)]
 
-    assert said(settle(output, why="enough", interrupted=False)) == said(output)
+    def calls(blocks: list[Block]) -> list[Block]:
+        return [block for block in blocks if isinstance(block, ToolUse) and block.call_id and block.name]
+
+    kept = settle(output, why="enough", interrupted=False)
+    assert texts(kept) == texts(output)
+    assert calls(kept) == calls(output)
+
+
+@given(OUTPUTS)
+def test_within_a_message_thoughts_come_before_texts_and_texts_before_calls(output: list[Block]) -> None:
+    """Acceptance 24."""
+    ranks = {"thinking": 0, "text": 1, "citations": 1, "tool_use": 2}
+    kept = settle(output, why="enough", interrupted=False)
+    for is_result, message in groupby(kept, key=lambda block: isinstance(block, ToolResult)):
+        places = [ranks[block.kind] for block in message if not is_result]
+        assert places == sorted(places)
 
 
 @given(OUTPUTS)
@@ -75,13 +89,13 @@ def test_no_message_of_a_kept_output_is_of_thoughts_only(output: list[Block]) ->
     for is_result, message in groupby(kept, key=lambda block: isinstance(block, ToolResult)):
         said = list(message)
         if not is_result and any(isinstance(block, Thinking) for block in said):
-            assert any(isinstance(block, ToolUse) or (isinstance(block, Text) and block.text) for block in said)
+            assert any(isinstance(block, ToolUse) or (isinstance(block, Text) and block.text.strip()) for block in said)
 
 
 def test_a_call_without_a_result_gets_one_that_says_why() -> None:
     """Acceptance 21."""
     assert settled(Text(text="Let me look."), use("a")) == [
-        Text(text="Let me look.", interrupted=True),
+        Text(text="Let me look."),
         use("a"),
         cancelled("a"),
     ]
@@ -121,7 +135,7 @@ def test_thoughts_go_from_the_end_and_stay_before_what_they_led_to() -> None:
     thought = Thinking(text="Hm.")
     assert settled(thought, use("a"), result("a"), thought, interrupted=False) == [thought, use("a"), result("a")]
     assert settled(thought, Text(text="Yes"), interrupted=False) == [thought, Text(text="Yes")]
-    assert settled(thought, Text(text=""), interrupted=False) == [Text(text="")]
+    assert settled(thought, Text(text=" "), interrupted=False) == [Text(text=" ")]
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
@@ -129,6 +143,21 @@ def test_the_last_text_is_marked_if_the_run_was_cut_short(interrupted: bool) -> 
     """Acceptance 20."""
     kept = settled(Text(text="One. "), use("a"), result("a"), Text(text="Tw"), interrupted=interrupted)
     assert [block.interrupted for block in kept if isinstance(block, Text)] == [False, interrupted]
+
+
+@pytest.mark.parametrize(
+    ("output", "marked"),
+    [
+        ([Text(text="Tw")], True),
+        ([Text(text="Tw"), Thinking(text="Hm.")], True),
+        ([Text(text="Two."), use("a")], False),
+        ([Text(text="Two."), use("a"), Thinking(text="Hm.")], False),
+        ([Text(text="Two."), Citations(items=({"url": "https://example.org"},))], False),
+    ],
+)
+def test_a_text_that_something_but_thoughts_follows_was_finished(output: list[Block], marked: bool) -> None:
+    """Acceptance 20."""
+    assert [block.interrupted for block in settled(*output) if isinstance(block, Text)] == [marked]
 
 
 def test_of_nothing_nothing_is_kept() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,19 +14,17 @@ from turnwise.errors import (
     CorruptRecordError,
     DuplicateKeyError,
     RunNotFoundError,
-    SchemaVersionError,
     SessionExistsError,
     SessionFencedError,
     SessionNotFoundError,
-    StoreClosedError,
     StoreError,
-    StoreURLError,
 )
 from turnwise.memory import sql_schema as schema
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, subtract, union
+from turnwise.memory.sql_database import SQLDatabase
 from turnwise.memory.sql_rows import (
     changed_run_row,
     changed_session_row,
@@ -48,24 +42,16 @@ from turnwise.memory.sql_rows import (
 from turnwise.memory.sql_statements import Statement, Statements
 from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, parse_cursor
 from turnwise.memory.turns import TurnRecord
-from turnwise.memory.urls import SQL_SCHEMES, redact
 from turnwise.memory.usage import Usage
 
 Result = TypeVar("Result")
 
-CHECKPOINT_COMMITS = 100
-"""After how many commits of a process SQLite's log is moved into its file."""
 
-_BEGIN = "BEGIN IMMEDIATE"
-"""For SQLite: a writer takes the lock at once, as one that upgrades from reading can fail without waiting."""
-
-
-class SQLStore:
+class SQLStore(SQLDatabase):
     """Keeps sessions in an SQL database through SQLAlchemy Core.
 
-    A commit is one transaction of at most nine statements; it is on disk on return (SQLite: WAL, synchronous FULL).
-    Statements run on the store's own threads: one for SQLite, `connections` for PostgreSQL. Many processes may use one
-    database at once; a SQLite file belongs to one machine. The tables are made at first use.
+    A commit is one transaction of at most nine statements. Many processes may use one database at once; a SQLite file
+    belongs to one machine. The tables are made, or migrated, at first use.
 
     Args:
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
@@ -77,50 +63,15 @@ class SQLStore:
     """
 
     def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
-        self._name = redact(url)
-        try:
-            parsed = sa.make_url(url)
-        except (exc.ArgumentError, ValueError):
-            raise StoreURLError(self._name, "it is not a database URL") from None
-        if parsed.drivername not in SQL_SCHEMES:
-            raise StoreURLError(self._name, f"{parsed.drivername} is not a database that turnwise knows")
-        sqlite = parsed.get_backend_name() == "sqlite"
-        if sqlite:
-            if not parsed.database or parsed.database == ":memory:":
-                raise StoreURLError(self._name, "it names no file")
-            connections = 1
-        elif parsed.drivername == "postgresql":
-            parsed = parsed.set(drivername="postgresql+psycopg")
-        try:
-            self._engine = sa.create_engine(
-                parsed,
-                pool_size=connections,
-                max_overflow=0,
-                pool_timeout=lock_timeout_s,
-                pool_pre_ping=not sqlite,  # one round trip more, so that a server's restart fails no verb after it
-            )
-        except ModuleNotFoundError as error:
-            why = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
-            raise StoreURLError(self._name, why) from error
-        if sqlite:
-            _configure_sqlite(self._engine, lock_timeout_s)
-        self._reader = self._engine.execution_options(turnwise_read=True)
+        super().__init__(url, schema.SCHEMA, lock_timeout_s=lock_timeout_s, connections=connections)
         self._sql = Statements(self._engine.dialect)
-        self._driver: Any = self._engine.dialect.loaded_dbapi
-        self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
-        self._commits = 0
-        self._ready = False
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"SQLStore({self._name!r})"
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None) -> SessionRecord:
         borrowed = union(turn.prompt, turn.input, turn.output) if turn else ()
 
         def create(connection: sa.Connection) -> SessionRecord:
             if borrowed:
-                self._lock_logs(connection)
+                self._lock(connection)
                 for span in borrowed:
                     if self._sql.count_blocks(connection, _bounds(span)).scalar_one() < span.stop - span.start:
                         raise CorruptRecordError(f"turn {session.parent}", f"blocks of {span} are missing")
@@ -174,9 +125,9 @@ class SQLStore:
             sql.insert_event.write(cursor, *(event_row(key, event) for event in commit.events))
 
         try:
-            await self._on_thread(lambda: self._transact(write))
+            await self._write_fast(write)
         except StoreError as error:
-            if isinstance(error.__cause__, self._driver.IntegrityError):
+            if self._is_duplicate(error):
                 await self._refuse_duplicate(session_id, commit, error)
             raise
 
@@ -254,7 +205,7 @@ class SQLStore:
 
     async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
         def delete(connection: sa.Connection) -> None:
-            self._lock_logs(connection)
+            self._lock(connection)
             session = self._session(connection, session_id)
             sessions = sa.delete(schema.sessions).where(schema.sessions.c.session_id == session_id)
             if epoch is not None:
@@ -271,12 +222,6 @@ class SQLStore:
 
         await self._write(delete)
 
-    async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            await asyncio.to_thread(self._threads.shutdown)
-            self._engine.dispose()
-
     def _release(self, connection: sa.Connection, log: int) -> None:
         """Delete what nobody spans of a log whose session is gone."""
         sessions, borrowed, blocks = schema.sessions.c, schema.borrowed.c, schema.blocks.c
@@ -291,11 +236,6 @@ class SQLStore:
         whole = Span(str(log), ends[0], ends[1] + 1)
         for _, start, stop in subtract((whole,), (Span(str(log), *row) for row in used)):
             connection.execute(sa.delete(schema.blocks).where(blocks.log == log, blocks.at >= start, blocks.at < stop))
-
-    def _lock_logs(self, connection: sa.Connection) -> None:
-        """Let no fork be made of what is being deleted. A SQLite transaction that writes is alone anyway."""
-        if self._engine.dialect.name == "postgresql":
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7475726E)))
 
     def _session(self, connection: sa.Connection, session_id: str) -> SessionRecord:
         row = self._sql.session(connection, {"session_id": session_id}).one_or_none()
@@ -336,109 +276,6 @@ class SQLStore:
             with suppress(RunNotFoundError):
                 await self.run(run.run_id)
                 raise DuplicateKeyError(session_id, run.run_id) from error
-
-    async def _write(self, work: Callable[[sa.Connection], Result]) -> Result:
-        return await self._on_thread(lambda: self._connected(self._engine, work))
-
-    async def _read(self, work: Callable[[sa.Connection], Result]) -> Result:
-        return await self._on_thread(lambda: self._connected(self._reader, work))
-
-    async def _on_thread(self, work: Callable[[], Result]) -> Result:
-        def call() -> Result:
-            with self._translated():
-                if not self._ready:
-                    self._prepare()
-                return work()
-
-        if self._closed:
-            raise StoreClosedError(self._name)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
-    @staticmethod
-    def _connected(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
-        with engine.begin() as connection:
-            return work(connection)
-
-    def _transact(self, work: Callable[[Any], None]) -> None:
-        """Run `work` in a transaction on the driver's own cursor: what is done for every turn is worth the shortcut."""
-        connection = self._engine.raw_connection()
-        try:
-            cursor = connection.cursor()
-            if self._engine.dialect.name == "sqlite":
-                cursor.execute(_BEGIN)
-            work(cursor)
-            connection.commit()
-        finally:
-            connection.close()  # back to the pool, which rolls back what was not committed
-        self._commits += 1
-        if self._commits % CHECKPOINT_COMMITS == 0 and self._engine.dialect.name == "sqlite":
-            with suppress(RuntimeError):  # the store is being closed, and SQLite makes a checkpoint then
-                self._threads.submit(self._checkpoint)
-
-    def _checkpoint(self) -> None:
-        """Move SQLite's log into its file between commits, so that no commit takes the time for it."""
-        # What cannot be moved now is moved later, at the latest by the commit that finds the log too long.
-        with suppress(self._driver.Error, exc.SQLAlchemyError), self._engine.connect() as connection:
-            connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn the database's errors into ours, in this one place."""
-        try:
-            yield
-        except (exc.DBAPIError, self._driver.Error) as error:
-            cause = error.orig if isinstance(error, exc.DBAPIError) else error
-            why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-            hint = "is it reachable, writable and a turnwise store?"
-            raise StoreError(f"store {self._name}: {why}; {hint}") from cause
-        except (exc.SQLAlchemyError, ValueError, OverflowError) as error:  # the last two: values that cannot be stored
-            raise StoreError(f"store {self._name}: {error}") from error
-
-    def _prepare(self) -> None:
-        """Make the tables if there are none; refuse a schema that is not ours."""
-        version = sa.select(schema.meta.c.value).where(schema.meta.c.name == "schema_version")
-        with self._reader.begin() as connection:
-            exists = sa.inspect(connection).has_table(schema.meta.name)
-            found = connection.scalar(version) if exists else None
-        if found is None:
-            with self._engine.begin() as connection:
-                self._lock_logs(connection)
-                schema.tables.create_all(connection)
-                found = connection.scalar(version)
-                if found is None:
-                    found = str(schema.VERSION)
-                    connection.execute(sa.insert(schema.meta).values(name="schema_version", value=found))
-        if found != str(schema.VERSION):
-            raise SchemaVersionError(self._name, found, schema.VERSION)
-        self._ready = True
-
-
-def _configure_sqlite(engine: sa.Engine, lock_timeout_s: float) -> None:
-    @sa.event.listens_for(engine, "connect")
-    def configure(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # the driver begins no transaction on its own
-        connection.execute(f"PRAGMA busy_timeout = {int(lock_timeout_s * 1000)}")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA wal_autocheckpoint = 8000")  # pages; for processes that end before they make one
-        _use_wal(connection, lock_timeout_s)
-
-    @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:
-        reads = connection.get_execution_options().get("turnwise_read")
-        connection.exec_driver_sql("BEGIN" if reads else _BEGIN)
-
-
-def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:
-    """Switch the file to WAL. Of two that open a new file at once SQLite refuses one, and does not let it wait."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
 
 
 def _bounds(span: Span) -> dict[str, int]:

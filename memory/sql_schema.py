@@ -10,17 +10,16 @@ from dataclasses import fields
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, MetaData, PrimaryKeyConstraint, Table, Text, text
 
+from turnwise.memory.sql_database import Schema
+from turnwise.memory.sql_migrations import MIGRATIONS
 from turnwise.memory.usage import Usage
-
-VERSION = 2
-"""Goes up with every change of the tables."""
 
 tables = MetaData()
 
+SCHEMA = Schema(name="schema_version", version=2, tables=tables, migrations=MIGRATIONS)
+
 # SQLite gives keys only to a column of its own INTEGER type; the key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
-
-meta = Table("turnwise_meta", tables, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
 
 USAGE: dict[str, type[int | float]] = {
     field.name: {"int": int, "float": float}[str(field.type)] for field in fields(Usage)

@@ -1,6 +1,7 @@
 """The laws of `SessionStore` on every store that turnwise has."""
 
 import asyncio
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,14 +10,20 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
-from turnwise.memory import contract
+from turnwise.errors import StoreError
+from turnwise.memory import contract, sql_schema
+from turnwise.memory.frozen import freeze
 from turnwise.memory.ids import new_id
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Span
 from turnwise.memory.sql import SQLStore
+from turnwise.memory.sql_migrations import MIGRATIONS
 from turnwise.memory.store import Commit, SessionStore
+from turnwise.memory.usage import Usage
 
 MakeStore = Callable[[], SessionStore]
 
@@ -83,6 +90,180 @@ def test_a_server_that_was_restarted_fails_no_verb_after_it(database: str) -> No
         await store.close()
 
     asyncio.run(use())
+
+
+VERSION_1 = """
+CREATE TABLE turnwise_meta (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE turnwise_sessions (key {key}, session_id TEXT NOT NULL UNIQUE, user_id TEXT NOT NULL, agent TEXT,
+  metadata TEXT, status TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL, updated_at DOUBLE PRECISION NOT NULL,
+  parent TEXT, log_size BIGINT NOT NULL, next_index BIGINT NOT NULL, epoch BIGINT NOT NULL, seq BIGINT NOT NULL);
+CREATE INDEX turnwise_sessions_created ON turnwise_sessions (created_at, key);
+CREATE INDEX turnwise_sessions_user ON turnwise_sessions (user_id, created_at, key);
+CREATE TABLE turnwise_borrowed (session BIGINT NOT NULL, log BIGINT NOT NULL, start BIGINT NOT NULL,
+  stop BIGINT NOT NULL, PRIMARY KEY (session, log, start));
+CREATE INDEX turnwise_borrowed_log ON turnwise_borrowed (log);
+CREATE TABLE turnwise_blocks (log BIGINT NOT NULL, at BIGINT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (log, at));
+CREATE TABLE turnwise_turns (session BIGINT NOT NULL, idx BIGINT NOT NULL, parent TEXT, run_id TEXT,
+  status TEXT NOT NULL, prompt TEXT NOT NULL, appended TEXT, input TEXT NOT NULL, output TEXT NOT NULL, usage TEXT,
+  stop_reason TEXT, created_at DOUBLE PRECISION NOT NULL, metadata TEXT, PRIMARY KEY (session, idx));
+CREATE INDEX turnwise_turns_open ON turnwise_turns (session, idx) WHERE status IN ('pending', 'queued', 'running');
+CREATE TABLE turnwise_runs (run_id TEXT NOT NULL UNIQUE, session BIGINT NOT NULL, turn_index BIGINT NOT NULL,
+  state TEXT NOT NULL, first_seq BIGINT NOT NULL, created_at DOUBLE PRECISION NOT NULL, started_at DOUBLE PRECISION,
+  ended_at DOUBLE PRECISION, why TEXT, labels TEXT, timeout_s DOUBLE PRECISION, idempotency_key TEXT,
+  fingerprint TEXT, PRIMARY KEY (session, turn_index));
+CREATE INDEX turnwise_runs_open ON turnwise_runs (session, turn_index) WHERE state IN ('queued', 'running');
+CREATE UNIQUE INDEX turnwise_runs_key ON turnwise_runs (session, idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE TABLE turnwise_events (session BIGINT NOT NULL, seq BIGINT NOT NULL, at DOUBLE PRECISION NOT NULL,
+  turn_index BIGINT, run_id TEXT, event_key TEXT, kind TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (session, seq));
+CREATE UNIQUE INDEX turnwise_events_key ON turnwise_events (session, event_key) WHERE event_key IS NOT NULL;
+
+INSERT INTO turnwise_meta VALUES ('schema_version', '1');
+INSERT INTO turnwise_sessions (session_id, user_id, agent, metadata, status, created_at, updated_at, parent, log_size,
+  next_index, epoch, seq) VALUES ('s', 'u', 'a', '{{"n":1}}', 'active', 1.5, 9.5, NULL, 4, 3, 1, 10000006);
+INSERT INTO turnwise_blocks VALUES (1, 0, 'p0'), (1, 1, 'a0'), (1, 2, 'p1'), (1, 3, 'p2');
+INSERT INTO turnwise_turns VALUES
+  (1, 0, NULL, 'r0', 'completed', '[[1,0,1]]', '[[1,0,1]]', '[[1,0,1]]', '[[1,1,2]]', '{{"input_tokens":3}}', '"stop"',
+   2.5, '{{"n":2}}'),
+  (1, 1, 's#0', 'r1', 'running', '[[1,2,3]]', NULL, '[[1,0,3]]', '[]', NULL, NULL, 3.5, NULL),
+  (1, 2, 's#1', 'r2', 'queued', '[[1,3,4]]', NULL, '[]', '[]', NULL, NULL, 4.5, NULL);
+INSERT INTO turnwise_runs VALUES
+  ('r0', 1, 0, 'completed', 2, 2.5, 2.5, 3.0, NULL, '{{"l":"x"}}', 0.5, 'k0', 'f'),
+  ('r1', 1, 1, 'running', 4, 3.5, 3.5, NULL, NULL, NULL, NULL, NULL, NULL),
+  ('r2', 1, 2, 'queued', 5, 4.5, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+INSERT INTO turnwise_events VALUES
+  (1, 1, 1.5, 0, NULL, 'e1', 'prompt_appended', '{{}}'), (1, 2, 2.5, 0, 'r0', NULL, 'run_started', '{{}}'),
+  (1, 3, 3.0, 0, 'r0', NULL, 'run_completed', '{{"stop_reason":"stop","usage":{{"input_tokens":3}}}}'),
+  (1, 4, 3.5, 1, 'r1', NULL, 'run_started', '{{}}'), (1, 5, 4.5, 2, 'r2', NULL, 'run_queued', '{{}}');
+"""
+"""The tables of schema version 1, and a session with an answer, a run that runs and one that waits."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def old_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database of schema version 1."""
+    if request.param == "sqlite":
+        connection = sqlite3.connect(tmp_path / "old.db")
+        connection.executescript(VERSION_1.format(key="INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT"))
+        connection.close()
+        return f"sqlite:///{tmp_path}/old.db"
+    url = str(request.getfixturevalue("database"))
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute(VERSION_1.format(key="BIGSERIAL PRIMARY KEY").encode())
+    return url
+
+
+def tables_of(store: SQLStore) -> dict[str, tuple[object, ...]]:
+    """Return what the tables are made of: columns and indexes."""
+    found = sa.inspect(store._engine)
+    return {
+        table: (
+            sorted((column["name"], column["nullable"]) for column in found.get_columns(table)),
+            sorted(
+                (str(index["name"]), index["column_names"], index["unique"], str(index["dialect_options"]))
+                for index in found.get_indexes(table)
+            ),
+        )
+        for table in found.get_table_names()
+        if table.startswith("turnwise_")
+    }
+
+
+def test_a_store_of_version_1_is_migrated_and_goes_on(old_url: str) -> None:
+    async def use() -> None:
+        store = SQLStore(old_url)
+        usage = Usage(input_tokens=3)
+        session = SessionRecord(
+            session_id="s",
+            user_id="u",
+            agent="a",
+            metadata=freeze({"n": 1}),
+            created_at=1.5,
+            updated_at=9.5,
+            log="1",
+            log_size=4,
+            next_index=3,
+            epoch=1,
+            seq=10_000_006,
+        )
+        assert await store.get("s") == session
+        runs = await store.runs("s")
+        assert [(run.run_id, run.state, run.usage, run.stop_reason, run.resumes) for run in runs] == [
+            *(("r0", "completed", usage, "stop", 0), ("r1", "running", None, None, 0), ("r2", "queued", None, None, 0)),
+        ]
+        assert [(run.code, run.calls, run.is_open) for run in runs] == [(None, {}, False), *[(None, {}, True)] * 2]
+        assert await store.run_of_key("s", "k0") == runs[0] == await store.run("r0")
+        events = await store.events("s")
+        assert [(event.seq, event.kind) for event in events] == list(
+            enumerate(["prompt_appended", "run_started", "run_completed", "run_started", "run_queued"], 1)
+        )
+        assert (events[2].usage, events[2].run_id) == (usage, "r0")  # type: ignore[attr-defined]
+        assert await store.event_of_key("s", "e1") == events[0]
+        assert await store.blocks([Span("1", 0, 4)]) == ["p0", "a0", "p1", "p2"]
+        assert await store.usage() == Usage()
+
+        found = await store.activate("s")
+        assert found.head and found.head.usage == usage and found.head.metadata == {"n": 2}
+        assert [turn.index for turn in found.open_turns] == [1, 2] and list(found.open_runs) == runs[1:]
+        waits = replace(runs[1], state="awaiting_approval", calls=freeze({"c": {"name": "x"}}), usage=usage, resumes=1)
+        session = replace(found.session, usage=usage, log_size=5)
+        await store.commit("s", 2, Commit(session=session, blocks=["a1"], runs=[waits], forget_events=4))
+        found = await store.activate("s")
+        assert found.session == replace(session, epoch=3) and found.open_runs == (waits, runs[2])
+        assert await store.usage(user_id="u") == usage
+        assert await store.events("s") == [events[0], events[4]]
+        created = await store.create(SessionRecord(session_id="new"))
+        assert created == await store.get("new") and created.log == "2"
+        await store.close()
+
+    asyncio.run(use())
+
+
+def test_a_migrated_store_has_the_tables_of_a_new_one(old_url: str) -> None:
+    async def tables(url: str) -> dict[str, tuple[object, ...]]:
+        store = SQLStore(url)
+        await store.count()
+        found = tables_of(store)
+        await store.close()
+        return found
+
+    migrated = asyncio.run(tables(old_url))
+    assert len(migrated) == 7
+    new_url = f"{old_url}.new"
+    if old_url.startswith("postgresql"):
+        new_url = old_url
+        with psycopg.connect(old_url, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    assert asyncio.run(tables(new_url)) == migrated
+
+
+def test_all_that_open_an_old_store_at_once_find_it_migrated(old_url: str) -> None:
+    """Case 45."""
+
+    async def use() -> None:
+        stores = [SQLStore(old_url) for _ in range(6)]
+        assert await asyncio.gather(*(store.count() for store in stores)) == [1] * 6
+        await asyncio.gather(*(store.create(SessionRecord(session_id=str(at))) for at, store in enumerate(stores)))
+        assert [await store.count() for store in stores] == [7] * 6
+        for store in stores:
+            await store.close()
+
+    asyncio.run(use())
+
+
+def test_a_migration_that_fails_leaves_the_store_as_it_was(old_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def count() -> int:
+        store = SQLStore(old_url)
+        try:
+            return await store.count()
+        finally:
+            await store.close()
+
+    with monkeypatch.context() as patch:
+        broken = {1: [*MIGRATIONS[1], "UPDATE turnwise_no_such_table SET x = 1"]}
+        patch.setattr(sql_schema, "SCHEMA", replace(sql_schema.SCHEMA, migrations=broken))
+        with pytest.raises(StoreError, match="turnwise_no_such_table"):
+            asyncio.run(count())
+    assert asyncio.run(count()) == 1
 
 
 class _Forgetful(InMemoryStore):

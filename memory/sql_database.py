@@ -1,0 +1,253 @@
+"""What stores in an SQL database share: engine, threads, transactions, errors, and the version of the tables."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from turnwise.errors import SchemaVersionError, StoreClosedError, StoreError, StoreURLError
+from turnwise.memory.urls import SQL_SCHEMES, redact
+
+Result = TypeVar("Result")
+
+CHECKPOINT_COMMITS = 100
+"""After how many commits of a process SQLite's log is moved into its file."""
+
+_BEGIN = "BEGIN IMMEDIATE"
+"""For SQLite: a writer takes the lock at once, as one that upgrades from reading can fail without waiting."""
+
+_meta = sa.Table(
+    "turnwise_meta",
+    sa.MetaData(),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The tables of one kind of store. Stores of several kinds may share a database."""
+
+    name: str
+    """Of the row in `turnwise_meta` that has the version."""
+    version: int
+    """Goes up with every change of the tables."""
+    tables: sa.MetaData
+    migrations: Mapping[int, Sequence[str]]
+    """What makes of the tables of a version those of the next, in SQL that SQLite and PostgreSQL both know."""
+
+
+class SQLDatabase:
+    """Base of the stores in an SQL database: a file of SQLite, or PostgreSQL.
+
+    A transaction that writes is on disk when it returns (SQLite: WAL, synchronous FULL). Statements run on threads of
+    the store's own: one for SQLite, `connections` for PostgreSQL. Many processes may use one database at once; a SQLite
+    file belongs to one machine. The tables are made, or migrated, at first use.
+
+    Args:
+        url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
+        schema: the tables.
+        lock_timeout_s: how long to wait for another process's transaction on SQLite before a StoreError.
+        connections: the most connections to PostgreSQL at once.
+
+    Raises:
+        StoreURLError: the URL names no database that can be used here.
+    """
+
+    def __init__(self, url: str, schema: Schema, *, lock_timeout_s: float, connections: int) -> None:
+        self._name = redact(url)
+        self._schema = schema
+        parsed = _parse_url(url, self._name)
+        sqlite = parsed.get_backend_name() == "sqlite"
+        if sqlite:
+            connections = 1
+        try:
+            self._engine = sa.create_engine(
+                parsed,
+                pool_size=connections,
+                max_overflow=0,
+                pool_timeout=lock_timeout_s,
+                pool_pre_ping=not sqlite,  # one round trip more, so that a server's restart fails no verb after it
+            )
+        except ModuleNotFoundError as error:
+            why = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
+            raise StoreURLError(self._name, why) from error
+        if sqlite:
+            _configure_sqlite(self._engine, lock_timeout_s)
+        self._reader = self._engine.execution_options(turnwise_read=True)
+        self._driver: Any = self._engine.dialect.loaded_dbapi
+        self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
+        self._commits = 0
+        self._ready = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name!r})"
+
+    async def close(self) -> None:
+        """Let go of connections and files. Closing twice is fine; any other verb after it raises StoreClosedError."""
+        if not self._closed:
+            self._closed = True
+            await asyncio.to_thread(self._threads.shutdown)
+            self._engine.dispose()
+
+    # Transactions
+
+    async def _write(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Return what `work` returns of a transaction, when that is on disk.
+
+        Raises:
+            StoreClosedError: the store was closed.
+            SchemaVersionError: the tables are of another version.
+            StoreError: the database could not be reached, read or written; nothing was written.
+        """
+        return await self._on_thread(lambda: self._connected(self._engine, work))
+
+    async def _read(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Return what `work` returns of a transaction that only reads; raises as `_write` does."""
+        return await self._on_thread(lambda: self._connected(self._reader, work))
+
+    async def _write_fast(self, work: Callable[[Any], None]) -> None:
+        """Do `work` in a transaction on the driver's own cursor: what is done for every turn is worth the shortcut."""
+        await self._on_thread(lambda: self._transact(work))
+
+    def _is_duplicate(self, error: StoreError) -> bool:
+        """Return whether the database refused a row because there is one of its key."""
+        return isinstance(error.__cause__, self._driver.IntegrityError)
+
+    def _lock(self, connection: sa.Connection) -> None:
+        """Let this be the only transaction that holds this lock. A SQLite transaction that writes is alone anyway."""
+        if self._engine.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7475726E)))
+
+    async def _on_thread(self, work: Callable[[], Result]) -> Result:
+        def call() -> Result:
+            with self._translated():
+                if not self._ready:
+                    self._prepare()
+                return work()
+
+        if self._closed:
+            raise StoreClosedError(self._name)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    @staticmethod
+    def _connected(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
+        with engine.begin() as connection:
+            return work(connection)
+
+    def _transact(self, work: Callable[[Any], None]) -> None:
+        connection = self._engine.raw_connection()
+        try:
+            cursor = connection.cursor()
+            if self._engine.dialect.name == "sqlite":
+                cursor.execute(_BEGIN)
+            work(cursor)
+            connection.commit()
+        finally:
+            connection.close()  # back to the pool, which rolls back what was not committed
+        self._commits += 1
+        if self._commits % CHECKPOINT_COMMITS == 0 and self._engine.dialect.name == "sqlite":
+            with suppress(RuntimeError):  # the store is being closed, and SQLite makes a checkpoint then
+                self._threads.submit(self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        """Move SQLite's log into its file between commits, so that no commit takes the time for it."""
+        # What cannot be moved now is moved later, at the latest by the commit that finds the log too long.
+        with suppress(self._driver.Error, exc.SQLAlchemyError), self._engine.connect() as connection:
+            connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the database's errors into ours, in this one place."""
+        try:
+            yield
+        except (exc.DBAPIError, self._driver.Error) as error:
+            cause = error.orig if isinstance(error, exc.DBAPIError) else error
+            why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+            hint = "is it reachable, writable and a turnwise store?"
+            raise StoreError(f"store {self._name}: {why}; {hint}") from cause
+        except (exc.SQLAlchemyError, ValueError, OverflowError) as error:  # the last two: values that cannot be stored
+            raise StoreError(f"store {self._name}: {error}") from error
+
+    # The schema
+
+    def _prepare(self) -> None:
+        """Make the tables if there are none, migrate old ones; refuse a schema that is not ours."""
+        with self._reader.begin() as connection:
+            exists = sa.inspect(connection).has_table(_meta.name)
+            found = self._version(connection) if exists else None
+        if found is None or found in map(str, self._schema.migrations):
+            with self._engine.begin() as connection:
+                self._lock(connection)
+                found = self._update(connection)
+        if found != str(self._schema.version):
+            raise SchemaVersionError(self._name, found, self._schema.version)
+        self._ready = True
+
+    def _update(self, connection: sa.Connection) -> str:
+        """Bring the tables as far as they can be; return their version then."""
+        _meta.create(connection, checkfirst=True)
+        found = self._version(connection)  # again: another process may have been faster
+        if found is None:
+            self._schema.tables.create_all(connection)
+            found = str(self._schema.version)
+            connection.execute(sa.insert(_meta).values(name=self._schema.name, value=found))
+        while found.isdecimal() and (statements := self._schema.migrations.get(int(found))):
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+            found = str(int(found) + 1)
+            connection.execute(sa.update(_meta).where(_meta.c.name == self._schema.name).values(value=found))
+        return found
+
+    def _version(self, connection: sa.Connection) -> str | None:
+        return connection.scalar(sa.select(_meta.c.value).where(_meta.c.name == self._schema.name))
+
+
+def _parse_url(url: str, name: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+    except (exc.ArgumentError, ValueError):
+        raise StoreURLError(name, "it is not a database URL") from None
+    if parsed.drivername not in SQL_SCHEMES:
+        raise StoreURLError(name, f"{parsed.drivername} is not a database that turnwise knows")
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise StoreURLError(name, "it names no file")
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
+
+
+def _configure_sqlite(engine: sa.Engine, lock_timeout_s: float) -> None:
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # the driver begins no transaction on its own
+        connection.execute(f"PRAGMA busy_timeout = {int(lock_timeout_s * 1000)}")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 8000")  # pages; for processes that end before they make one
+        _use_wal(connection, lock_timeout_s)
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        reads = connection.get_execution_options().get("turnwise_read")
+        connection.exec_driver_sql("BEGIN" if reads else _BEGIN)
+
+
+def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:
+    """Switch the file to WAL. Of two that open a new file at once SQLite refuses one, and does not let it wait."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,27 @@
+"""What makes of the tables of an older version those of the next: for each version its statements.
+
+They run in one transaction with the new version's number, in SQL that SQLite and PostgreSQL both know, and are never
+changed once they were released. Columns are named, so their order does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+_COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "calls", "tool_calls")
+
+MIGRATIONS: Mapping[int, Sequence[str]] = {
+    # Sessions and runs have usage; runs have tool calls, wait for approval, and can be taken up again.
+    1: (
+        *(f"ALTER TABLE turnwise_sessions ADD COLUMN {name} BIGINT DEFAULT 0 NOT NULL" for name in _COUNTS),
+        "ALTER TABLE turnwise_sessions ADD COLUMN seconds DOUBLE PRECISION DEFAULT 0 NOT NULL",
+        "ALTER TABLE turnwise_sessions ADD COLUMN cost DOUBLE PRECISION DEFAULT 0 NOT NULL",
+        *(f"ALTER TABLE turnwise_runs ADD COLUMN {name} TEXT" for name in ("code", "usage", "stop_reason", "calls")),
+        "ALTER TABLE turnwise_runs ADD COLUMN resumes BIGINT DEFAULT 0 NOT NULL",
+        "DROP INDEX turnwise_runs_open",
+        """CREATE INDEX turnwise_runs_open ON turnwise_runs (session, turn_index)
+        WHERE state IN ('queued', 'running', 'awaiting_approval')""",
+        """UPDATE turnwise_runs SET (usage, stop_reason) = (SELECT usage, stop_reason FROM turnwise_turns
+        WHERE turnwise_turns.session = turnwise_runs.session AND turnwise_turns.idx = turnwise_runs.turn_index)""",
+    ),
+}

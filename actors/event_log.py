@@ -24,7 +24,7 @@ class EventLog:
         self.start = last_seq + 1
         """Every event from this number on is held."""
         self._held: list[Event] = []
-        self._waiting: list[Callable[[int], Event]] = []
+        self._waiting: list[Callable[[int], Event | None]] = []
         self._reserved = False
         self._news: asyncio.Future[None] | None = None
 
@@ -35,29 +35,31 @@ class EventLog:
         self.last_seq += count
         return first
 
-    def publish(self, events: Sequence[Event] = (), *, upto: int = 0) -> None:
-        """Publish the events of the reserved numbers, those that were stored, and then the live ones that waited.
-
-        Args:
-            upto: number later events from above this too.
-        """
-        self._reserved = False
+    def catch_up(self, events: Sequence[Event], upto: int) -> None:
+        """Take in what was stored unnoticed, and number later events from above `upto`; live ones wait on."""
+        self._reserved = True
         self._held.extend(events)
         self.last_seq = self.published = max(self.last_seq, upto)
+        self._wake()
+
+    def publish(self, events: Sequence[Event] = ()) -> None:
+        """Publish the events of the reserved numbers, those that were stored, and then the live ones that waited."""
+        self._reserved = False
+        self._held.extend(events)
+        self.published = self.last_seq
         waiting, self._waiting = self._waiting, []
         for make in waiting:
             self.publish_live(make)
         self._wake()
 
-    def publish_live(self, make: Callable[[int], Event]) -> None:
-        """Publish the event that `make` returns for its number, behind all that is being stored."""
+    def publish_live(self, make: Callable[[int], Event | None]) -> None:
+        """Publish the event, if any, that `make` returns for its number, behind all that is being stored."""
         if self._reserved:
             self._waiting.append(make)
-            return
-        self.last_seq += 1
-        self.published = self.last_seq
-        self._held.append(make(self.last_seq))
-        self._wake()
+        elif event := make(self.last_seq + 1):
+            self.last_seq = self.published = event.seq
+            self._held.append(event)
+            self._wake()
 
     def trim(self, before: int) -> None:
         """Let go of the events with a number below `before`."""

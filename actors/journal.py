@@ -48,12 +48,16 @@ class Journal:
     # Writing
 
     async def activate(self) -> Activation:
-        """Take the session over; hold the blocks of its head and of what is open; publish what was stored unnoticed."""
+        """Take the session over; hold the blocks of its head and of what is open; publish what was stored unnoticed.
+
+        Live events wait on: the next commit, or `log.publish`, lets them go.
+        """
         found = await self.store.activate(self.session_id)
         if self.log.last_seq:
             missed = await self.store.events(self.session_id, after=self.log.published)
+            missed = await self._with_blocks(missed, found.session.log)
             self.caught_up = frozenset(event.seq for event in missed)
-            self.log.publish(await self._with_blocks(missed, found.session.log), upto=found.session.seq)
+            self.log.catch_up(missed, found.session.seq)
         else:
             self.log = EventLog(found.session.seq)
         await self.hold(union(*(turn.spans for turn in (found.head, *found.open_turns) if turn)))

@@ -194,6 +194,8 @@ class RunningSession(SessionReads):
                 turn = await self._journal.find_turn_of(record)
                 await self._journal.hold(turn.spans if turn else ())
                 self._remember(run, record, turn)
+                run.request_cancel("the run has ended", discard=False)
+                run.close()
         if self._active and self._active.done.done():
             self._active = None
         turns = {turn.index: turn for turn in found.open_turns}
@@ -218,13 +220,16 @@ class RunningSession(SessionReads):
         self._journal.stale = False
         for run in waiting:
             self._launch(run)
-        if lost or (self._backlog.queue and self._active is None):
+        if lost or self._backlog.queue or self._active:
             await self._settle(lost)
+        else:
+            self._journal.log.publish()
 
     async def _settle(self, lost: Sequence[ActiveRun]) -> None:
         """See, in one commit, to the runs whose process was lost, and to the queue.
 
-        They go on or end as interrupted, by `on_lost`; the queue goes on or, in an ended session, ends too.
+        They go on or end as interrupted, by `on_lost`; the queue goes on or, in an ended session, ends too. Where a run
+        is active, the commit alone matters: live events have numbers above it.
         """
         session = self._journal.session
         goes_on = session.status == "active"
@@ -430,7 +435,12 @@ class RunningSession(SessionReads):
     def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
         """See `Desk`."""
         whose = {"session_id": self.session_id, **about(run.record), "at": self._clock()}
-        self._journal.log.publish_live(lambda seq: kind(seq=seq, **whose, **values))
+
+        def make(seq: int) -> Event | None:
+            # While it waited for a commit, the run may have been found to have ended elsewhere.
+            return None if run.done.done() else kind(seq=seq, **whose, **values)
+
+        self._journal.log.publish_live(make)
 
     def price(self, usage: Usage, model: str | None) -> Usage:
         """See `Desk`."""

@@ -10,7 +10,7 @@ from turnwise.memory.runs import RunRecord
 from turnwise.memory.spans import union
 from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn, TurnRecord
-from turnwise.memory.validate import check_chat
+from wire_rules import check_chat
 
 
 async def turns_of(store: SessionStore, session_id: str) -> list[Turn]:

@@ -25,7 +25,7 @@ from turnwise.memory.blocks import (
 from turnwise.memory.blocks import decode as decode_block
 from turnwise.memory.blocks import encode as encode_block
 from turnwise.memory.chat import decode, encode
-from turnwise.memory.validate import check_chat
+from wire_rules import WireError, check_chat
 
 HELLO = {"role": "user", "content": "Hello"}
 
@@ -293,5 +293,5 @@ def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
 )
 def test_a_conversation_that_the_api_would_refuse_is_an_error_that_names_the_message(messages: Any, why: str) -> None:
     """Acceptance 25."""
-    with pytest.raises(EngineError, match=why):
+    with pytest.raises(WireError, match=why):
         check_chat(messages)

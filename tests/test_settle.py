@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.errors import EngineError
 from turnwise.memory.blocks import Block, Citations, System, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.chat import encode
 from turnwise.memory.transcript import settle
-from turnwise.memory.validate import check_chat
+from wire_rules import WireError, check_chat
 
 IDS = st.sampled_from(["a", "b", "c", ""])
 TEXTS = st.sampled_from(["", " ", "yes", "Let me look."])
@@ -166,5 +165,5 @@ def test_of_nothing_nothing_is_kept() -> None:
 
 def test_what_settle_mends_is_refused_unmended() -> None:
     """Acceptance 19: so the property above shows something."""
-    with pytest.raises(EngineError, match=r"messages\[1\].*'a' has no result"):
+    with pytest.raises(WireError, match=r"messages\[1\].*'a' has no result"):
         check_chat(encode([User(text="Look."), use("a"), User(text="And?")]))

@@ -155,17 +155,15 @@ def old_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def tables_of(store: SQLStore) -> dict[str, tuple[object, ...]]:
     """Return what the tables are made of: columns and indexes."""
     found = sa.inspect(store._engine)
-    return {
-        table: (
-            sorted((column["name"], column["nullable"]) for column in found.get_columns(table)),
-            sorted(
-                (str(index["name"]), index["column_names"], index["unique"], str(index["dialect_options"]))
-                for index in found.get_indexes(table)
-            ),
-        )
-        for table in found.get_table_names()
-        if table.startswith("turnwise_")
-    }
+    tables: dict[str, tuple[object, ...]] = {}
+    for table in found.get_table_names():
+        columns = sorted((column["name"], column["nullable"]) for column in found.get_columns(table))
+        indexes = {}
+        for index in found.get_indexes(table):
+            where = [str(option) for name, option in index["dialect_options"].items() if name.endswith("_where")]
+            indexes[index["name"]] = (index["column_names"], index["unique"], where)
+        tables[table] = (columns, indexes)
+    return tables
 
 
 def test_a_store_of_version_1_is_migrated_and_goes_on(old_url: str) -> None:
@@ -227,7 +225,7 @@ def test_a_migrated_store_has_the_tables_of_a_new_one(old_url: str) -> None:
         return found
 
     migrated = asyncio.run(tables(old_url))
-    assert len(migrated) == 7
+    assert len(migrated) >= 7 and "awaiting_approval" in str(migrated["turnwise_runs"])
     new_url = f"{old_url}.new"
     if old_url.startswith("postgresql"):
         new_url = old_url

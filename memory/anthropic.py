@@ -7,7 +7,6 @@ from typing import Any
 
 from turnwise.memory.blocks import Block, CacheCheckpoint, Document, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.chat import ERROR, INTERRUPTED
-from turnwise.memory.responses import unpack_reasoning
 from turnwise.memory.rules import ANTHROPIC, fit
 from turnwise.memory.transcript import messages_of, system_of
 
@@ -67,7 +66,8 @@ def _thoughts(said: Sequence[Block]) -> list[Part]:
 
 
 def _is_kept(thought: Thinking) -> bool:
-    return bool(thought.redacted or (thought.signature and not unpack_reasoning(thought.signature)))
+    # Its signatures are base64; one that is JSON is of another provider: see `responses.pack_reasoning`.
+    return bool(thought.redacted or (thought.signature and not thought.signature.startswith("{")))
 
 
 def _thought(thought: Thinking) -> Part:

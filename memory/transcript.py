@@ -52,7 +52,8 @@ def messages_of(blocks: Iterable[Block]) -> list[Message]:
         neighbours = [block for _, block in entries]
         if is_assistant:
             said = tuple(sorted(neighbours, key=_rank))
-            declared = {block.call_id: at for at, block in enumerate(said) if isinstance(block, ToolUse)}
+            calls = [block.call_id for block in said if isinstance(block, ToolUse)]
+            declared = {call_id: at for at, call_id in enumerate(calls)}
             messages.append(Message("assistant", said))
         else:
             places = declared

@@ -20,6 +20,7 @@ from turnwise.errors import (
 from turnwise.memory.calls import PendingCall
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord, RunState
+from turnwise.memory.steps import Step, steps_of
 from turnwise.memory.turns import Turn
 
 _ERRORS: dict[str, type[RunEndedError]] = {
@@ -100,6 +101,16 @@ class _Handle:
         record: RunRecord = yield from self._realm.ask(self.session_id, "run", self.run_id)
         return record
 
+    def _steps(self) -> Request[list[Step]]:
+        events: list[Event] = []
+        after, done, more = 0, False, True
+        while more and not done:
+            ask = self._realm.ask(self.session_id, "events", after, PAGE, self.run_id, 0.0)
+            page, later, done = yield from ask
+            events += page
+            after, more = later, later > after
+        return steps_of(events)
+
     def _page(self, after: int) -> Request[tuple[list[Event], int, bool]]:
         page: tuple[list[Event], int, bool] = yield from self._realm.ask(
             self.session_id, "events", after, PAGE, self.run_id, FOLLOW_S
@@ -176,6 +187,10 @@ class ExecutionHandle(_Handle):
         """Return the state of the run."""
         return carry_out(self._record(), self._portal).state
 
+    def steps(self) -> list[Step]:
+        """Return the run's calls of the model and of tools up to now, with their times, in order."""
+        return carry_out(self._steps(), self._portal)
+
     def events(self, after: int = 0) -> Iterator[Event]:
         """Yield the run's events with a number above `after`, live and to its terminal event, without gap or duplicate.
 
@@ -227,6 +242,10 @@ class AsyncExecutionHandle(_Handle):
     async def status(self) -> RunState:
         """See `ExecutionHandle.status`."""
         return (await carry_out_async(self._record())).state
+
+    async def steps(self) -> list[Step]:
+        """See `ExecutionHandle.steps`."""
+        return await carry_out_async(self._steps())
 
     async def events(self, after: int = 0) -> AsyncIterator[Event]:
         """See `ExecutionHandle.events`."""

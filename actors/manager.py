@@ -23,6 +23,7 @@ from turnwise.memory.ids import check_id, new_id
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.store import Page, SessionOrder, SessionStore
+from turnwise.memory.usage import Usage
 
 DEFAULT_STORE = "sqlite:///turnwise.db"
 DEFAULT_USER = "default"
@@ -186,6 +187,11 @@ class SessionManager(_Manager):
         """Return how many sessions match all filters given."""
         return int(carry_out(self._consult("count", user_id=user_id, agent=agent, status=status), self._portal))
 
+    def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
+        """Return what the runs of all sessions that match have spent, up to their last commits."""
+        spent: Usage = carry_out(self._consult("usage", user_id=user_id, agent=agent), self._portal)
+        return spent
+
     def execution(self, run_id: str) -> ExecutionHandle:
         """Return the handle of a run of any session.
 
@@ -250,6 +256,11 @@ class AsyncSessionManager(_Manager):
     ) -> int:
         """See `SessionManager.count`."""
         return int(await carry_out_async(self._consult("count", user_id=user_id, agent=agent, status=status)))
+
+    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
+        """See `SessionManager.usage`."""
+        spent: Usage = await carry_out_async(self._consult("usage", user_id=user_id, agent=agent))
+        return spent
 
     async def execution(self, run_id: str) -> AsyncExecutionHandle:
         """See `SessionManager.execution`."""

@@ -29,7 +29,6 @@ from turnwise.memory.blocks import Block, encode
 from turnwise.memory.calls import CallState, encode_calls
 from turnwise.memory.events import (
     Event,
-    ModelCallEnded,
     RunResumed,
 )
 from turnwise.memory.runs import RunRecord, RunState
@@ -510,7 +509,7 @@ class RunningSession(SessionReads):
         record = run.bill(replace(run.record, calls=encode_calls(states)))
         session = self._charged(session, run, record)
         if new and not events:
-            events = [(ModelCallEnded, {"call": max(0, run.spent.calls - 1), "seconds": 0.0})]
+            events = [attempt.end_call()]
         numbered = [(kind, {**about(record), **values}) for kind, values in placed(events, new, session)]
         encoded = [encode(block) for block in new]
         self._doubt = doubt

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import Block, answer_text
 from turnwise.memory.frozen import FrozenDict
-from turnwise.memory.spans import Spans, join
+from turnwise.memory.spans import Span, Spans, join
 from turnwise.memory.usage import Usage
 
 TurnStatus = Literal["pending", "queued", "running", "completed", "cancelled", "failed", "interrupted"]
@@ -109,9 +109,14 @@ class Turn:
         return self._cache.read(join(self._record.prompt, self._record.output))
 
     @property
+    def output(self) -> tuple[Block, ...]:
+        """What its run has added, in order."""
+        return self._cache.read(self._record.output)
+
+    @property
     def text(self) -> str:
         """The answer: the text after the last tool result, joined; empty while there is none."""
-        return answer_text(self._cache.read(self._record.output))
+        return answer_text(self.output)
 
     @property
     def usage(self) -> Usage | None:
@@ -132,6 +137,13 @@ class Turn:
     def metadata(self) -> FrozenDict:
         """What the engine noted about the turn."""
         return self._record.metadata
+
+    def showing(self, blocks: Sequence[Block]) -> Turn:
+        """Return this turn with other blocks, for a request to a model. It is never stored."""
+        cache = BlockCache()
+        cache.add("", 0, list(blocks))
+        record = replace(self._record, prompt=(), input=(Span("", 0, len(blocks)),), output=())
+        return Turn(self._session_id, record, cache)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Turn):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
 from turnwise.errors import EngineError, LimitError
 from turnwise.memory.blocks import Block, Text, Thinking, encode
 from turnwise.memory.calls import CallState
-from turnwise.memory.events import Event, ModelCallStarted, TextDelta, ThinkingDelta
+from turnwise.memory.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
 from turnwise.memory.transcript import Ledger, settle
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
@@ -70,6 +70,8 @@ class Attempt:
         self._interval_s = interval_s
         self._unpublished: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._call = run.spent
+        """What had been spent when the model was last called."""
 
     async def drive(
         self, answer: Callable[[], Awaitable[Sequence[Block]]], *, timeout_s: float | None, grace_s: float
@@ -173,16 +175,24 @@ class Attempt:
             self._flush()
             self._desk.publish_live(self.run, kind, values)
 
-    def begin_call(self) -> int:
+    def begin_call(self, limit: int | None = None) -> None:
         if self.closed:
             raise _ended()
         self._desk.check_budget(self.run)
-        number = self.run.spent.calls
+        spent = self.run.spent
+        if limit is not None and spent.calls >= limit:
+            raise LimitError(f"it has called the model {limit} times: raise max_steps=", "step_limit")
+        self._call = spent
         self.run.unbilled += Usage(calls=1)
         self.stop_reason = None
         self.ledger.void()
-        self.publish(ModelCallStarted, call=number)
-        return number
+        self.publish(ModelCallStarted, call=spent.calls)
+
+    def end_call(self) -> NewEvent:
+        used = self.run.spent - self._call
+        seconds, usage = round(used.seconds, 6), replace(used, seconds=0.0)
+        values = {"call": self._call.calls, "seconds": seconds, "usage": usage, "stop_reason": self.stop_reason}
+        return ModelCallEnded, values
 
     async def record(
         self,

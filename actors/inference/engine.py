@@ -69,15 +69,19 @@ class StepContext(RunContext, Protocol):
     def publish(self, kind: type[Event], **values: Any) -> None:
         """Tell followers of something that is not stored: an event of a live kind."""
 
-    def begin_call(self) -> int:
-        """Announce a call of the model; return its number in the run, from 0, lost calls included.
+    def begin_call(self, limit: int | None = None) -> None:
+        """Announce a call of the model. What was emitted and not recorded is void from here on.
 
-        What was emitted and not recorded is void from here on.
+        Args:
+            limit: how many calls the run may make, those before it was taken up again included.
 
         Raises:
-            LimitError: a budget is used up.
-            Suspend: likewise, and somebody is to be asked.
+            LimitError: it has made them, or a budget is used up.
+            Suspend: a budget is used up, and somebody is to be asked.
         """
+
+    def end_call(self) -> NewEvent:
+        """Return the event of the call that was announced last, to be recorded with its answer."""
 
     async def record(
         self,

@@ -1,0 +1,230 @@
+"""The loop of an agent: a model, the tools that it calls, the model again, until it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from inspect import isawaitable
+from typing import Literal
+
+from turnwise.actors.inference.engine import Closable, InferenceRunner, NewEvent, RunContext, StepContext, Suspend
+from turnwise.actors.inference.registry import ToolOutcome, ToolRegistry
+from turnwise.actors.inference.tool_context import CancelSignal, ToolContext
+from turnwise.errors import ToolAbortError
+from turnwise.memory.blocks import Block, ToolResult, ToolUse
+from turnwise.memory.calls import CallState, Wants
+from turnwise.memory.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
+from turnwise.memory.transcript import Ledger
+from turnwise.memory.turns import Turn
+from turnwise.memory.usage import Usage
+
+Phase = Literal["before_inference", "after_inference", "after_tools"]
+
+Hook = Callable[[Phase, Turn, RunContext], Awaitable[None] | None]
+"""Is shown the turn as it stands at each phase. Called on the event loop, so it must not block it; travels by pickle."""
+
+LOST = "the process was lost while this tool ran, so it may have taken effect or not: find out before you call it again"
+
+STOP_S = 1.0
+"""How long tools may take to stop when another of their answer has aborted the run."""
+
+_log = logging.getLogger(__name__)
+
+
+class ToolLoop:
+    """Asks the model, calls the tools it wants, asks again, until it answers without a call.
+
+    Every result is recorded before the model sees it, and a call is recorded as begun before its tool is called: so a
+    run that is taken up again, after a kill or a decision, goes on behind its last result, and a tool is called twice
+    only if it is `repeatable`. Calls of one answer run side by side, `max_parallel` at most; their results are in the
+    order of the calls.
+
+    A step costs one commit for the answer and the start of its tools, and one for the results of each moment in which
+    some come in: two, if they come together.
+    """
+
+    def __init__(self, runner: InferenceRunner, tools: ToolRegistry, hooks: Sequence[Hook] = ()) -> None:
+        self._runner = runner
+        self._tools = tools
+        self._hooks = tuple(hooks)
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        """Return the model's last answer; what came before it was recorded.
+
+        Raises:
+            LimitError: the model has been called `max_steps` times, or a budget is used up.
+            ToolAbortError: a tool failed and the policy is to abort.
+            Suspend: a call waits for a decision.
+        """
+        uses = Ledger(turn.output).uses_without_result()
+        if uses:
+            turn = await _Calls(self._tools, turn, context).settle(uses)
+        while True:
+            context.begin_call(limit=self._tools.max_steps)
+            await self._show("before_inference", turn, context)
+            answer = await self._runner.run(turn, context)
+            uses = [block for block in answer if isinstance(block, ToolUse)]
+            if not uses:
+                await self._show("after_inference", _with(turn, answer), context)
+                return answer
+            calls = _Calls(self._tools, turn, context, answer=answer, events=[context.end_call()])
+            await self._show("after_inference", _with(turn, answer), context)
+            turn = await calls.settle(uses)
+            await self._show("after_tools", turn, context)
+
+    async def close(self) -> None:
+        """Let go of the runner's connections."""
+        if isinstance(self._runner, Closable):
+            await self._runner.close()
+
+    async def _show(self, phase: Phase, turn: Turn, context: StepContext) -> None:
+        for hook in self._hooks:
+            try:
+                shown = hook(phase, turn, context)
+                if isawaitable(shown):
+                    await shown
+            except Exception as error:
+                name = getattr(hook, "__qualname__", type(hook).__name__)
+                _log.exception("hook %s failed at %s of run %s", name, phase, context.run_id)
+                context.publish(HookFailed, hook=f"{phase}: {name}", why=f"{type(error).__name__}: {error}")
+
+
+class _Calls:
+    """The calls of one answer: those to be made, those being made, those that wait for a decision."""
+
+    def __init__(
+        self,
+        tools: ToolRegistry,
+        turn: Turn,
+        context: StepContext,
+        *,
+        answer: Iterable[Block] = (),
+        events: Iterable[NewEvent] = (),
+    ) -> None:
+        self._tools = tools
+        self._turn = turn
+        self._context = context
+        self._signal = CancelSignal()
+        self._ready: deque[ToolUse] = deque()
+        self._running: dict[asyncio.Task[ToolOutcome], ToolUse] = {}
+        self._waits = False
+        self._blocks: list[Block] = list(answer)
+        """What the next commit records, with the events and states."""
+        self._events: list[NewEvent] = list(events)
+        self._states: dict[str, CallState | None] = {}
+
+    async def settle(self, uses: Sequence[ToolUse]) -> Turn:
+        """Return the turn with a result for each call."""
+        for use in uses:
+            await self._sort(use)
+        try:
+            while True:
+                self._begin_some()
+                if self._blocks or self._events or self._states:
+                    await self._record()
+                if not self._running:
+                    break
+                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    self._take(self._running.pop(task), task.result())
+        finally:
+            self._signal.set()
+            await self._stop()
+        if self._waits:
+            raise Suspend
+        return self._turn
+
+    async def _sort(self, use: ToolUse) -> None:
+        """Decide whether a call is made, waits, or has come to nothing."""
+        state = self._context.calls.get(use.call_id)
+        tool = self._tools.find(use.name)
+        if state and state.is_waiting:
+            self._waits = True
+        elif state and state.started:
+            if tool and tool.repeatable:
+                self._ready.append(use)
+            else:
+                self._take(use, ToolOutcome(ToolResult(call_id=use.call_id, text=LOST, is_error=True), 0.0, 0))
+        elif (state and state.verdict == "approved") or tool is None:
+            self._ready.append(use)  # what is no tool becomes an error result there
+        elif wants := await self._wants(use):
+            self._waits = True
+            self._states[use.call_id] = CallState(name=use.name, wants=wants)
+            asked = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
+            self._events.append((ApprovalRequested, asked))
+        else:
+            self._ready.append(use)
+
+    async def _wants(self, use: ToolUse) -> Wants | None:
+        """Return what a call has to wait for before it is made."""
+        tool = self._tools.find(use.name)
+        if tool is None or self._tools.refusal(use):
+            return None
+        if tool.is_external:
+            return "result"
+        return "approval" if await self._tools.needs_approval(use, self._context_of(use)) else None
+
+    def _begin_some(self) -> None:
+        """Note as many of the ready calls as begun as may run; they do when that is recorded."""
+        for use in list(self._ready)[: max(0, self._tools.max_parallel - len(self._running))]:
+            state = self._context.calls.get(use.call_id) or CallState(name=use.name)
+            self._states[use.call_id] = CallState(
+                name=use.name, wants=state.wants, verdict=state.verdict, digest=state.digest, started=True
+            )
+            self._events.append((ToolStarted, {"call_id": use.call_id, "name": use.name}))
+
+    async def _record(self) -> None:
+        blocks, self._blocks = self._blocks, []
+        events, self._events = self._events, []
+        states, self._states = self._states, {}
+        begun = [self._ready.popleft() for kind, _ in events if kind is ToolStarted]
+        self._context.report(usage=Usage(tool_calls=len(begun)))
+        self._turn = await self._context.record(*blocks, events=events, calls=states)
+        for use in begun:
+            self._running[asyncio.create_task(self._tools.call(use, self._context_of(use)))] = use
+
+    def _take(self, use: ToolUse, outcome: ToolOutcome) -> None:
+        state = self._context.calls.get(use.call_id)
+        self._blocks.append(outcome.result)
+        # A call that nobody decided about needs no state any more: its result says it all.
+        self._states[use.call_id] = state if state and state.verdict else None
+        ended = {
+            "call_id": use.call_id,
+            "name": use.name,
+            "is_error": outcome.result.is_error,
+            "seconds": round(outcome.seconds, 6),
+            "tries": outcome.tries,
+        }
+        self._events.append((ToolEnded, ended))
+
+    async def _stop(self) -> None:
+        """Stop what still runs, and let the run keep the results that are there and were not recorded."""
+        for task in self._running:
+            task.cancel()
+        for task in self._running:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                self._blocks.append(task.result().result)
+        for block in self._blocks:
+            if isinstance(block, ToolResult):
+                self._context.emit(block)
+        if self._running:
+            await asyncio.wait(self._running, timeout=STOP_S)
+
+    def _context_of(self, use: ToolUse) -> ToolContext:
+        return ToolContext(
+            session=self._context.session,
+            run_id=self._context.run_id,
+            turn_index=self._turn.index,
+            call_id=use.call_id,
+            labels=self._context.labels,
+            cancelled=self._signal,
+        )
+
+
+def _with(turn: Turn, answer: Sequence[Block]) -> Turn:
+    return turn.showing([*turn.blocks, *answer])
+
+
+__all__ = ["Hook", "Phase", "ToolAbortError", "ToolLoop"]

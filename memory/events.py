@@ -246,6 +246,11 @@ def decode_event(kind: str, body: str, **columns: Any) -> Event:
     Raises:
         ValueError: the body is not JSON or does not fit the kind.
     """
-    if cls := KINDS.get(kind):
-        return cls(**columns) if body == "{}" else cls(**pydantic_core.from_json(body), **columns)
-    return UnknownEvent(kind=kind, payload=freeze(pydantic_core.from_json(body)), **columns)
+    own = pydantic_core.from_json(body) if body != "{}" else {}
+    cls = KINDS.get(kind)
+    if cls is None:
+        return UnknownEvent(kind=kind, payload=freeze(own), **columns)
+    values = columns | own
+    if len(values) < len(columns) + len(own):
+        raise ValueError("the body names what has a column of its own")
+    return cls.model_validate(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
@@ -215,18 +215,12 @@ def event_row(key: int, event: Event) -> dict[str, Any]:
     }
 
 
-def read_event(row: Any, session_id: str) -> Event:
-    return _parse(
-        "event",
-        f"{session_id}:{row.seq}",
-        lambda: decode_event(
-            row.kind,
-            row.body,
-            session_id=session_id,
-            seq=row.seq,
-            at=row.at,
-            turn_index=row.turn_index,
-            run_id=row.run_id,
-            key=row.event_key,
-        ),
-    )
+def read_event(row: Iterable[Any], session_id: str) -> Event:
+    """Return the event of a row with the columns of a table of events, in their order."""
+    _, seq, at, turn_index, run_id, key, kind, body = row  # by name would take longer than to decode the body
+    try:
+        return decode_event(
+            kind, body, session_id=session_id, seq=seq, at=at, turn_index=turn_index, run_id=run_id, key=key
+        )
+    except (ValueError, TypeError) as error:
+        raise CorruptRecordError(f"event {session_id}:{seq}", str(error)) from error

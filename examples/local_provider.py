@@ -1,12 +1,13 @@
-"""A stand-in for a model provider: the Chat Completions wire format over real HTTP on loopback, without a model.
+"""A stand-in for a model provider: OpenAI's wire formats over real HTTP on loopback, without a model.
 
     python examples/local_provider.py --port 8000          then: OPENAI_BASE_URL=http://127.0.0.1:8000/v1
 
     with LocalProvider() as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url)
 
-It serves POST /v1/chat/completions (streamed or not), POST /v1/embeddings and GET /v1/models, refuses what the real API
-would refuse, and records what it was sent and when a client hung up. Any model name will do. One that ends in
+It serves POST /v1/chat/completions and POST /v1/responses, streamed or not, POST /v1/embeddings and GET /v1/models. It
+refuses what the real API would refuse, and records what it was sent and when a client hung up. One reply serves both
+APIs: it is given the conversation, and gives its answer, in the form of chat. Any model name will do. One that ends in
 `/<fault>`, or is just that, or the header `x-fault: <fault>`, has it misbehave:
 
     fault            what happens
@@ -14,17 +15,18 @@ would refuse, and records what it was sent and when a client hung up. Any model 
     hang             the request is taken and never answered
     stall            the answer stops after three tokens; the connection stays open
     cut              the connection closes after three tokens, in the middle of the stream
-    unfinished       the stream ends properly after three tokens, but without a finish_reason
+    unfinished       the stream ends properly after three tokens, but without a word on why
     malformed        after three tokens comes a chunk that is not JSON
     error            after three tokens comes a chunk that is an error
-    empty            the answer is empty, with finish_reason "stop"
-    length           the answer ends after three tokens, with finish_reason "length"
+    empty            the answer is empty, and complete
+    length           the answer ends after three tokens, at the limit of its length
     400 ... 599      that status; 429 and 503 with Retry-After, in `retry_after_s`
     <fault>-once     the fault at the first request for that model, and an answer from then on
 
 Without a stream, those in the middle of an answer close the connection instead of it.
 
-Standard library only, apart from `check_chat`, which says what a valid request is.
+Standard library only, here and in the files beside it: provider_http, provider_requests, provider_replies,
+provider_chat, provider_responses, and wire_rules, which says what a valid conversation is.
 """
 
 from __future__ import annotations
@@ -41,53 +43,31 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
-from turnwise.errors import EngineError
-from turnwise.memory.validate import check_chat
+from provider_chat import ChatAnswer, ChatRequest
+from provider_http import Record, RefusedError, Response, parse_head
+from provider_replies import BREAKS, Answer, Message, Reply, Speech, Step, default_reply, tool_script, words
+from provider_requests import Fields, checked
+from provider_responses import ResponsesAnswer, ResponsesRequest
 
-Message: TypeAlias = dict[str, Any]
-Answer: TypeAlias = str | Message | list[Message]
-"""A text; an assistant message, which may have `reasoning_content`, `content` and `tool_calls`; or the deltas of one,
-to be streamed as they are."""
-Reply: TypeAlias = Answer | Callable[[list[Message]], Answer]
-"""An answer, or what makes one of the request's messages."""
-
-CUT_AFTER = 3
-"""How many tokens come before a fault in the middle of an answer."""
+__all__ = ["Answer", "LocalProvider", "Message", "Record", "Reply", "Step", "default_reply", "embed", "tool_script"]
 
 SLOW_S = 0.05
 
 EMBEDDING_SIZE = 256
 
-_BREAKS = ("stall", "cut", "unfinished", "malformed", "error")
-_ENDS_EARLY = (*_BREAKS, "length")
-
 MAX_HEAD_BYTES = 65_536
 
-
-@dataclass
-class Record:
-    """A request as it arrived, and what became of it. Times are `time.monotonic()` seconds."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    """By lower-case name, without `authorization`."""
-    body: Any = None
-    """The JSON of the body; None if there was none."""
-    connection: int = 0
-    """Which connection it came over, counted from 1."""
-    started_at: float = field(default_factory=time.monotonic)
-    hung_up_at: float | None = None
-    """When the client closed the connection before the response was complete."""
-    finished: bool = False
-    """Whether the response, whichever it was, was sent to its end."""
-    ended: threading.Event = field(default_factory=threading.Event)
-    """Set when the request is finished, cut off or hung up on."""
+_EMBEDDING_FIELDS: Fields = {
+    "model": str,
+    "input": (str, list),
+    "dimensions": int,
+    "encoding_format": str,
+    "user": str,
+}
 
 
 class LocalProvider:
@@ -175,7 +155,7 @@ class LocalProvider:
         connection = self._connections
         try:
             while True:
-                record, authorization = _parse_head(await next_head)
+                record, authorization = parse_head(await next_head)
                 body = await reader.readexactly(int(record.headers.get("content-length") or 0))
                 record.connection = connection
                 with contextlib.suppress(ValueError):
@@ -185,7 +165,7 @@ class LocalProvider:
                 with self._arrived:
                     self.requests.append(record)
                     self._arrived.notify_all()
-                if not await self._attend(record, self._respond(record, authorization, _Response(writer)), next_head):
+                if not await self._attend(record, self._respond(record, authorization, Response(writer)), next_head):
                     return
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the client has left
@@ -194,7 +174,8 @@ class LocalProvider:
         finally:
             writer.close()
             next_head.cancel()
-            await asyncio.gather(next_head, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(next_head, return_exceptions=True)
 
     @staticmethod
     async def _attend(record: Record, responding: Coroutine[Any, Any, bool], next_head: asyncio.Task[bytes]) -> bool:
@@ -216,27 +197,28 @@ class LocalProvider:
             response.cancel()
             await asyncio.gather(response, return_exceptions=True)
 
-    async def _respond(self, record: Record, authorization: str, response: _Response) -> bool:
+    async def _respond(self, record: Record, authorization: str, response: Response) -> bool:
         """Respond to a request; return False to close the connection in the middle of it."""
         try:
             if self.api_key is not None and authorization != f"Bearer {self.api_key}":
                 given = authorization.removeprefix("Bearer ")
-                raise _RefusedError(401, f"Incorrect API key provided: {given}.", "invalid_api_key")
+                raise RefusedError(401, f"Incorrect API key provided: {given}.", "invalid_api_key")
             match record.method, record.path:
                 case "GET", "/v1/models":
                     models = [{"id": "local", "object": "model", "created": 0, "owned_by": "turnwise"}]
                     await response.json(200, {"object": "list", "data": models})
                 case "POST", "/v1/embeddings":
                     await self._take_fault(record)
-                    await response.json(200, _embeddings(_checked(record.body, "input")))
+                    await response.json(200, _embeddings(checked(record.body, "input", _EMBEDDING_FIELDS)))
                 case "POST", "/v1/chat/completions":
                     fault = await self._take_fault(record)
-                    body = _checked(record.body, "messages")
-                    _check_chat_body(body)
-                    return await self._chat(body, fault, response)
+                    return await self._answer(ChatRequest(record.body), fault, response)
+                case "POST", "/v1/responses":
+                    fault = await self._take_fault(record)
+                    return await self._answer(ResponsesRequest(record.body), fault, response)
                 case _, path:
-                    raise _RefusedError(404, f"Unknown request URL: {record.method} {path}", "unknown_url")
-        except _RefusedError as error:
+                    raise RefusedError(404, f"Unknown request URL: {record.method} {path}", "unknown_url")
+        except RefusedError as error:
             await response.json(error.status, error.body(), self._retry_after(error.status))
         return True
 
@@ -251,7 +233,7 @@ class LocalProvider:
                 return ""
         if re.fullmatch("[45][0-9][0-9]", fault):
             why = f"The model `{model}` does not exist" if fault == "404" else f"You asked for a {fault}"
-            raise _RefusedError(int(fault), why, "model_not_found" if fault == "404" else None)
+            raise RefusedError(int(fault), why, "model_not_found" if fault == "404" else None)
         if fault == "hang":
             await _forever()
         return fault
@@ -261,28 +243,31 @@ class LocalProvider:
             return {}
         return {"Retry-After": str(math.ceil(self.retry_after_s)), "Retry-After-Ms": str(self.retry_after_s * 1000)}
 
-    async def _chat(self, body: Message, fault: str, response: _Response) -> bool:
-        reply = self.reply(body["messages"]) if callable(self.reply) else self.reply
-        answer = _Pieces(body, reply, fault)
+    async def _answer(self, request: ChatRequest | ResponsesRequest, fault: str, response: Response) -> bool:
+        reply = self.reply(request.messages) if callable(self.reply) else self.reply
+        speech = Speech.of(reply, request.messages, fault, request.limit)
+        answer = request.answer(speech)
         delay_s = max(self.token_delay_s, SLOW_S if fault == "slow" else 0.0)
-        if body.get("stream"):
-            return await _stream(body, answer, fault, delay_s, response)
-        await asyncio.sleep(delay_s * len(answer.tokens))
+        if request.streamed:
+            return await _stream(answer, fault, delay_s, response)
+        await asyncio.sleep(delay_s * len(speech.tokens))
         if fault == "stall":
             await _forever()
-        if fault in _BREAKS:
+        if fault in BREAKS:
             return False
         await response.json(200, answer.whole())
         return True
 
 
-async def _stream(body: Message, answer: _Pieces, fault: str, delay_s: float, response: _Response) -> bool:
+async def _stream(answer: ChatAnswer | ResponsesAnswer, fault: str, delay_s: float, response: Response) -> bool:
     """Stream the answer as far as the fault allows; return False to close the connection in the middle of it."""
     await response.start_stream()
-    await response.event(answer.chunk({"role": "assistant", "content": ""}))
-    for delta in answer.tokens:
+    for event in answer.opening():
+        await response.event(event)
+    for token in answer.speech.tokens:
         await asyncio.sleep(delay_s)
-        await response.event(answer.chunk(delta))
+        for event in answer.take(token):
+            await response.event(event)
     match fault:
         case "stall":
             await _forever()
@@ -291,186 +276,28 @@ async def _stream(body: Message, answer: _Pieces, fault: str, delay_s: float, re
         case "malformed":
             await response.event("{this is no JSON")
         case "error":
-            await response.event(_RefusedError(500, "The model broke down", "server_error").body())
+            for event in answer.failure("The model broke down"):
+                await response.event(event)
         case "unfinished":
             pass
         case _:
-            await response.event(answer.chunk({}, answer.finish_reason))
-            if (body.get("stream_options") or {}).get("include_usage"):
-                await response.event({**answer.chunk({}), "choices": [], "usage": answer.usage})
-            await response.event("[DONE]")
+            for last in answer.closing():
+                await response.event(last)
     await response.end_stream()
     return True
-
-
-class _RefusedError(Exception):
-    """A request is answered with an error status."""
-
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-
-    def body(self) -> dict[str, Any]:
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
-
-
-class _Response:
-    """Writes one HTTP/1.1 response."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-
-    async def json(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
-        data = json.dumps(body).encode()
-        self._head(status, {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})})
-        self._writer.write(data)
-        await self._writer.drain()
-
-    async def start_stream(self) -> None:
-        self._head(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"})
-        await self._writer.drain()
-
-    async def event(self, data: object) -> None:
-        event = f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n".encode()
-        self._writer.write(b"%x\r\n%b\r\n" % (len(event), event))
-        await self._writer.drain()
-
-    async def end_stream(self) -> None:
-        self._writer.write(b"0\r\n\r\n")
-        await self._writer.drain()
-
-    def _head(self, status: int, headers: Mapping[str, str]) -> None:
-        lines = [f"HTTP/1.1 {status} ", *(f"{name}: {value}" for name, value in headers.items())]
-        self._writer.write("\r\n".join([*lines, "\r\n"]).encode())
-
-
-class _Pieces:
-    """An answer taken apart as the API streams it. `tokens` are the deltas that carry some of it."""
-
-    def __init__(self, body: Message, answer: Answer, fault: str) -> None:
-        self._model = body["model"]
-        self._id = "chatcmpl-" + _digest(json.dumps(body["messages"])).hex()
-        message = {"content": answer} if isinstance(answer, str) else answer
-        deltas = message if isinstance(message, list) else list(_deltas(message))
-        self.tokens = [] if fault == "empty" else deltas
-        limit = CUT_AFTER if fault in _ENDS_EARLY else body.get("max_completion_tokens") or body.get("max_tokens")
-        is_cut = fault in _ENDS_EARLY or (limit and limit < len(self.tokens))
-        self.tokens = self.tokens[:limit]
-        calls = any("tool_calls" in delta for delta in self.tokens)
-        self.finish_reason = "length" if is_cut else "tool_calls" if calls else "stop"
-        thoughts = sum("reasoning_content" in delta for delta in self.tokens)
-        prompt = sum(len(_words(_text(sent))) for sent in body["messages"])
-        self.usage = {
-            "prompt_tokens": prompt,
-            "completion_tokens": len(self.tokens),
-            "total_tokens": prompt + len(self.tokens),
-            "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": thoughts},
-        }
-
-    def chunk(self, delta: Message, finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-        return {**self._envelope("chat.completion.chunk"), "choices": [choice]}
-
-    def whole(self) -> dict[str, Any]:
-        """Return the response that is not streamed."""
-        message: Message = {"role": "assistant", "content": None}
-        for delta in self.tokens:
-            for key in ("reasoning_content", "content"):
-                if key in delta:
-                    message[key] = (message.get(key) or "") + delta[key]
-            for call in delta.get("tool_calls", ()):
-                calls = message.setdefault("tool_calls", [])
-                if "id" in call:
-                    calls.append({"id": call["id"], "type": "function", "function": dict(call["function"])})
-                else:
-                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason, "logprobs": None}
-        return {**self._envelope("chat.completion"), "choices": [choice], "usage": self.usage}
-
-    def _envelope(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": 0, "model": self._model}
-
-
-def _deltas(message: Message) -> Iterator[Message]:
-    for key in ("reasoning_content", "content"):
-        for token in _words(message.get(key) or ""):
-            yield {key: token}
-    for index, call in enumerate(message.get("tool_calls") or ()):
-        function = {"name": call["function"]["name"], "arguments": ""}
-        yield {"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": function}]}
-        for piece in re.findall(r".{1,8}", call["function"]["arguments"], re.DOTALL):
-            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
-
-
-def default_reply(messages: Sequence[Message]) -> str:
-    """Say what the last message was and how many there were."""
-    said = [message for message in messages if message["role"] not in ("system", "developer")]
-    last = said[-1] if said else {"role": "user", "content": ""}
-    source = "The tool says" if last["role"] == "tool" else "You said"
-    return f"{source}: {_text(last)} (message {len(said)} of our conversation)"
-
-
-def _text(message: Message) -> str:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return " ".join(part.get("text") or f"[{part['type']}]" for part in content)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\S+\s*|\s+", text)
-
-
-def _parse_head(head: bytes) -> tuple[Record, str]:
-    """Return the request, and the value of its authorization header, which is not recorded."""
-    request, *lines = head.decode("latin-1").rstrip().split("\r\n")
-    method, target, _ = request.split(" ")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    authorization = headers.pop("authorization", "")
-    return Record(method, target.partition("?")[0], headers), authorization
-
-
-def _checked(body: Any, required: str) -> Message:
-    if not isinstance(body, dict):
-        raise _RefusedError(400, "We could not parse the JSON body of your request")
-    for name in ("model", required):
-        if not body.get(name):
-            raise _RefusedError(400, f"Missing required parameter: '{name}'", "missing_required_parameter")
-    return body
-
-
-def _check_chat_body(body: Message) -> None:
-    try:
-        check_chat(body["messages"])
-    except EngineError as error:
-        raise _RefusedError(400, str(error)) from error
-    if body.get("stream_options") and not body.get("stream"):
-        raise _RefusedError(400, "'stream_options' is only allowed when 'stream' is enabled")
-    if not _is_between(body.get("temperature"), 0, 2):
-        raise _RefusedError(400, "'temperature' must be between 0 and 2")
-    for name in ("max_completion_tokens", "max_tokens"):
-        if not _is_between(body.get(name), 1, math.inf):
-            raise _RefusedError(400, f"'{name}' must be at least 1")
-
-
-def _is_between(value: object, low: float, high: float) -> bool:
-    return value is None or (isinstance(value, int | float) and low <= value <= high)
 
 
 def _embeddings(body: Message) -> dict[str, Any]:
     texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise _RefusedError(400, "'input' must be a text that is not empty, or a list of such")
+        raise RefusedError(400, "'input' must be a text that is not empty, or a list of such")
     size = body.get("dimensions") or EMBEDDING_SIZE
     vectors: list[list[float] | str] = []
     for text in texts:
         vector = embed(text, size)
         packed = struct.pack(f"<{size}f", *vector)
         vectors.append(base64.b64encode(packed).decode() if body.get("encoding_format") == "base64" else vector)
-    count = sum(len(_words(text)) for text in texts)
+    count = sum(len(words(text)) for text in texts)
     return {
         "object": "list",
         "model": body["model"],

@@ -12,14 +12,21 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-import openai
+import pydantic
 import pytest
+from openai.types.responses import ResponseStreamEvent
 
-from local_provider import LocalProvider
+from local_provider import LocalProvider, tool_script
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
-from turnwise.actors.inference.openai import OpenAIEngine, OpenAIRunner
-from turnwise.errors import ConfigError, EngineError
+from turnwise.actors.inference.openai import OpenAIEngine
+from turnwise.actors.inference.openai_fields import BrokenOffError
+from turnwise.actors.inference.openai_responses import ResponsesAnswer
+from turnwise.actors.inference.openai_runner import OpenAIRunner
+from turnwise.actors.inference.tools import ToolDefinition
+from turnwise.errors import ConfigError, EngineError, InvalidRequestError
 from turnwise.memory.blocks import Block, System, Text, Thinking, ToolResult, ToolUse, User, encode
+from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.responses import pack_reasoning, unpack_reasoning
 from turnwise.memory.spans import Span
 from turnwise.memory.turns import Turn, TurnRecord, turn_of
 from turnwise.memory.usage import Usage
@@ -39,14 +46,15 @@ class Recorder:
         self.parts: list[str | Block] = []
         self.usage: Usage | None = None
         self.stop_reason: str | None = None
+        self.model: str | None = None
         self.began = asyncio.Event()
 
     def emit(self, part: str | Block) -> None:
         self.parts.append(part)
         self.began.set()
 
-    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None) -> None:
-        self.usage, self.stop_reason = usage, stop_reason
+    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
+        self.usage, self.stop_reason, self.model = usage, stop_reason, model
 
     @property
     def text(self) -> str:
@@ -57,6 +65,11 @@ class Recorder:
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ADMIN_KEY", "OPENAI_CUSTOM_HEADERS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=["chat", "responses"])
+def api(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
@@ -72,12 +85,14 @@ def turn(*blocks: Block | str) -> Turn:
 
 
 def run(
-    engine: OpenAIEngine, use: Callable[[OpenAIRunner, Recorder], Coroutine[Any, Any, Any]]
+    engine: OpenAIEngine,
+    use: Callable[[OpenAIRunner, Recorder], Coroutine[Any, Any, Any]],
+    tools: Sequence[ToolDefinition] = (),
 ) -> tuple[Any, Recorder]:
     """Run `use` with a runner of the engine and a context; close the runner's connections."""
 
     async def body() -> tuple[Any, Recorder]:
-        runner, context = engine.build(SESSION), Recorder()
+        runner, context = engine._runner(tools) if tools else engine.build(SESSION), Recorder()
         try:
             return await use(runner, context), context
         finally:
@@ -110,7 +125,12 @@ def engine_of(provider: LocalProvider, model: str = "local", **settings: Any) ->
     return OpenAIEngine(model, base_url=provider.base_url, **settings)
 
 
-def calling(*, index: int | None = 0, id: str | None = None, **function: str) -> dict[str, Any]:
+def unsigned(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks without the signatures of thoughts."""
+    return [Thinking(text=block.text) if isinstance(block, Thinking) else block for block in blocks]
+
+
+def calling(*, index: int | None = 0, id: str | None = None, **function: Any) -> dict[str, Any]:
     """Return a delta with a tool call."""
     return {"tool_calls": [{"index": index, "id": id, "function": function}]}
 
@@ -118,14 +138,15 @@ def calling(*, index: int | None = 0, id: str | None = None, **function: str) ->
 # Answers
 
 
-def test_an_answer_is_streamed_returned_and_counted(provider: LocalProvider) -> None:
-    blocks, context = answer(engine_of(provider), "What's the weather in Paris?")
+def test_an_answer_is_streamed_returned_and_counted(provider: LocalProvider, api: str) -> None:
+    blocks, context = answer(engine_of(provider, api=api), "What's the weather in Paris?")
     text = "You said: What's the weather in Paris? (message 1 of our conversation)"
     assert blocks == [Text(text=text)]
     assert context.text == text
     assert len(context.parts) == len(text.split())
-    assert context.usage == Usage(input_tokens=5, output_tokens=len(text.split()))
+    assert context.usage == Usage(input_tokens=5, output_tokens=len(text.split()), calls=1)
     assert context.stop_reason == "stop"
+    assert context.model == "local"
 
 
 def test_the_provider_is_sent_the_conversation_and_the_settings(provider: LocalProvider) -> None:
@@ -151,9 +172,61 @@ def test_the_provider_is_sent_the_conversation_and_the_settings(provider: LocalP
     }
 
 
+def test_the_other_api_is_sent_the_same_in_its_form(provider: LocalProvider) -> None:
+    extra = {"reasoning": {"effort": "low"}, "include": []}
+    engine = engine_of(
+        provider, api="responses", system="Be brief.", temperature=0.5, max_output_tokens=50, extra=extra
+    )
+    answer(engine, System(text="Be long."), "Hello", Text(text="Hi, th", interrupted=True), "And?")
+    (record,) = provider.requests
+    said = {"type": "output_text", "text": "Hi, th [interrupted]"}
+    assert record.body == {
+        "model": "local",
+        "instructions": "Be brief.",
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            {"type": "message", "role": "assistant", "content": [said]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And?"}]},
+        ],
+        "stream": True,
+        "store": False,
+        "temperature": 0.5,
+        "max_output_tokens": 50,
+        "reasoning": {"effort": "low"},
+        "include": [],
+    }
+
+
 def test_settings_that_were_left_out_are_not_sent(provider: LocalProvider) -> None:
     answer(engine_of(provider))
-    assert set(provider.requests[0].body) == {"model", "messages", "stream", "stream_options"}
+    answer(engine_of(provider, api="responses"))
+    chat, responses = (record.body for record in provider.requests)
+    assert set(chat) == {"model", "messages", "stream", "stream_options"}
+    assert set(responses) == {"model", "input", "stream", "store", "include"}
+    assert responses["include"] == ["reasoning.encrypted_content"]
+
+
+def test_the_model_is_told_of_its_tools_in_the_form_of_the_api(provider: LocalProvider, api: str) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Zürich"]}},
+        "required": ["city"],
+    }
+    tools = [ToolDefinition("weather", "Looks.", freeze(parameters)), ToolDefinition("now", "", FrozenDict())]
+    search: dict[str, Any] = {"type": "function", "function": {"name": "search"}}
+    if api == "responses":
+        search = {"type": "web_search"}
+
+    async def use(runner: OpenAIRunner, context: Recorder) -> None:
+        await runner.run(turn("Hello"), context)
+
+    run(engine_of(provider, api=api, extra={"tools": [search]}), use, tools)
+    first = {"name": "weather", "description": "Looks.", "parameters": parameters}
+    second = {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}}
+    told: list[dict[str, Any]] = [{"type": "function", "function": first}, {"type": "function", "function": second}]
+    if api == "responses":
+        told = [{"type": "function", **function, "strict": False} for function in (first, second)]
+    assert provider.requests[0].body["tools"] == [*told, search]
 
 
 def test_thoughts_come_before_the_text_even_when_they_arrive_late() -> None:
@@ -165,20 +238,30 @@ def test_thoughts_come_before_the_text_even_when_they_arrive_late() -> None:
     assert context.parts == [Thinking(text="Rain"), "Sun", Thinking(text="? No."), "."]
 
 
-def test_tokens_that_the_model_thought_with_are_counted() -> None:
+def test_what_the_model_thinks_between_two_messages_comes_before_both() -> None:
+    late = [{"reasoning": "Rain?"}, {"content": "Wait."}, {"reasoning_content": "No."}, {"content": "Sun."}]
+    with LocalProvider(reply=late) as provider:
+        blocks, context = answer(engine_of(provider, api="responses"))
+    assert unsigned(blocks) == [Thinking(text="Rain?"), Thinking(text="No."), Text(text="Wait.\n\nSun.")]
+    assert context.parts == [Thinking(text="Rain?"), "Wait.", Thinking(text="No."), "\n\nSun."]
+
+
+def test_tokens_that_the_model_thought_with_are_counted(api: str) -> None:
     with LocalProvider(reply={"reasoning_content": "Well, well", "content": "Yes"}) as provider:
-        _, context = answer(engine_of(provider))
-    assert context.usage == Usage(input_tokens=1, output_tokens=3, reasoning_tokens=2)
+        blocks, context = answer(engine_of(provider, api=api))
+    assert unsigned(blocks) == [Thinking(text="Well, well"), Text(text="Yes")]
+    assert context.parts == [Thinking(text="Well, "), Thinking(text="well"), "Yes"]
+    assert context.usage == Usage(input_tokens=1, output_tokens=3, reasoning_tokens=2, calls=1)
 
 
-def test_the_calls_of_the_model_are_returned_after_its_text() -> None:
+def test_the_calls_of_the_model_are_returned_after_its_text(api: str) -> None:
     """Acceptance 24."""
     calls = [
         {"id": "a", "function": {"name": "weather", "arguments": '{"city": "Zürich", "days": [1, 2]}'}},
         {"id": "b", "function": {"name": "now", "arguments": ""}},
     ]
     with LocalProvider(reply={"content": "Let me look.", "tool_calls": calls}) as provider:
-        blocks, context = answer(engine_of(provider))
+        blocks, context = answer(engine_of(provider, api=api))
     assert blocks == [
         Text(text="Let me look."),
         ToolUse(call_id="a", name="weather", input={"city": "Zürich", "days": [1, 2]}),
@@ -198,14 +281,14 @@ def test_calls_are_told_apart_by_id_where_a_server_does_not_number_them(indices:
     assert blocks == [ToolUse(call_id=call_id, name="look", input={"at": call_id}) for call_id in "ab"]
 
 
-def test_a_refusal_of_the_model_is_its_answer() -> None:
+def test_a_refusal_of_the_model_is_its_answer(api: str) -> None:
     with LocalProvider(reply=[{"refusal": "I will not."}]) as provider:
-        assert answer(engine_of(provider))[0] == [Text(text="I will not.")]
+        assert answer(engine_of(provider, api=api))[0] == [Text(text="I will not.")]
 
 
-def test_text_beyond_ascii_arrives_and_half_a_character_is_replaced() -> None:
+def test_text_beyond_ascii_arrives_and_half_a_character_is_replaced(api: str) -> None:
     with LocalProvider(reply=[{"content": "Zürich 😀 "}, {"content": "\ud83d!"}]) as provider:
-        assert answer(engine_of(provider))[0] == [Text(text="Zürich 😀 \ufffd!")]
+        assert answer(engine_of(provider, api=api))[0] == [Text(text="Zürich 😀 \ufffd!")]
 
 
 def test_an_answer_that_met_its_limit_says_so(provider: LocalProvider) -> None:
@@ -214,18 +297,86 @@ def test_an_answer_that_met_its_limit_says_so(provider: LocalProvider) -> None:
     assert context.stop_reason == "length"
 
 
-def test_a_call_and_its_result_go_back_to_the_provider(provider: LocalProvider) -> None:
+def test_an_answer_that_met_its_limit_says_so_in_the_words_of_the_api() -> None:
+    with LocalProvider(reply="la " * 20) as provider:
+        blocks, context = answer(engine_of(provider, api="responses", max_output_tokens=16))
+    assert blocks == [Text(text="la " * 16)]
+    assert context.stop_reason == "max_output_tokens"
+
+
+def test_a_call_and_its_result_go_back_to_the_provider(provider: LocalProvider, api: str) -> None:
     history: list[Block | str] = ["Weather?", ToolUse(call_id="a", name="look"), ToolResult(call_id="a", text="sun")]
-    blocks, _ = answer(engine_of(provider), *history)
+    blocks, _ = answer(engine_of(provider, api=api), *history)
     assert blocks == [Text(text="The tool says: sun (message 3 of our conversation)")]
 
 
-def test_the_connection_is_kept_between_turns(provider: LocalProvider) -> None:
+def looped(provider: LocalProvider, *blocks: Block | str, **settings: Any) -> tuple[list[Block], list[Usage | None]]:
+    """Answer the model's calls with "sun" until it makes none; return what was said, and the usage of each call."""
+
+    async def use(runner: OpenAIRunner, _: Recorder) -> tuple[list[Block], list[Usage | None]]:
+        said: list[Block] = []
+        spent: list[Usage | None] = []
+        while not said or isinstance(said[-1], ToolResult):
+            context = Recorder()
+            said += await runner.run(turn(*blocks, *said), context)
+            spent.append(context.usage)
+            said += [ToolResult(call_id=use.call_id, text="sun") for use in said[-2:] if isinstance(use, ToolUse)]
+        return said, spent
+
+    done: tuple[list[Block], list[Usage | None]] = run(engine_of(provider, **settings), use)[0]
+    return done
+
+
+def test_reasoning_goes_back_unchanged_through_a_loop_of_tool_calls_and_the_turns_after_it() -> None:
+    script = tool_script([[("look", {"at": "Paris"}), ("look", {"at": "Rome"})], "Sun."], reasoning="Let me see.")
+    with LocalProvider(reply=script) as provider:
+        said, spent = looped(provider, "Weather?", api="responses")
+        again, _ = looped(provider, "Weather?", *said, "And now?", api="responses")
+    assert [block.kind for block in said] == [
+        *("thinking", "tool_use", "tool_use", "tool_result", "tool_result"),
+        *("thinking", "text"),
+    ]
+    assert [block.kind for block in again] == [block.kind for block in said]
+    assert [usage and usage.calls for usage in spent] == [1, 1]
+    thoughts = [block for block in [*said, *again] if isinstance(block, Thinking)]
+    packed = [unpack_reasoning(thought.signature) for thought in thoughts]
+    assert len({item_id for item_id, _ in filter(None, packed)}) == 4
+    sent = [item for item in provider.requests[-1].body["input"] if item["type"] == "reasoning"]
+    summary = [{"type": "summary_text", "text": "Let me see."}]
+    assert sent == [
+        {"type": "reasoning", "id": item_id, "encrypted_content": content, "summary": summary}
+        for item_id, content in filter(None, packed[:3])
+    ]
+    assert all(record.finished for record in provider.requests)
+
+
+def test_reasoning_that_shows_nothing_goes_back_all_the_same() -> None:
+    with LocalProvider(reply=tool_script([[("look", {})], "Sun."])) as provider:
+        said, _ = looped(provider, "Weather?", api="responses", extra={"reasoning": {"effort": "high"}})
+    assert [block.kind for block in said] == ["thinking", "tool_use", "tool_result", "thinking", "text"]
+    (sent,) = [item for item in provider.requests[-1].body["input"] if item["type"] == "reasoning"]
+    assert sent["summary"] == []
+
+
+def test_chat_is_sent_nothing_of_thoughts_and_responses_none_that_are_not_its_own(
+    provider: LocalProvider, api: str
+) -> None:
+    answer(engine_of(provider, api=api), "Hello", Thinking(text="Secret.", signature="s"), Text(text="Hi"), "And?")
+    assert "Secret" not in str(provider.requests[0].body)
+
+
+def test_reasoning_that_the_provider_did_not_make_is_refused(provider: LocalProvider) -> None:
+    forged = Thinking(text="Hm.", signature=pack_reasoning("rs_1", "forged"))
+    error, _ = failure(engine_of(provider, api="responses"), "Hello", forged, Text(text="Hi"), "And?")
+    assert "The encrypted content for item rs_1 could not be verified" in str(error)
+
+
+def test_the_connection_is_kept_between_turns(provider: LocalProvider, api: str) -> None:
     async def use(runner: OpenAIRunner, context: Recorder) -> None:
         for _ in range(3):
             await runner.run(turn("Hello"), context)
 
-    run(engine_of(provider), use)
+    run(engine_of(provider, api=api), use)
     assert len({record.connection for record in provider.requests}) == 1
 
 
@@ -233,7 +384,7 @@ def test_the_connection_is_kept_between_turns(provider: LocalProvider) -> None:
 
 
 @pytest.mark.parametrize("model", ["local/stall", "local/hang", "local/slow"])
-def test_the_provider_sees_the_hang_up_within_50_ms_of_a_cancel(provider: LocalProvider, model: str) -> None:
+def test_the_provider_sees_the_hang_up_within_50_ms_of_a_cancel(provider: LocalProvider, model: str, api: str) -> None:
     """Acceptance 20: what had come by then was emitted."""
 
     async def use(runner: OpenAIRunner, context: Recorder) -> float:
@@ -249,13 +400,13 @@ def test_the_provider_sees_the_hang_up_within_50_ms_of_a_cancel(provider: LocalP
         assert record.hung_up_at is not None
         return record.hung_up_at - cancelled_at
 
-    delay_s, context = run(engine_of(provider, model), use)
+    delay_s, context = run(engine_of(provider, model, api=api), use)
     assert delay_s < 0.05
     assert context.text in ("" if model == "local/hang" else "You said: Hello (message 1 of our conversation)")
     assert not provider.requests[0].finished
 
 
-def test_a_runner_answers_after_a_cancel(provider: LocalProvider) -> None:
+def test_a_runner_answers_after_a_cancel(provider: LocalProvider, api: str) -> None:
     async def use(runner: OpenAIRunner, context: Recorder) -> Sequence[Block]:
         answering = asyncio.create_task(runner.run(turn("Hello"), context))
         await asyncio.to_thread(provider.wait_for_request)
@@ -263,11 +414,11 @@ def test_a_runner_answers_after_a_cancel(provider: LocalProvider) -> None:
         await asyncio.wait({answering})
         return await runner.run(turn("Hello"), context)
 
-    blocks, _ = run(engine_of(provider, "hang-once"), use)
+    blocks, _ = run(engine_of(provider, "hang-once", api=api), use)
     assert [block.kind for block in blocks] == ["text"]
 
 
-def test_the_provider_sees_the_hang_up_on_an_answer_that_cannot_be_read() -> None:
+def test_the_provider_sees_the_hang_up_on_an_answer_that_cannot_be_read(api: str) -> None:
     async def use(runner: OpenAIRunner, context: Recorder) -> None:
         with pytest.raises(EngineError, match="malformed stream"):
             await runner.run(turn("Hello"), context)
@@ -275,13 +426,13 @@ def test_the_provider_sees_the_hang_up_on_an_answer_that_cannot_be_read() -> Non
         assert stand_in.requests[0].hung_up_at is not None
 
     with LocalProvider(reply=[{"content": 5}]) as stand_in:
-        run(engine_of(stand_in, "stall"), use)
+        run(engine_of(stand_in, "stall", api=api), use)
 
 
 # Failing
 
 
-def test_a_malformed_reply_fails_its_turn_only(provider: LocalProvider) -> None:
+def test_a_malformed_reply_fails_its_turn_only(provider: LocalProvider, api: str) -> None:
     """Acceptance 23."""
 
     async def use(runner: OpenAIRunner, context: Recorder) -> Sequence[Block]:
@@ -289,7 +440,7 @@ def test_a_malformed_reply_fails_its_turn_only(provider: LocalProvider) -> None:
             await runner.run(turn("Hello"), context)
         return await runner.run(turn("Hello"), context)
 
-    blocks, _ = run(engine_of(provider, "malformed-once"), use)
+    blocks, _ = run(engine_of(provider, "malformed-once", api=api), use)
     assert blocks == [Text(text="You said: Hello (message 1 of our conversation)")]
 
 
@@ -302,29 +453,30 @@ def test_a_malformed_reply_fails_its_turn_only(provider: LocalProvider) -> None:
         ("404", "Error code: 404 - The model `404` does not exist; check model= and base_url="),
         ("429", "Error code: 429 - .*raise max_retries="),
         ("500", "Error code: 500 - .*the same after 0 retries: run the prompt again later"),
-        ("error", "broke its answer off: The model broke down"),
+        ("error", "broke its answer off: The model broke down; run the prompt again"),
         ("cut", r"cut the connection within its answer \(.+\): run the prompt again"),
-        ("unfinished", "without a finish_reason.*run the prompt again"),
+        ("unfinished", "without saying why.*run the prompt again"),
         ("malformed", r"sent a malformed stream \(.+\): check base_url="),
         ("empty", "returned nothing .*'stop'.*run the prompt again"),
     ],
 )
 def test_a_failure_of_the_provider_says_what_happened_and_what_to_do(
-    provider: LocalProvider, model: str, why: str
+    provider: LocalProvider, model: str, why: str, api: str
 ) -> None:
-    error, _ = failure(engine_of(provider, model, max_retries=0))
+    error, _ = failure(engine_of(provider, model, api=api, max_retries=0))
     assert re.fullmatch(f"model '{model}' at 127.0.0.1 .*{why}.*", str(error))
     assert len(provider.requests) == 1
 
 
 @pytest.mark.parametrize("model", ["cut", "unfinished", "malformed", "error"])
 def test_an_answer_that_breaks_off_keeps_what_was_emitted_and_the_error_of_the_client(
-    provider: LocalProvider, model: str
+    provider: LocalProvider, model: str, api: str
 ) -> None:
     """Acceptance 20."""
-    error, context = failure(engine_of(provider, model))
+    error, context = failure(engine_of(provider, model, api=api))
     assert context.text == "You said: Hello "
     assert context.stop_reason is None
+    assert context.usage is not None and context.usage.calls == 1
     assert (error.__cause__ is None) is (model == "unfinished")
 
 
@@ -336,8 +488,8 @@ def test_a_server_that_cannot_be_reached_is_an_error_that_says_where() -> None:
 
 
 @pytest.mark.parametrize(("model", "why"), [("hang", "sent nothing"), ("stall", "fell silent")])
-def test_silence_is_an_error_after_its_time(provider: LocalProvider, model: str, why: str) -> None:
-    error, _ = failure(engine_of(provider, model, timeout_s=0.1, max_retries=0))
+def test_silence_is_an_error_after_its_time(provider: LocalProvider, model: str, why: str, api: str) -> None:
+    error, _ = failure(engine_of(provider, model, api=api, timeout_s=0.1, max_retries=0))
     assert re.search(f"{why} .*timeout_s=0.1", str(error))
     (record,) = provider.requests
     assert record.ended.wait(5)
@@ -345,52 +497,148 @@ def test_silence_is_an_error_after_its_time(provider: LocalProvider, model: str,
     assert record.hung_up_at - record.started_at < 5
 
 
-def test_a_request_that_is_refused_for_now_is_sent_again(provider: LocalProvider) -> None:
-    blocks, _ = answer(engine_of(provider, "429-once"))
+def test_a_request_that_is_refused_for_now_is_sent_again(provider: LocalProvider, api: str) -> None:
+    blocks, _ = answer(engine_of(provider, "429-once", api=api))
     assert [block.kind for block in blocks] == ["text"]
     assert len(provider.requests) == 2
 
 
-def test_a_request_is_not_sent_again_without_end(provider: LocalProvider) -> None:
-    failure(engine_of(provider, "429", max_retries=3))
+def test_a_request_is_not_sent_again_without_end(provider: LocalProvider, api: str) -> None:
+    failure(engine_of(provider, "429", api=api, max_retries=3))
     assert len(provider.requests) == 4
 
 
 @pytest.mark.parametrize(
     ("deltas", "why"),
     [
-        (
-            [{"tool_calls": [{"id": "a", "function": {"name": "look", "arguments": '{"at": "P'}}]}],
-            "'look' are not JSON",
-        ),
-        ([{"tool_calls": [{"id": "a", "function": {"name": "look", "arguments": '{"at": NaN}'}}]}], "are not JSON"),
-        ([{"tool_calls": [{"id": "a", "function": {"name": "look", "arguments": "[1]"}}]}], "not a JSON object"),
-        ([{"tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]}], "lacks its id or its name"),
-        ([{"tool_calls": [{"id": "a", "function": {"arguments": "{}"}}]}], "lacks its id or its name"),
-        ([{"tool_calls": {"id": "a"}}], "malformed stream .tool_calls is not a list"),
-        ([{"content": 5}], "malformed stream .content is not a string"),
+        ([calling(name="look", arguments="{}")], "lacks its id or its name"),
+        ([calling(id="a", arguments="{}")], "lacks its id or its name"),
+        ([calling(id="a", name="look", arguments=5)], "malformed stream .(arguments|delta) is not a string"),
+        ([{"content": 5}], "malformed stream .(content|delta) is not a string"),
         ([{"reasoning_content": "Hm."}], "returned nothing"),
     ],
     ids=str,
 )
-def test_an_answer_that_is_none_is_an_error(deltas: list[Any], why: str) -> None:
+def test_an_answer_that_is_none_is_an_error(deltas: list[Any], why: str, api: str) -> None:
     """Acceptance 10, 23."""
     with LocalProvider(reply=deltas) as provider:
-        error, _ = failure(engine_of(provider))
+        error, _ = failure(engine_of(provider, api=api))
     assert re.search(why, str(error))
 
 
-def test_a_call_that_met_the_output_limit_says_so() -> None:
-    call = {"id": "a", "function": {"name": "look", "arguments": '{"at": "Paris"}'}}
-    with LocalProvider(reply={"tool_calls": [call]}) as provider:
-        error, _ = failure(engine_of(provider, max_output_tokens=2))
-    assert "raise max_output_tokens=" in str(error)
+def test_calls_that_are_no_list_are_an_error() -> None:
+    with LocalProvider(reply=[{"tool_calls": {"id": "a"}}]) as provider:
+        error, _ = failure(engine_of(provider))
+    assert re.search("malformed stream .tool_calls is not a list", str(error))
 
 
-def test_a_conversation_that_cannot_be_sent_is_not(provider: LocalProvider) -> None:
-    error, _ = failure(engine_of(provider), "Hello", ToolUse(call_id="a", name="look"))
-    assert re.search(r"messages\[1\]: tool call 'a' has no result", str(error))
+@pytest.mark.parametrize("text", ['{"at": "P', '{"at": NaN}', "[1]", "Paris", '{"at": "\\ud800"}'])
+def test_arguments_that_are_no_json_object_go_to_the_tool_as_text_and_the_model_can_try_again(
+    text: str, api: str
+) -> None:
+    with LocalProvider(reply=tool_script([[("look", text)], "Sun."])) as provider:
+        said, _ = looped(provider, "Weather?", api=api)
+    assert isinstance(use := said[0], ToolUse)
+    assert use.input == {"unparsed": text}
+    assert said[-1] == Text(text="Sun.")
+
+
+@pytest.mark.parametrize("text", ["", '{"at": "Paris, France"}'])
+def test_a_call_that_met_the_output_limit_says_so(text: str, api: str) -> None:
+    calls = [{"id": at, "function": {"name": "look", "arguments": text}} for at in "abc"]
+    with LocalProvider(reply={"content": "Well:", "tool_calls": calls}) as provider:
+        error, context = failure(engine_of(provider, "length", api=api))
+    assert re.search("the arguments of 'look' are cut off; raise max_output_tokens=", str(error))
+    assert context.text == "Well:"
+
+
+def test_thoughts_that_met_the_output_limit_say_so(api: str) -> None:
+    with LocalProvider(reply={"reasoning_content": "la " * 20, "content": "Yes"}) as provider:
+        error, context = failure(engine_of(provider, api=api, max_output_tokens=16))
+    assert re.search("returned nothing .*: raise max_output_tokens=", str(error))
+    assert context.usage == Usage(input_tokens=1, output_tokens=16, reasoning_tokens=16, calls=1)
+
+
+def test_a_conversation_that_cannot_be_sent_is_not(provider: LocalProvider, api: str) -> None:
+    error, context = failure(engine_of(provider, api=api), "Hello", ToolUse(call_id="a", name="look"))
+    assert isinstance(error, InvalidRequestError)
+    assert "call 'a' has no result" in str(error)
     assert provider.requests == []
+    assert context.usage is None
+
+
+# Events that the local provider does not send
+
+
+def event(kind: str, **values: Any) -> Any:
+    """Return an event of the Responses API as the client would."""
+    return pydantic.TypeAdapter(ResponseStreamEvent).validate_python({"type": kind, "sequence_number": 0, **values})
+
+
+def response(**values: Any) -> dict[str, Any]:
+    given = {"id": "r", "object": "response", "created_at": 0, "model": "m", "output": [], "tools": []}
+    return {**given, "parallel_tool_calls": True, "tool_choice": "auto", **values}
+
+
+def thought(text: str, part: int) -> Any:
+    place = {"item_id": "rs", "output_index": 0, "summary_index": part}
+    return event("response.reasoning_summary_text.delta", **place, delta=text)
+
+
+def test_the_parts_of_a_thought_stand_apart_as_they_come_and_in_the_end() -> None:
+    growing = ResponsesAnswer()
+    parts = [growing.add(thought(text, part)) for text, part in (("Ra", 0), ("in?", 0), ("No.", 1))]
+    assert parts == [[Thinking(text=text)] for text in ("Ra", "in?", "\n\nNo.")]
+    assert growing.blocks() == [Thinking(text="Rain?\n\nNo.")]
+    summary = [{"type": "summary_text", "text": text} for text in ("Rain?", "No!")]
+    item = {"type": "reasoning", "id": "rs", "summary": summary, "encrypted_content": "xyz"}
+    assert growing.add(event("response.output_item.done", output_index=0, item=item)) == []
+    assert growing.blocks() == [Thinking(text="Rain?\n\nNo!", signature=pack_reasoning("rs", "xyz"))]
+
+
+def test_reasoning_that_is_not_encrypted_is_shown_but_not_signed() -> None:
+    growing = ResponsesAnswer()
+    growing.add(event("response.reasoning_text.delta", item_id="rs", output_index=0, content_index=0, delta="Rain?"))
+    item = {"type": "reasoning", "id": "rs", "summary": []}
+    growing.add(event("response.output_item.done", output_index=0, item=item))
+    assert growing.blocks() == [Thinking(text="Rain?")]
+
+
+def test_reasoning_that_was_cut_off_is_shown_but_not_signed() -> None:
+    growing = ResponsesAnswer()
+    item = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "half"}
+    growing.add(event("response.output_item.added", output_index=0, item=item))
+    growing.add(thought("Rain?", 0))
+    assert growing.blocks() == [Thinking(text="Rain?")]
+
+
+def test_cached_tokens_are_counted() -> None:
+    usage = {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 12,
+    }
+    growing = ResponsesAnswer()
+    growing.add(event("response.completed", response=response(status="completed", usage=usage)))
+    assert growing.usage == Usage(input_tokens=7, output_tokens=5, cached_tokens=4, reasoning_tokens=2, calls=1)
+    assert growing.stop_reason == "stop"
+
+
+def test_an_answer_that_was_withheld_says_so() -> None:
+    growing = ResponsesAnswer()
+    details = {"reason": "content_filter"}
+    growing.add(event("response.incomplete", response=response(status="incomplete", incomplete_details=details)))
+    assert growing.stop_reason == "content_filter"
+    assert not growing.is_cut
+
+
+def test_a_response_that_failed_says_why() -> None:
+    error = {"code": "server_error", "message": "It broke."}
+    with pytest.raises(BrokenOffError) as caught:
+        ResponsesAnswer().add(event("response.failed", response=response(status="failed", error=error)))
+    assert (caught.value.message, caught.value.code) == ("It broke.", "server_error")
 
 
 # Keys and settings
@@ -426,16 +674,22 @@ def test_an_environment_that_cannot_be_used_is_an_error_at_build(
     assert KEY not in str(caught.value)
 
 
-def test_the_key_is_in_no_text_even_if_the_provider_quotes_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_is_in_no_text_even_if_the_provider_quotes_it(caplog: pytest.LogCaptureFixture, api: str) -> None:
     caplog.set_level(logging.DEBUG)
     with LocalProvider(api_key="another") as provider:
-        engine = engine_of(provider, api_key=KEY)
+        engine = engine_of(provider, api=api, api_key=KEY)
         error, _ = failure(engine)
     assert "Error code: 401 - Incorrect API key provided: ***.; check api_key= or OPENAI_API_KEY" in str(error)
     assert KEY not in "".join(traceback.format_exception(error))
     assert KEY not in repr(engine)
     assert KEY not in caplog.text
     assert "HTTP" in caplog.text
+
+
+def test_the_key_is_in_no_text_even_if_the_answer_quotes_it(provider: LocalProvider, api: str) -> None:
+    error, _ = failure(engine_of(provider, "error", api=api, api_key="broke"))
+    assert "The model *** down" in str(error)
+    assert "broke down" not in "".join(traceback.format_exception(error))
 
 
 def test_an_engine_survives_pickling_key_included() -> None:
@@ -461,6 +715,7 @@ def test_the_client_library_is_not_imported_before_it_is_needed() -> None:
     "settings",
     [
         {"model": " "},
+        {"api": "completions"},
         {"base_url": "localhost:8000"},
         {"base_url": "ftp://localhost/v1"},
         {"base_url": ""},
@@ -475,6 +730,7 @@ def test_the_client_library_is_not_imported_before_it_is_needed() -> None:
         {"temperature": -0.1},
         {"max_output_tokens": 0},
         {"extra": {"stream": False}},
+        {"extra": {"messages": []}},
         {"extra": {"stop": object()}},
         {"extra": ["seed"]},
     ],
@@ -494,86 +750,3 @@ def test_settings_cannot_be_changed() -> None:
     assert engine.extra == {"stop": ("END",)}
     with pytest.raises(AttributeError):
         engine.model = "another"  # type: ignore[misc]
-
-
-# The provider
-
-
-def test_the_provider_refuses_what_the_api_would(provider: LocalProvider) -> None:
-    async def use(runner: OpenAIRunner, context: Recorder) -> None:
-        create = runner._client.chat.completions.create
-        orphan: Any = [{"role": "tool", "tool_call_id": "a", "content": "seen"}]
-        hello: Any = [{"role": "user", "content": "Hello"}]
-        bodies: list[dict[str, Any]] = [
-            {"messages": orphan},
-            {"messages": []},
-            {"messages": hello, "temperature": 3},
-            {"messages": hello, "max_tokens": 0},
-            {"messages": hello, "stream_options": {"include_usage": True}},
-        ]
-        for body in bodies:
-            with pytest.raises(openai.BadRequestError):
-                await create(model="local", **body)
-
-    run(engine_of(provider), use)
-
-
-def test_the_provider_answers_the_same_streamed_or_not() -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": "Paris, France"}'}}
-    reply = {"reasoning_content": "Hm, hm.", "content": "Let me look.", "tool_calls": [call]}
-    with LocalProvider(reply=reply) as provider:
-        blocks, context = answer(engine_of(provider))
-
-        async def use(runner: OpenAIRunner, _: Recorder) -> Any:
-            return await runner._client.chat.completions.create(
-                model="local", messages=[{"role": "user", "content": "Hello"}]
-            )
-
-        whole, _ = run(engine_of(provider), use)
-    assert blocks[2] == ToolUse(call_id="a", name="look", input={"at": "Paris, France"})
-    (choice,) = whole.choices
-    assert choice.message.reasoning_content == "Hm, hm."
-    assert choice.message.content == "Let me look."
-    assert [made.model_dump() for made in choice.message.tool_calls] == [call]
-    assert choice.finish_reason == context.stop_reason
-    assert context.usage is not None
-    assert whole.usage.completion_tokens == context.usage.output_tokens
-
-
-def test_the_provider_embeds_texts_near_those_that_share_their_words(provider: LocalProvider) -> None:
-    async def use(runner: OpenAIRunner, context: Recorder) -> Any:
-        texts = ["the cat sat", "The cat slept", "stocks fell"]
-        packed = await runner._client.embeddings.create(model="local", input=texts)
-        plain = await runner._client.embeddings.create(model="local", input=texts, encoding_format="float")
-        return packed, plain
-
-    (packed, plain), _ = run(engine_of(provider), use)
-    cat, kitten, stocks = ([float(x) for x in item.embedding] for item in packed.data)
-    assert [item.embedding[:5] for item in plain.data] == [
-        pytest.approx(vector[:5]) for vector in (cat, kitten, stocks)
-    ]
-
-    def near(one: list[float], other: list[float]) -> float:
-        return sum(a * b for a, b in zip(one, other, strict=True))
-
-    assert near(cat, cat) == pytest.approx(1)
-    assert near(cat, kitten) > near(cat, stocks)
-
-
-def test_the_provider_leaves_open_connections_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    with LocalProvider() as provider, socket.create_connection(("127.0.0.1", provider.port)) as idle:
-        idle.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nX-Fault: hang\r\n\r\n")
-        record = provider.wait_for_request()
-        provider.close()
-        assert idle.recv(1) == b""
-    assert caplog.messages == []
-    assert record.hung_up_at is None
-    assert not record.finished
-
-
-def test_the_provider_lists_its_model_and_records_no_key(provider: LocalProvider) -> None:
-    async def use(runner: OpenAIRunner, context: Recorder) -> list[str]:
-        return [model.id async for model in runner._client.models.list()]
-
-    assert run(engine_of(provider, api_key=KEY), use)[0] == ["local"]
-    assert KEY not in repr(provider.requests)

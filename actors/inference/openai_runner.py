@@ -1,0 +1,183 @@
+"""One request, one streamed answer, and what becomes of a provider's failures: the same for both APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from turnwise.actors.inference.engine import RunContext
+from turnwise.actors.inference.openai_fields import BrokenOffError
+from turnwise.errors import EngineError
+from turnwise.memory.blocks import Block, System, Text, ToolUse
+from turnwise.memory.turns import Turn
+from turnwise.memory.usage import Usage
+
+if TYPE_CHECKING:
+    import openai
+
+    from turnwise.actors.inference.openai import OpenAIEngine
+
+_REMEDIES = {
+    400: "the provider refuses the request: see its message",
+    401: "check api_key= or OPENAI_API_KEY",
+    403: "this key may not use this model: use another key or model=",
+    404: "check model= and base_url=",
+    413: "the request is too large: shorten the conversation",
+    422: "the provider refuses the request: see its message",
+    429: "wait, use fewer sessions at once, or raise max_retries=",
+}
+
+_REMEDIES_BY_CODE = {
+    "context_length_exceeded": "the conversation is longer than the model's window: pass an overflow strategy",
+    "insufficient_quota": "check the account's plan and billing",
+}
+
+
+class Answer(Protocol):
+    """An answer as its stream grows."""
+
+    usage: Usage
+    """Of one call; without tokens until the provider has counted them."""
+    stop_reason: str | None
+    """Why the model stopped; None until the provider has said so."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it met the limit of its length."""
+
+    def add(self, event: Any) -> list[str | Block]:
+        """Take the stream's next event in; return what of it is to be emitted.
+
+        Raises:
+            BrokenOffError: the provider says that it failed.
+            ValueError: a field is not what it has to be.
+        """
+
+    def blocks(self) -> list[Block]:
+        """Return the answer so far: thoughts, text, calls.
+
+        Raises:
+            ValueError: a call cannot be made of what came.
+        """
+
+
+class API(Protocol):
+    """One of the provider's APIs: what it is asked, and how its answer reads."""
+
+    def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
+        """Return the fields of the request that say what the blocks say.
+
+        Raises:
+            InvalidRequestError: the provider would refuse them.
+        """
+
+    async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
+        """Send the request; return the stream of its answer. Raises the client's errors."""
+
+    def answer(self) -> Answer:
+        """Return an answer of which nothing has come yet."""
+
+
+class OpenAIRunner:
+    """Answers the turns of one session over one client, which keeps its connection between turns."""
+
+    def __init__(self, settings: OpenAIEngine, client: openai.AsyncOpenAI, api: API) -> None:
+        self._settings = settings
+        self._client = client
+        self._api = api
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        """Return the `Thinking` blocks, at most one `Text`, then the calls that the model makes, as `ToolUse`.
+
+        Text and thoughts are emitted as they come; usage and stop reason are reported at the end. Cancelled, it closes
+        the connection at once.
+
+        Raises:
+            InvalidRequestError: the conversation cannot be sent.
+            EngineError: the provider refused it, broke off, or sent nothing or what cannot be read. What came before
+                that was emitted.
+        """
+        blocks = turn.blocks
+        if self._settings.system is not None:
+            blocks = (*blocks, System(text=self._settings.system))
+        stream = await self._open(self._api.request(blocks))
+        answer = self._api.answer()
+        try:
+            await self._read(stream, answer, context)
+        finally:
+            context.report(usage=answer.usage, stop_reason=answer.stop_reason, model=self._settings.model)
+        if answer.stop_reason is None:
+            raise self._error("ended its answer without saying why, so it is cut short: run the prompt again")
+        remedy = "raise max_output_tokens=" if answer.is_cut else "run the prompt again, or check model="
+        try:
+            said = answer.blocks()
+        except ValueError as error:
+            raise self._error(f"made a tool call that cannot be read: {error}; {remedy}") from error
+        if not any(isinstance(block, Text | ToolUse) for block in said):
+            raise self._error(f"returned nothing (stop_reason={answer.stop_reason!r}): {remedy}")
+        return said
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def _open(self, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
+        import openai
+
+        try:
+            return await self._api.open(self._client, request)
+        except openai.APITimeoutError as error:
+            why = (
+                f"sent nothing within timeout_s={self._settings.timeout_s}, {self._tries}: raise it, or check base_url="
+            )
+            raise self._error(why) from error
+        except openai.APIConnectionError as error:
+            why = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
+            raise self._error(why) from error
+        except openai.APIStatusError as error:
+            remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)
+            remedy = remedy or f"the same {self._tries}: run the prompt again later"
+            raise self._error(f"refused the request: {self._redacted(_said(error))}; {remedy}") from self._safe(error)
+
+    async def _read(self, stream: openai.AsyncStream[Any], answer: Answer, context: RunContext) -> None:
+        import openai
+
+        try:
+            async with stream:
+                async for event in stream:
+                    for part in answer.add(event):
+                        context.emit(part)
+        except openai.APITimeoutError as error:
+            why = f"fell silent for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
+            raise self._error(why) from error
+        except openai.APIConnectionError as error:
+            why = f"cut the connection within its answer ({error.__cause__}): run the prompt again"
+            raise self._error(why) from error
+        except (openai.APIError, BrokenOffError) as error:
+            remedy = _REMEDIES_BY_CODE.get(error.code or "", "run the prompt again")
+            why = f"broke its answer off: {self._redacted(error.message)}; {remedy}"
+            raise self._error(why) from self._safe(error)
+        except ValueError as error:
+            why = f"sent a malformed stream ({self._redacted(str(error))}): check base_url="
+            raise self._error(why) from self._safe(error)
+
+    @property
+    def _tries(self) -> str:
+        return f"after {self._settings.max_retries} retries"
+
+    def _error(self, why: str) -> EngineError:
+        where = self._client.base_url.host
+        return EngineError(f"model {self._settings.model!r} at {where} {why}")
+
+    def _redacted(self, text: str) -> str:
+        return text.replace(self._client.api_key, "***")
+
+    def _safe(self, error: Exception) -> Exception | None:
+        """Return the error, unless it quotes the key, which some servers do: a log that prints causes would show it."""
+        return error if self._redacted(str(error)) == str(error) else None
+
+
+def _said(error: openai.APIStatusError) -> str:
+    """Return status and message; servers that are merely compatible may have the message elsewhere."""
+    has_message = isinstance(error.body, Mapping) and error.body.get("message")
+    return error.message if has_message or not error.body else f"{error.message} - {str(error.body)[:200]}"

@@ -1,0 +1,87 @@
+"""The stand-in provider's HTTP: requests as they arrive, and responses as they are written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Record:
+    """A request as it arrived, and what became of it. Times are `time.monotonic()` seconds."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    """By lower-case name, without `authorization`."""
+    body: Any = None
+    """The JSON of the body; None if there was none."""
+    connection: int = 0
+    """Which connection it came over, counted from 1."""
+    started_at: float = field(default_factory=time.monotonic)
+    hung_up_at: float | None = None
+    """When the client closed the connection before the response was complete."""
+    finished: bool = False
+    """Whether the response, whichever it was, was sent to its end."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set when the request is finished, cut off or hung up on."""
+
+
+class RefusedError(Exception):
+    """A request is answered with an error status. `body()` is in the form of the real API."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+class Response:
+    """Writes one HTTP/1.1 response."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    async def json(self, status: int, body: object, headers: Mapping[str, str] | None = None) -> None:
+        data = json.dumps(body).encode()
+        self._head(status, {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})})
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def start_stream(self) -> None:
+        self._head(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"})
+        await self._writer.drain()
+
+    async def event(self, data: Mapping[str, Any] | str) -> None:
+        """Send a server-sent event. One with a `type` is named so, too."""
+        name = "" if isinstance(data, str) or "type" not in data else f"event: {data['type']}\n"
+        event = f"{name}data: {data if isinstance(data, str) else json.dumps(data)}\n\n".encode()
+        self._writer.write(b"%x\r\n%b\r\n" % (len(event), event))
+        await self._writer.drain()
+
+    async def end_stream(self) -> None:
+        self._writer.write(b"0\r\n\r\n")
+        await self._writer.drain()
+
+    def _head(self, status: int, headers: Mapping[str, str]) -> None:
+        lines = [f"HTTP/1.1 {status} ", *(f"{name}: {value}" for name, value in headers.items())]
+        self._writer.write("\r\n".join([*lines, "\r\n"]).encode())
+
+
+def parse_head(head: bytes) -> tuple[Record, str]:
+    """Return the request, and the value of its authorization header, which is not recorded."""
+    request, *lines = head.decode("latin-1").rstrip().split("\r\n")
+    method, target, _ = request.split(" ")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    authorization = headers.pop("authorization", "")
+    return Record(method, target.partition("?")[0], headers), authorization

@@ -1,0 +1,110 @@
+"""What the stand-in provider says, whichever API it is asked by: conversations and answers in the form of chat."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+Answer: TypeAlias = str | Message | list[Message]
+"""A text; an assistant message, which may have `reasoning_content`, `content` and `tool_calls`; or the deltas of one,
+to be streamed as they are."""
+Reply: TypeAlias = Answer | Callable[[list[Message]], Answer]
+"""An answer, or what makes one of the request's messages."""
+Step: TypeAlias = str | Sequence[tuple[str, Mapping[str, Any] | str]]
+"""A text, or calls: the name of a tool with its arguments, which are sent as they are if they are a text."""
+
+CUT_AFTER = 3
+"""How many tokens come before a fault in the middle of an answer."""
+
+BREAKS = ("stall", "cut", "unfinished", "malformed", "error")
+"""The faults in the middle of an answer."""
+
+
+def default_reply(messages: Sequence[Message]) -> str:
+    """Say what the last message was and how many there were."""
+    said = [message for message in messages if message["role"] not in ("system", "developer")]
+    last = said[-1] if said else {"role": "user", "content": ""}
+    source = "The tool says" if last["role"] == "tool" else "You said"
+    return f"{source}: {text_of(last)} (message {len(said)} of our conversation)"
+
+
+def tool_script(steps: Sequence[Step], *, reasoning: str | None = None) -> Callable[[list[Message]], Message]:
+    """Return a reply that takes the steps in order, from the first one on after each message of the user.
+
+    The step is told from the conversation alone: the number of the assistant's messages since the user's last one. The
+    last step is repeated, so a script that ends in calls never comes to an end. No call id is given twice.
+
+    Args:
+        steps: at least one.
+        reasoning: what is thought before each.
+    """
+
+    def reply(messages: list[Message]) -> Message:
+        roles = [message["role"] for message in messages]
+        since = roles[::-1].index("user") if "user" in roles else len(roles)
+        step = steps[min(roles[len(roles) - since :].count("assistant"), len(steps) - 1)]
+        said: Message = {"content": step} if isinstance(step, str) else {"tool_calls": [_call(*call) for call in step]}
+        return {"reasoning_content": reasoning, **said} if reasoning else said
+
+    return reply
+
+
+def _call(name: str, arguments: Mapping[str, Any] | str) -> Message:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": name, "arguments": text}}
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """An answer as the deltas that are to be streamed, up to where a limit or a fault ends it."""
+
+    tokens: list[Message]
+    is_cut: bool
+    prompt_tokens: int
+
+    @classmethod
+    def of(cls, answer: Answer, messages: Sequence[Message], fault: str, limit: int | None) -> Speech:
+        message: Message | list[Message] = {"content": answer} if isinstance(answer, str) else answer
+        tokens = [] if fault == "empty" else message if isinstance(message, list) else list(_deltas(message))
+        breaks = fault in (*BREAKS, "length")
+        limit = CUT_AFTER if breaks else limit
+        is_cut = breaks or (limit is not None and limit < len(tokens))
+        return cls(tokens[:limit], is_cut, sum(len(words(text_of(sent))) for sent in messages))
+
+    @property
+    def thoughts(self) -> int:
+        """How many of the tokens are of the reasoning."""
+        return sum("reasoning_content" in token or "reasoning" in token for token in self.tokens)
+
+    @property
+    def calls(self) -> bool:
+        return any("tool_calls" in token for token in self.tokens)
+
+
+def _deltas(message: Message) -> Iterator[Message]:
+    for key in ("reasoning_content", "content"):
+        for token in words(message.get(key) or ""):
+            yield {key: token}
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        function = {"name": call["function"]["name"], "arguments": ""}
+        yield {"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": function}]}
+        for piece in re.findall(r".{1,8}", call["function"]["arguments"], re.DOTALL):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message; a part that is none is named by its type."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return " ".join(part.get("text") or f"[{part['type']}]" for part in content)
+
+
+def words(text: str) -> list[str]:
+    """Return the text's tokens: a word and the space after it each."""
+    return re.findall(r"\S+\s*|\s+", text)

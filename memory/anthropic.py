@@ -58,7 +58,7 @@ def _is_sent(block: Block) -> bool:
 
 
 def _thoughts(said: Sequence[Block]) -> list[Part]:
-    thoughts = [block for block in said if isinstance(block, Thinking) and (block.text or _is_kept(block))]
+    thoughts = [block for block in said if isinstance(block, Thinking) and block != Thinking()]
     kept = [_thought(block) for block in thoughts if _is_kept(block)]
     if thoughts and not kept and any(isinstance(block, ToolUse) for block in said):
         return [{"type": "redacted_thinking", "data": LOST}]

@@ -72,6 +72,8 @@ class Attempt:
         self._timer: asyncio.TimerHandle | None = None
         self._call = run.spent
         """What had been spent when the model was last called."""
+        self._announces = False
+        """Whether the engine announces its calls of the model."""
 
     async def drive(
         self, answer: Callable[[], Awaitable[Sequence[Block]]], *, timeout_s: float | None, grace_s: float
@@ -167,6 +169,7 @@ class Attempt:
         if self.closed:
             return
         if usage:
+            usage = replace(usage, calls=0) if self._announces else usage  # `begin_call` counts them
             self.run.unbilled += self._desk.price(usage, model)
         self.stop_reason = stop_reason or self.stop_reason
 
@@ -182,7 +185,7 @@ class Attempt:
         spent = self.run.spent
         if limit is not None and spent.calls >= limit:
             raise LimitError(f"it has called the model {limit} times: raise max_steps=", "step_limit")
-        self._call = spent
+        self._call, self._announces = spent, True
         self.run.unbilled += Usage(calls=1)
         self.stop_reason = None
         self.ledger.void()

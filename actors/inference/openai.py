@@ -10,10 +10,13 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from turnwise.actors.inference.engine import SessionView
+from turnwise.actors.inference.middleware import Middleware, wrap
 from turnwise.actors.inference.openai_chat import ChatAPI
 from turnwise.actors.inference.openai_responses import ResponsesAPI
 from turnwise.actors.inference.openai_runner import OpenAIRunner
-from turnwise.actors.inference.tools import ToolDefinition
+from turnwise.actors.inference.registry import ToolRegistry
+from turnwise.actors.inference.tool_loop import Hook, ToolLoop
+from turnwise.actors.inference.tools import Tool, ToolDefinition
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.frozen import freeze
 
@@ -57,6 +60,12 @@ class OpenAIEngine:
     """0 or more; the model's own if left out."""
     max_output_tokens: int | None = None
     """What a model thinks counts too. For a chat server that knows only the older name: `extra={"max_tokens": ...}`."""
+    tools: ToolRegistry | Sequence[Tool] = ()
+    """What the model may call; tools alone are a registry with its defaults."""
+    middleware: Sequence[Middleware] = ()
+    """What each call of the model goes through; the first is outermost."""
+    hooks: Sequence[Hook] = ()
+    """What is shown the turn before and after each call of the model, and after tools. One that fails fails no run."""
     extra: Mapping[str, Any] | None = None
     """More fields of the request body, as JSON values; `tools` among them come after the engine's own."""
 
@@ -71,6 +80,11 @@ class OpenAIEngine:
         tokens = self.max_output_tokens
         _check("max_output_tokens", tokens, tokens is None or tokens >= 1, "must be 1 or more")
         _check("extra", self.extra, self.extra is None or isinstance(self.extra, Mapping), "must be a mapping")
+        _check(
+            "middleware", self.middleware, all(isinstance(one, Middleware) for one in self.middleware), "see Middleware"
+        )
+        _check("hooks", self.hooks, all(map(callable, self.hooks)), "must be callable")
+        object.__setattr__(self, "tools", self.registry)
         taken = sorted(_RESERVED[self.api].intersection(self.extra or ()))
         _check("extra", taken, not taken, "the engine sets these fields itself")
         try:
@@ -78,13 +92,19 @@ class OpenAIEngine:
         except TypeError as error:
             raise ConfigError("extra", self.extra, str(error)) from error
 
-    def build(self, session: SessionView) -> OpenAIRunner:
+    @property
+    def registry(self) -> ToolRegistry:
+        """Its tools, with the rules for calling them."""
+        return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(*self.tools)
+
+    def build(self, session: SessionView) -> ToolLoop:
         """Return a runner with a client of its own.
 
         Raises:
             EngineError: there is no key to use, or the environment's OPENAI_BASE_URL or OPENAI_API_KEY is unusable.
         """
-        return self._runner()
+        runner = self._runner(self.registry.definitions())
+        return ToolLoop(wrap(runner, self.middleware), self.registry, self.hooks, close=runner.close)
 
     def _runner(self, tools: Sequence[ToolDefinition] = ()) -> OpenAIRunner:
         """Return a runner that tells the model of these tools."""

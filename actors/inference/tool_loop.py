@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 from typing import Literal
 
-from turnwise.actors.inference.engine import Closable, InferenceRunner, NewEvent, RunContext, StepContext, Suspend
+from turnwise.actors.inference.engine import InferenceRunner, NewEvent, RunContext, StepContext, Suspend
 from turnwise.actors.inference.registry import ToolOutcome, ToolRegistry
 from turnwise.actors.inference.tool_context import CancelSignal, ToolContext
-from turnwise.errors import ToolAbortError
+from turnwise.actors.inference.tools import Tool
 from turnwise.memory.blocks import Block, ToolResult, ToolUse
 from turnwise.memory.calls import CallState, Wants
 from turnwise.memory.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
@@ -23,7 +23,7 @@ from turnwise.memory.usage import Usage
 Phase = Literal["before_inference", "after_inference", "after_tools"]
 
 Hook = Callable[[Phase, Turn, RunContext], Awaitable[None] | None]
-"""Is shown the turn as it stands at each phase. Called on the event loop, so it must not block it; travels by pickle."""
+"""Is shown the turn as it stands at each phase. Called on the event loop, so it must not block; travels by pickle."""
 
 LOST = "the process was lost while this tool ran, so it may have taken effect or not: find out before you call it again"
 
@@ -45,10 +45,17 @@ class ToolLoop:
     some come in: two, if they come together.
     """
 
-    def __init__(self, runner: InferenceRunner, tools: ToolRegistry, hooks: Sequence[Hook] = ()) -> None:
+    def __init__(
+        self,
+        runner: InferenceRunner,
+        tools: ToolRegistry,
+        hooks: Sequence[Hook] = (),
+        close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._runner = runner
         self._tools = tools
         self._hooks = tuple(hooks)
+        self._close = close
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
         """Return the model's last answer; what came before it was recorded.
@@ -75,9 +82,9 @@ class ToolLoop:
             await self._show("after_tools", turn, context)
 
     async def close(self) -> None:
-        """Let go of the runner's connections."""
-        if isinstance(self._runner, Closable):
-            await self._runner.close()
+        """Let go of what the runner holds."""
+        if self._close:
+            await self._close()
 
     async def _show(self, phase: Phase, turn: Turn, context: StepContext) -> None:
         for hook in self._hooks:
@@ -85,7 +92,7 @@ class ToolLoop:
                 shown = hook(phase, turn, context)
                 if isawaitable(shown):
                     await shown
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - it is told, and whatever it is, the run goes on
                 name = getattr(hook, "__qualname__", type(hook).__name__)
                 _log.exception("hook %s failed at %s of run %s", name, phase, context.run_id)
                 context.publish(HookFailed, hook=f"{phase}: {name}", why=f"{type(error).__name__}: {error}")
@@ -118,7 +125,7 @@ class _Calls:
     async def settle(self, uses: Sequence[ToolUse]) -> Turn:
         """Return the turn with a result for each call."""
         for use in uses:
-            await self._sort(use)
+            self._sort(use)
         try:
             while True:
                 self._begin_some()
@@ -136,20 +143,17 @@ class _Calls:
             raise Suspend
         return self._turn
 
-    async def _sort(self, use: ToolUse) -> None:
+    def _sort(self, use: ToolUse) -> None:
         """Decide whether a call is made, waits, or has come to nothing."""
         state = self._context.calls.get(use.call_id)
         tool = self._tools.find(use.name)
         if state and state.is_waiting:
             self._waits = True
-        elif state and state.started:
-            if tool and tool.repeatable:
-                self._ready.append(use)
-            else:
-                self._take(use, ToolOutcome(ToolResult(call_id=use.call_id, text=LOST, is_error=True), 0.0, 0))
-        elif (state and state.verdict == "approved") or tool is None:
-            self._ready.append(use)  # what is no tool becomes an error result there
-        elif wants := await self._wants(use):
+        elif refused := self._tools.check(use):
+            self._take(use, ToolOutcome(refused, 0.0, 0))
+        elif tool and state and state.started and not tool.repeatable:
+            self._take(use, ToolOutcome(ToolResult(call_id=use.call_id, text=LOST, is_error=True), 0.0, 0))
+        elif tool and not state and (wants := self._wants(tool, use)):
             self._waits = True
             self._states[use.call_id] = CallState(name=use.name, wants=wants)
             asked = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
@@ -157,14 +161,11 @@ class _Calls:
         else:
             self._ready.append(use)
 
-    async def _wants(self, use: ToolUse) -> Wants | None:
+    def _wants(self, tool: Tool, use: ToolUse) -> Wants | None:
         """Return what a call has to wait for before it is made."""
-        tool = self._tools.find(use.name)
-        if tool is None or self._tools.refusal(use):
-            return None
         if tool.is_external:
             return "result"
-        return "approval" if await self._tools.needs_approval(use, self._context_of(use)) else None
+        return "approval" if tool.needs_approval(use.input, self._context_of(use)) else None
 
     def _begin_some(self) -> None:
         """Note as many of the ready calls as begun as may run; they do when that is recorded."""
@@ -225,6 +226,3 @@ class _Calls:
 
 def _with(turn: Turn, answer: Sequence[Block]) -> Turn:
     return turn.showing([*turn.blocks, *answer])
-
-
-__all__ = ["Hook", "Phase", "ToolAbortError", "ToolLoop"]

@@ -1,13 +1,13 @@
 """The laws of `SessionStore`: what every store holds to, shown on one that is empty at first. Needs no test framework.
 
-`await check_contract(make_store)` runs them all; `LAWS` is for those who would run each as a test of its own.
+`await check_contract(make_store)` runs them all; `LAWS`, with `check_law` of `memory/laws.py`, is for those who would
+run each as a test of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +28,7 @@ from turnwise.errors import (
 from turnwise.memory.blocks import Text, User, encode
 from turnwise.memory.events import KINDS, Appending, Event, PromptAppended, UnknownEvent
 from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.laws import Law, check_law, collector, equal, refuses
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans, join
@@ -36,14 +37,6 @@ from turnwise.memory.turns import TurnRecord, TurnStatus
 from turnwise.memory.usage import Usage
 
 Item = TypeVar("Item")
-Error = TypeVar("Error", bound=Exception)
-
-Law = Callable[..., Awaitable[None]]
-"""Takes stores that nobody has used yet, all of the same data, empty at first: as many as it has parameters.
-
-Raises:
-    AssertionError: the store breaks the law; names it.
-"""
 
 
 async def check_contract(make_store: Callable[[str], SessionStore]) -> None:
@@ -60,32 +53,8 @@ async def check_contract(make_store: Callable[[str], SessionStore]) -> None:
         await check_law(law, functools.partial(make_store, law.__name__))
 
 
-async def check_law(law: Law, make_store: Callable[[], SessionStore]) -> None:
-    """Check one law on as many stores as it takes, and close them."""
-    stores = [make_store() for _ in inspect.signature(law).parameters]
-    try:
-        await law(*stores)
-    finally:
-        for store in stores:
-            await store.close()
-
-
 _laws: list[Law] = []
-
-
-def _law(check: Law) -> Law:
-    """Make it a law: whatever fails in it is an AssertionError that names it."""
-
-    @functools.wraps(check)
-    async def named(*stores: SessionStore) -> None:
-        try:
-            await check(*stores)
-        except Exception as error:
-            why = str(error) if isinstance(error, AssertionError) else repr(error)
-            raise AssertionError(f"{check.__name__}: {why}") from error
-
-    _laws.append(named)
-    return named
+_law = collector(_laws)
 
 
 # What records are filled with
@@ -160,19 +129,6 @@ async def _own(store: SessionStore, session_id: str = "s", turn: TurnRecord | No
 # How laws are put
 
 
-def _equal(found: object, expected: object, what: str) -> None:
-    if found != expected:
-        raise AssertionError(f"{what}: found {found!r}, expected {expected!r}")
-
-
-async def _refuses(kind: type[Error], verb: Awaitable[object], what: str) -> Error:
-    try:
-        found = await verb
-    except kind as error:
-        return error
-    raise AssertionError(f"{what}: found {found!r}, expected {kind.__name__}")
-
-
 async def _held(store: SessionStore, span: Span) -> list[str]:
     """Return the blocks of a span, one by one, and where there is none, that it is missing."""
     found: list[str] = []
@@ -197,7 +153,7 @@ async def _unchanged(store: SessionStore, *session_ids: str) -> AsyncIterator[No
     before = [await _state(store, session_id) for session_id in session_ids]
     yield
     for session_id, state in zip(session_ids, before, strict=True):
-        _equal(await _state(store, session_id), state, f"session {session_id!r} after a verb that was refused")
+        equal(await _state(store, session_id), state, f"session {session_id!r} after a verb that was refused")
 
 
 # Sessions
@@ -212,10 +168,10 @@ async def check_a_session_comes_back_as_it_was_created(store: SessionStore) -> N
     logs = set()
     for given in (full, _session("default")):
         created = await store.create(given)
-        _equal(created, replace(given, log=created.log), "what create returned")
-        _equal(await store.get(given.session_id), created, "what get returned")
+        equal(created, replace(given, log=created.log), "what create returned")
+        equal(await store.get(given.session_id), created, "what get returned")
         logs.add(created.log)
-    _equal(len(logs), 2, "logs of two sessions")
+    equal(len(logs), 2, "logs of two sessions")
 
 
 @_law
@@ -225,8 +181,8 @@ async def check_an_id_is_taken_once(store: SessionStore) -> None:
     await owner.commit("block", turns=[_turn(0)], new_run=_run("r", 0), events=[_event(1)])
     for turn in (None, _turn(5)):
         async with _unchanged(store, "s"):
-            error = await _refuses(SessionExistsError, store.create(_session(user_id="second"), turn), "a taken id")
-            _equal(error.session_id, "s", "the id in the error")
+            error = await refuses(SessionExistsError, store.create(_session(user_id="second"), turn), "a taken id")
+            equal(error.session_id, "s", "the id in the error")
 
 
 @_law
@@ -236,19 +192,19 @@ async def check_what_is_not_there_is_refused_by_name(store: SessionStore) -> Non
     await owner.commit("block", new_run=_run("run-1", 0, session_id="user-1"))
     for missing in ("user-10", "user-", "user_1", "USER-1", "%"):
         for name in ("get", "activate", "turns", "runs", "events", "delete"):
-            error = await _refuses(SessionNotFoundError, getattr(store, name)(missing), f"{name} of {missing!r}")
-            _equal(error.session_id, missing, f"the id in the error of {name}")
+            error = await refuses(SessionNotFoundError, getattr(store, name)(missing), f"{name} of {missing!r}")
+            equal(error.session_id, missing, f"the id in the error of {name}")
         for verb in (store.run_of_key, store.event_of_key):
-            await _refuses(SessionNotFoundError, verb(missing, "key"), f"{verb.__name__} of {missing!r}")
-        await _refuses(SessionNotFoundError, store.delete(missing, epoch=0), f"delete of {missing!r}")
+            await refuses(SessionNotFoundError, verb(missing, "key"), f"{verb.__name__} of {missing!r}")
+        await refuses(SessionNotFoundError, store.delete(missing, epoch=0), f"delete of {missing!r}")
         commit = Commit(session=_session(missing), blocks=())
-        await _refuses(SessionFencedError, store.commit(missing, 0, commit), f"commit to {missing!r}")
+        await refuses(SessionFencedError, store.commit(missing, 0, commit), f"commit to {missing!r}")
     for missing in ("run-10", "run-", "RUN-1", "run_1", "%"):
-        found = await _refuses(RunNotFoundError, store.run(missing), f"run {missing!r}")
-        _equal(found.run_id, missing, "the id in the error of run")
-    _equal(await store.run_of_key("user-1", "key"), None, "a run of no key")
-    _equal(await store.event_of_key("user-1", "key"), None, "an event of no key")
-    _equal(await store.count(), 1, "sessions")
+        found = await refuses(RunNotFoundError, store.run(missing), f"run {missing!r}")
+        equal(found.run_id, missing, "the id in the error of run")
+    equal(await store.run_of_key("user-1", "key"), None, "a run of no key")
+    equal(await store.event_of_key("user-1", "key"), None, "an event of no key")
+    equal(await store.count(), 1, "sessions")
 
 
 # Pages
@@ -257,14 +213,14 @@ async def check_what_is_not_there_is_refused_by_name(store: SessionStore) -> Non
 async def _check_pages(
     list_: Callable[..., Awaitable[list[Item]]], given: Sequence[Item], number: Callable[[Item], int], before: int
 ) -> None:
-    _equal(await list_("s"), given, "all, by number")
+    equal(await list_("s"), given, "all, by number")
     for after in sorted({before, *map(number, given), *(number(item) + 1 for item in given)}):
         behind = [item for item in given if number(item) > after]
         for limit in range(1, len(given) + 2):
             found = await list_("s", after=after, limit=limit)
-            _equal(found, behind[:limit], f"up to {limit} with a number above {after}")
+            equal(found, behind[:limit], f"up to {limit} with a number above {after}")
     for limit in (0, -1):
-        await _refuses(ConfigError, list_("s", limit=limit), f"a limit of {limit}")
+        await refuses(ConfigError, list_("s", limit=limit), f"a limit of {limit}")
 
 
 @_law
@@ -276,7 +232,7 @@ async def check_turns_come_in_pages(store: SessionStore) -> None:
     await owner.commit(turns=[turns[3], turns[1]])
     await _check_pages(store.turns, turns, lambda turn: turn.index, -1)
     await owner.commit(turns=[_turn(index) for index in range(100, 200)])
-    _equal(len(await store.turns("s")), 100, "turns of a page by default")
+    equal(len(await store.turns("s")), 100, "turns of a page by default")
 
 
 @_law
@@ -298,7 +254,7 @@ async def check_events_come_in_pages(store: SessionStore) -> None:
     await owner.commit(events=events[2:])
     await _check_pages(store.events, events, lambda event: event.seq, 0)
     await owner.commit(events=[_event(20_000_000 + seq) for seq in range(1000)])
-    _equal(len(await store.events("s")), 1000, "events of a page by default")
+    equal(len(await store.events("s")), 1000, "events of a page by default")
 
 
 # Queries
@@ -311,35 +267,35 @@ async def _listed(store: SessionStore, limit: int = 100, **query: Any) -> list[s
     while True:
         page = await store.query(cursor=cursor, limit=limit, **query)
         ids += [session.session_id for session in page]
-        _equal(len(set(ids)), len(ids), f"how many sessions of {ids} are there once")
+        equal(len(set(ids)), len(ids), f"how many sessions of {ids} are there once")
         if page.cursor is None:
             return ids
-        _equal(len(page), limit, "sessions of a page that has a cursor")
+        equal(len(page), limit, "sessions of a page that has a cursor")
         cursor = page.cursor
 
 
 @_law
 async def check_sessions_are_listed_newest_first(store: SessionStore) -> None:
     """Equal times by creation; pages leave none out and give none twice; acceptance 30 and 45."""
-    _equal(await _listed(store), [], "no sessions")
+    equal(await _listed(store), [], "no sessions")
     for name, created_at, updated_at in [
         *(("a", 5.0, 1.0), ("b", 0.1 + 0.2, 7.0), ("c", 5.0, 7.0), ("d", 5.0, 7.0)),
         *(("e", 1763700000.1234567, 2.0), ("f", 1763700000.1234565, 7.0), ("g", 0.0, 0.0), ("h", 5.0, 7.0)),
     ]:
         await store.create(_session(name, created_at=created_at, updated_at=updated_at))
     orders: dict[SessionOrder, str] = {"created_at": "efhdcabg", "updated_at": "hfdcbeag"}
-    _equal(await _listed(store), list(orders["created_at"]), "the order if none is said")
+    equal(await _listed(store), list(orders["created_at"]), "the order if none is said")
     for order_by, order in orders.items():
         for limit in range(1, 10):
             found = await _listed(store, limit, order_by=order_by)
-            _equal(found, list(order), f"all by {order_by} in pages of {limit}")
+            equal(found, list(order), f"all by {order_by} in pages of {limit}")
     page = await store.query(limit=3)
     await store.create(_session("newer", created_at=2e9))
     await store.delete("h")
     found = [session.session_id for session in await store.query(cursor=page.cursor)]
-    _equal(found, list("dcabg"), "the pages behind a cursor, when sessions came and went")
+    equal(found, list("dcabg"), "the pages behind a cursor, when sessions came and went")
     for limit in (0, -1):
-        await _refuses(ConfigError, store.query(limit=limit), f"a limit of {limit}")
+        await refuses(ConfigError, store.query(limit=limit), f"a limit of {limit}")
 
 
 @_law
@@ -348,12 +304,12 @@ async def check_a_commit_moves_its_session_in_the_order_of_updates(store: Sessio
     owner = await _own(store, "old", updated_at=1.0)
     await store.create(_session("new", updated_at=2.0))
     await owner.commit(session=replace(owner.session, updated_at=3.0))
-    _equal(await _listed(store, order_by="updated_at"), ["old", "new"], "sessions by update")
+    equal(await _listed(store, order_by="updated_at"), ["old", "new"], "sessions by update")
 
 
 async def _check_query(store: SessionStore, expected: Sequence[str], **filters: Any) -> None:
-    _equal(await _listed(store, **filters), expected, f"sessions of {filters}")
-    _equal(await store.count(**filters), len(expected), f"count of {filters}")
+    equal(await _listed(store, **filters), expected, f"sessions of {filters}")
+    equal(await store.count(**filters), len(expected), f"count of {filters}")
 
 
 @_law
@@ -362,7 +318,7 @@ async def check_filters_are_literal(store: SessionStore) -> None:
     for name in IDS:
         await store.create(_session(name, user_id=name, agent=name))
     for name in IDS:
-        _equal((await store.get(name)).session_id, name, "the session of this id")
+        equal((await store.get(name)).session_id, name, "the session of this id")
         await _check_query(store, [name], user_id=name)
         await _check_query(store, [name], agent=name)
         await _check_query(store, [name], user_id=name, agent=name, status="active")
@@ -383,7 +339,7 @@ async def check_usage_is_summed_up(store: SessionStore) -> None:
     """Over the sessions of a user, of an agent, of both, or over all; an id matches itself only."""
 
     async def check(expected: Usage, **filters: Any) -> None:
-        _equal(repr(await store.usage(**filters)), repr(expected), f"usage of {filters}")
+        equal(repr(await store.usage(**filters)), repr(expected), f"usage of {filters}")
 
     await check(Usage())
     for at, name in enumerate(IDS):
@@ -408,15 +364,15 @@ async def check_a_session_keeps_what_it_has_spent(store: SessionStore) -> None:
     for at in (1, 2):
         await first.commit(session=replace(first.session, usage=first.session.usage + spent))
         await second.commit()
-        _equal(await store.get("first"), first.session, f"the session after commit {at}")
-        _equal((await store.query()).items[1].usage, first.session.usage, "its usage in a list")
-    _equal(repr(await store.usage()), repr(spent + spent + Usage(calls=1)), "usage of all")
-    _equal((await store.activate("first")).session.usage, spent + spent, "usage after an activation")
+        equal(await store.get("first"), first.session, f"the session after commit {at}")
+        equal((await store.query()).items[1].usage, first.session.usage, "its usage in a list")
+    equal(repr(await store.usage()), repr(spent + spent + Usage(calls=1)), "usage of all")
+    equal((await store.activate("first")).session.usage, spent + spent, "usage after an activation")
     old = replace(first.session, usage=Usage())
-    await _refuses(SessionFencedError, store.commit("first", 1, Commit(session=old)), "a stale owner")
-    _equal(await store.usage(user_id="default"), spent + spent, "usage when a stale owner was refused")
+    await refuses(SessionFencedError, store.commit("first", 1, Commit(session=old)), "a stale owner")
+    equal(await store.usage(user_id="default"), spent + spent, "usage when a stale owner was refused")
     await store.delete("first")
-    _equal(repr(await store.usage()), repr(Usage(calls=1)), "usage when a session is deleted")
+    equal(repr(await store.usage()), repr(Usage(calls=1)), "usage when a session is deleted")
 
 
 @_law
@@ -427,7 +383,7 @@ async def check_a_broken_cursor_is_refused(store: SessionStore) -> None:
     good = (await store.query(limit=1)).cursor or ""
     broken = ["", "x", ":", "1.0:", ":1", "nan:1", "inf:1", "1.0:1.5", "1.0:" + "9" * 30, "\0", "'"]
     for cursor in (*broken, good + "x", "x" + good):
-        await _refuses(ConfigError, store.query(cursor=cursor), f"cursor {cursor!r}")
+        await refuses(ConfigError, store.query(cursor=cursor), f"cursor {cursor!r}")
 
 
 # Owners and commits
@@ -438,8 +394,8 @@ async def check_an_activation_returns_where_the_session_stands(store: SessionSto
     """The raised epoch, the last turn that has ended, and what is open, in order."""
     await store.create(_session())
     found = await store.activate("s")
-    _equal(found.session.epoch, 1, "the epoch of the first activation")
-    _equal((found.head, found.open_turns, found.open_runs), (None, (), ()), "what an empty session has")
+    equal(found.session.epoch, 1, "the epoch of the first activation")
+    equal((found.head, found.open_turns, found.open_runs), (None, (), ()), "what an empty session has")
     owner = _Owner(store, found.session)
     states: list[RunState] = ["awaiting_approval", "running", "queued"]
     statuses: list[TurnStatus] = ["completed", "failed", "running", "running", "queued", "pending"]
@@ -449,16 +405,16 @@ async def check_an_activation_returns_where_the_session_stands(store: SessionSto
         await owner.commit(new_run=run)
     await owner.commit(turns=reversed(turns))
     found = await store.activate("s")
-    _equal(found.session, replace(owner.session, epoch=2), "the session of the second activation")
-    _equal(await store.get("s"), found.session, "the session after it")
-    _equal(found.head, turns[1], "the last turn that has ended")
-    _equal(found.open_turns, tuple(turns[2:]), "open turns")
-    _equal(found.open_runs, tuple(runs), "open runs")
+    equal(found.session, replace(owner.session, epoch=2), "the session of the second activation")
+    equal(await store.get("s"), found.session, "the session after it")
+    equal(found.head, turns[1], "the last turn that has ended")
+    equal(found.open_turns, tuple(turns[2:]), "open turns")
+    equal(found.open_runs, tuple(runs), "open runs")
     for ended in ("completed", "cancelled", "failed", "interrupted"):
         owner = _Owner(store, found.session)
         await owner.commit(turns=[_turn(9, status=ended)], runs=[replace(runs[0], state=ended)])
         found = await store.activate("s")
-        _equal((found.head, found.open_runs), (_turn(9, status=ended), tuple(runs[1:])), f"where {ended} leaves it")
+        equal((found.head, found.open_runs), (_turn(9, status=ended), tuple(runs[1:])), f"where {ended} leaves it")
 
 
 @_law
@@ -467,10 +423,10 @@ async def check_epochs_count_up_by_one(store: SessionStore, other: SessionStore)
     await store.create(_session())
     found = await asyncio.gather(*((store, other)[at % 2].activate("s") for at in range(10)))
     epochs = sorted(activation.session.epoch for activation in found)
-    _equal(epochs, list(range(1, 11)), "epochs of ten activations")
+    equal(epochs, list(range(1, 11)), "epochs of ten activations")
     last = _Owner(store, replace(found[0].session, epoch=10))
     await store.commit("s", 10, last.prepare(session=replace(last.session, epoch=7)))
-    _equal((await store.get("s")).epoch, 10, "the epoch after a commit")
+    equal((await store.get("s")).epoch, 10, "the epoch after a commit")
 
 
 async def _eventful(store: SessionStore) -> _Owner:
@@ -511,10 +467,10 @@ async def check_a_commit_is_stored_whole(store: SessionStore) -> None:
     owner = await _eventful(store)
     commit = _of_everything(owner)
     await store.commit("s", 1, commit)
-    _equal(await _state(store, "s"), _state_after(commit), "the session")
-    _equal(await store.run("r9"), commit.new_run, "the run by its id")
-    _equal(await store.run_of_key("s", "k9"), commit.new_run, "the run by its key")
-    _equal(await store.event_of_key("s", "e9"), commit.events[1], "the event by its key")
+    equal(await _state(store, "s"), _state_after(commit), "the session")
+    equal(await store.run("r9"), commit.new_run, "the run by its id")
+    equal(await store.run_of_key("s", "k9"), commit.new_run, "the run by its key")
+    equal(await store.event_of_key("s", "e9"), commit.events[1], "the event by its key")
 
 
 @_law
@@ -523,7 +479,7 @@ async def check_a_commit_changes_nothing_that_a_session_keeps(store: SessionStor
     owner = await _own(store, user_id="u", agent="a", created_at=1.0, parent="p#1")
     changed = replace(owner.session, user_id="x", agent=None, created_at=2.0, parent=None, updated_at=5.0)
     await store.commit("s", 1, owner.prepare(session=changed))
-    _equal(await store.get("s"), replace(owner.session, updated_at=5.0), "the session")
+    equal(await store.get("s"), replace(owner.session, updated_at=5.0), "the session")
 
 
 @_law
@@ -534,12 +490,12 @@ async def check_a_stale_owner_is_refused(store: SessionStore, other: SessionStor
     for epoch in (0, 1, 3):
         async with _unchanged(store, "s"):
             commit = store.commit("s", epoch, _of_everything(old))
-            error = await _refuses(SessionFencedError, commit, f"a commit under epoch {epoch} of 2")
-            _equal((error.session_id, error.epoch), ("s", epoch), "what the error names")
-    await _refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
+            error = await refuses(SessionFencedError, commit, f"a commit under epoch {epoch} of 2")
+            equal((error.session_id, error.epoch), ("s", epoch), "what the error names")
+    await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
     await new.commit("c", turns=[_turn(2)])
-    await _refuses(SessionFencedError, old.commit("c"), "the old owner, when the new one has committed")
-    _equal(await _held(store, Span(new.session.log, 2, 3)), ["c"], "the new owner's block")
+    await refuses(SessionFencedError, old.commit("c"), "the old owner, when the new one has committed")
+    equal(await _held(store, Span(new.session.log, 2, 3)), ["c"], "the new owner's block")
 
 
 @_law
@@ -547,11 +503,11 @@ async def check_an_owner_of_a_deleted_session_is_refused(store: SessionStore) ->
     """Also when a session of the same id and epoch is there again; acceptance 47."""
     old = await _eventful(store)
     await store.delete("s")
-    await _refuses(SessionFencedError, old.commit("c"), "a commit to a deleted session")
+    await refuses(SessionFencedError, old.commit("c"), "a commit to a deleted session")
     new = await _own(store)
-    _equal(new.session.epoch, old.session.epoch, "the epoch of the new session")
+    equal(new.session.epoch, old.session.epoch, "the epoch of the new session")
     async with _unchanged(store, "s"):
-        await _refuses(SessionFencedError, store.commit("s", 1, _of_everything(old)), "the old session's owner")
+        await refuses(SessionFencedError, store.commit("s", 1, _of_everything(old)), "the old session's owner")
 
 
 @_law
@@ -565,8 +521,8 @@ async def check_an_activation_and_a_commit_come_one_after_the_other(store: Sessi
             raise activation
         if not isinstance(commit, Span | SessionFencedError):
             raise AssertionError(f"a commit beside an activation gave {commit!r}")
-        _equal(activation.session.log_size, owner.session.log_size, f"the log when the commit gave {commit!r}")
-        _equal(await store.get("s"), activation.session, "the session after both")
+        equal(activation.session.log_size, owner.session.log_size, f"the log when the commit gave {commit!r}")
+        equal(await store.get("s"), activation.session, "the session after both")
         owner = _Owner(store, activation.session)
 
 
@@ -586,13 +542,13 @@ async def check_a_key_is_stored_once(store: SessionStore) -> None:
         ("e1", replace(_of_everything(owner, event_key="e1"), new_run=None)),
     ]:
         async with _unchanged(store, "s", "another"):
-            error = await _refuses(DuplicateKeyError, store.commit("s", 1, commit), f"key {key!r} a second time")
-            _equal((error.session_id, error.key), ("s", key), "what the error names")
-        await _refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
+            error = await refuses(DuplicateKeyError, store.commit("s", 1, commit), f"key {key!r} a second time")
+            equal((error.session_id, error.key), ("s", key), "what the error names")
+        await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
     await store.commit("s", 1, _of_everything(owner, idempotency_key="k5", event_key="e5"))
-    _equal((await store.run("r5")).session_id, "another", "the other session's run")
-    _equal(await store.run_of_key("another", "k5"), await store.run("r5"), "the other session's key")
-    _equal(await store.event_of_key("another", "e5"), _event(1, "e5", "another"), "the other session's event")
+    equal((await store.run("r5")).session_id, "another", "the other session's run")
+    equal(await store.run_of_key("another", "k5"), await store.run("r5"), "the other session's key")
+    equal(await store.event_of_key("another", "e5"), _event(1, "e5", "another"), "the other session's event")
 
 
 @_law
@@ -608,10 +564,10 @@ async def check_what_is_stored_is_not_written_over(store: SessionStore) -> None:
         ("the first block", _Owner(store, late).prepare("x", turns=[_turn(9)])),
     ]:
         async with _unchanged(store, "s"):
-            await _refuses(StoreError, store.commit("s", 1, commit), f"{what} that is there")
+            await refuses(StoreError, store.commit("s", 1, commit), f"{what} that is there")
     await store.commit("s", 1, whole)
     async with _unchanged(store, "s"):
-        await _refuses(StoreError, store.commit("s", 1, whole), "the same commit again")
+        await refuses(StoreError, store.commit("s", 1, whole), "the same commit again")
 
 
 @_law
@@ -652,7 +608,7 @@ async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
     turns += [_turn(7, status=status, usage=Usage(), stop_reason="") for status in get_args(TurnStatus)]
     for turn in (*turns, turns[0], turns[1]):
         await owner.commit(turns=[turn])
-        _equal(await store.turns("s"), [turn], "the turn as it was put last")
+        equal(await store.turns("s"), [turn], "the turn as it was put last")
 
 
 @_law
@@ -662,7 +618,7 @@ async def check_turns_are_dropped(store: SessionStore) -> None:
     await owner.commit(turns=[_turn(index) for index in range(5)])
     await owner.commit(dropped_turns=[1, 3, 99], turns=[_turn(3, status="queued"), _turn(7)])
     left = [_turn(0), _turn(2), _turn(3, status="queued"), _turn(4), _turn(7)]
-    _equal(await store.turns("s"), left, "turns that are left")
+    equal(await store.turns("s"), left, "turns that are left")
 
 
 @_law
@@ -693,11 +649,11 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
             runs["plain"] = replace(runs["plain"], **changes)
             await owner.commit(runs=[runs["plain"]])
         for run in runs.values():
-            _equal(await store.run(run.run_id), run, "the run by its id")
-        _equal(await store.runs("s"), list(runs.values()), "the runs of the session")
-        _equal(await store.run_of_key("s", "k'\"\\%"), runs["r'%\"\\ü"], "the run of the key")
+            equal(await store.run(run.run_id), run, "the run by its id")
+        equal(await store.runs("s"), list(runs.values()), "the runs of the session")
+        equal(await store.run_of_key("s", "k'\"\\%"), runs["r'%\"\\ü"], "the run of the key")
     await owner.commit(runs=[replace(run, state="cancelled", why=run.run_id) for run in runs.values()])
-    _equal([run.why for run in await store.runs("s")], list(runs), "reasons of runs that were changed at once")
+    equal([run.why for run in await store.runs("s")], list(runs), "reasons of runs that were changed at once")
 
 
 @_law
@@ -730,10 +686,10 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
     blocks = {"blocks": (Text(text=TEXT),)}
     full = [event.model_copy(update=blocks) if isinstance(event, Appending) else event for event in events]
     await owner.commit(events=full)
-    _equal(await store.events("s"), events, "the events")
+    equal(await store.events("s"), events, "the events")
     for event in events:
         if event.key:
-            _equal(await store.event_of_key("s", event.key), event, "the event by its key")
+            equal(await store.event_of_key("s", event.key), event, "the event by its key")
 
 
 @_law
@@ -752,19 +708,19 @@ async def check_events_are_forgotten(store: SessionStore) -> None:
         (6, [1, 5, 2**40]),
     ]:
         await owner.commit(forget_events=upto)
-        _equal(await store.events("s"), [events[seq] for seq in left], f"what is left up to {upto}")
-        _equal(await store.events("s", after=1, limit=2), [events[seq] for seq in left[1:3]], "a page of it")
+        equal(await store.events("s"), [events[seq] for seq in left], f"what is left up to {upto}")
+        equal(await store.events("s", after=1, limit=2), [events[seq] for seq in left[1:3]], "a page of it")
     for seq, key in ((1, "e1"), (5, "")):
-        _equal(await store.event_of_key("s", key), events[seq], "a forgotten event by its key")
+        equal(await store.event_of_key("s", key), events[seq], "a forgotten event by its key")
     again = [_event(2), _event(3, "e3"), _event(2**40)]
     await owner.commit(forget_events=2**41, events=again)
-    _equal(
+    equal(
         await store.events("s"), [events[1], *again[:2], events[5], again[2]], "the events of the commit that forgets"
     )
     async with _unchanged(store, "s"):
         taken = owner.prepare(forget_events=2**41, events=[_event(7, "e1")])
-        await _refuses(DuplicateKeyError, store.commit("s", 1, taken), "the key of a forgotten event")
-    _equal(await store.events("another"), others, "the other session's events")
+        await refuses(DuplicateKeyError, store.commit("s", 1, taken), "the key of a forgotten event")
+    equal(await store.events("another"), others, "the other session's events")
 
 
 @_law
@@ -778,11 +734,11 @@ async def check_blocks_are_read_by_spans(store: SessionStore) -> None:
     a, b = owner.session.log, another.session.log
     spans = [Span(b, 1, 3), Span(a, 0, 2), Span(a, 1, 1), Span(b, 0, 1), Span(a, 2, 5), Span(b, 2, 3)]
     expected = ["b1", "b2", "a0", "a1", "b0", encode(User(text=TEXT)), "x" * 1_000_000, "", "b2"]
-    _equal(await store.blocks(spans), expected, "the blocks")
-    _equal(await store.blocks([]), [], "the blocks of no spans")
+    equal(await store.blocks(spans), expected, "the blocks")
+    equal(await store.blocks([]), [], "the blocks of no spans")
     for missing in (Span(b, 3, 4), Span(b, 2, 4), Span(a, 5, 9), Span("no such log", 0, 1), Span("-1", 0, 1)):
-        error = await _refuses(CorruptRecordError, store.blocks([Span(a, 0, 1), missing]), f"blocks of {missing}")
-        _equal(missing.log in error.key, True, f"whether {error.key!r} names the log")
+        error = await refuses(CorruptRecordError, store.blocks([Span(a, 0, 1), missing]), f"blocks of {missing}")
+        equal(missing.log in error.key, True, f"whether {error.key!r} names the log")
 
 
 # Forks and deletes
@@ -802,15 +758,15 @@ async def check_a_fork_starts_with_its_turn(store: SessionStore) -> None:
     async with _unchanged(store, "s"):
         fork = await _fork(store, "fork", Span(span.log, 0, 1), Span(span.log, 2, 3), Span(span.log, 1, 2), index=4)
         found, (turn,) = await store.activate("fork"), await store.turns("fork")
-        _equal((found.session, found.head), (replace(fork, epoch=1), turn), "the fork and its head")
-        _equal((turn.index, turn.parent, fork.parent), (4, "s#4", "s#4"), "where it comes from")
-        _equal(await store.blocks(join(turn.input, turn.output)), ["a", "c", "b"], "what it spans")
+        equal((found.session, found.head), (replace(fork, epoch=1), turn), "the fork and its head")
+        equal((turn.index, turn.parent, fork.parent), (4, "s#4", "s#4"), "where it comes from")
+        equal(await store.blocks(join(turn.input, turn.output)), ["a", "c", "b"], "what it spans")
         new = await _Owner(store, found.session).commit("d")
-        _equal(new.log == span.log, False, "whether it writes to the other's log")
-        _equal(await store.blocks([new]), ["d"], "what it appended")
+        equal(new.log == span.log, False, "whether it writes to the other's log")
+        equal(await store.blocks([new]), ["d"], "what it appended")
     await store.delete("fork")
-    _equal(await store.blocks([span]), ["a", "b", "c"], "the other's blocks when the fork is deleted")
-    _equal(await _held(store, new), ["missing"], "the fork's own when it is deleted")
+    equal(await store.blocks([span]), ["a", "b", "c"], "the other's blocks when the fork is deleted")
+    equal(await _held(store, new), ["missing"], "the fork's own when it is deleted")
 
 
 @_law
@@ -826,7 +782,7 @@ async def check_a_fork_keeps_what_it_spans(store: SessionStore) -> None:
         await store.delete(deleted)
         for span, letters, left in [(Span(log, 0, 8), "abcdefgh", kept), (far, "xy", far_kept)]:
             expected = [letter if letter in left else "missing" for letter in letters]
-            _equal(await _held(store, span), expected, f"{letters!r} when {deleted!r} is deleted")
+            equal(await _held(store, span), expected, f"{letters!r} when {deleted!r} is deleted")
 
 
 @_law
@@ -835,17 +791,17 @@ async def check_a_fork_of_what_is_gone_is_refused(store: SessionStore) -> None:
     owner = await _own(store)
     log = (await owner.commit("a", "b")).log
     for span in (Span(log, 1, 3), Span("no such log", 0, 1)):
-        await _refuses(CorruptRecordError, _fork(store, "fork", span), f"a fork of {span}")
+        await refuses(CorruptRecordError, _fork(store, "fork", span), f"a fork of {span}")
     await _fork(store, "witness", Span(log, 0, 1))
     await store.delete("s")
     for spans in ([Span(log, 1, 2)], [Span(log, 0, 1), Span(log, 0, 2)], [Span(log, 0, 1)] * 2 + [Span(log, 1, 2)]):
-        await _refuses(CorruptRecordError, _fork(store, "fork", *spans), f"a fork of {spans}")
-        await _refuses(SessionNotFoundError, store.get("fork"), "the fork")
-    _equal(await store.count(), 1, "sessions")
+        await refuses(CorruptRecordError, _fork(store, "fork", *spans), f"a fork of {spans}")
+        await refuses(SessionNotFoundError, store.get("fork"), "the fork")
+    equal(await store.count(), 1, "sessions")
     await store.delete("witness")
-    _equal(await _held(store, Span(log, 0, 2)), ["missing"] * 2, "blocks that only refused forks spanned")
+    equal(await _held(store, Span(log, 0, 2)), ["missing"] * 2, "blocks that only refused forks spanned")
     await store.create(_session("fork"))
-    _equal(await store.turns("fork"), [], "turns of a session under the id of a refused fork")
+    equal(await store.turns("fork"), [], "turns of a session under the id of a refused fork")
 
 
 @_law
@@ -861,7 +817,7 @@ async def check_a_fork_and_a_delete_come_one_after_the_other(store: SessionStore
         if isinstance(fork, BaseException) and not refused:
             raise fork
         expected = ["missing"] * 2 if refused else ["a", "b"]
-        _equal(await _held(store, span), expected, f"the blocks when the fork gave {fork!r}")
+        equal(await _held(store, span), expected, f"the blocks when the fork gave {fork!r}")
 
 
 @_law
@@ -871,18 +827,18 @@ async def check_a_delete_leaves_nothing(store: SessionStore) -> None:
     await another.commit("x", turns=[_turn(0)], new_run=_run("other", 0, session_id="another"), events=[_event(1)])
     before = await _state(store, "another")
     await store.delete("s")
-    await _refuses(SessionNotFoundError, store.get("s"), "a deleted session")
-    await _refuses(SessionNotFoundError, store.delete("s"), "a deleted session, deleted again")
-    await _refuses(RunNotFoundError, store.run("r0"), "a run of a deleted session")
-    _equal(await _held(store, Span(owner.session.log, 0, 2)), ["missing"] * 2, "blocks of a deleted session")
-    _equal(await _listed(store), ["another"], "sessions")
-    _equal(await _state(store, "another"), before, "the other session")
+    await refuses(SessionNotFoundError, store.get("s"), "a deleted session")
+    await refuses(SessionNotFoundError, store.delete("s"), "a deleted session, deleted again")
+    await refuses(RunNotFoundError, store.run("r0"), "a run of a deleted session")
+    equal(await _held(store, Span(owner.session.log, 0, 2)), ["missing"] * 2, "blocks of a deleted session")
+    equal(await _listed(store), ["another"], "sessions")
+    equal(await _state(store, "another"), before, "the other session")
     created = await store.create(_session())
-    _equal(created.log == owner.session.log, False, "whether a log is given twice")
+    equal(created.log == owner.session.log, False, "whether a log is given twice")
     empty = [created, ["missing"] * 2, [], [], []]
-    _equal(await _state(store, "s"), empty, "a session created under a deleted one's id")
+    equal(await _state(store, "s"), empty, "a session created under a deleted one's id")
     found = await store.activate("s")
-    _equal((found.head, found.open_turns, found.open_runs, found.session.epoch), (None, (), (), 1), "its activation")
+    equal((found.head, found.open_turns, found.open_runs, found.session.epoch), (None, (), (), 1), "its activation")
     new = _Owner(store, found.session)
     await store.commit("s", 1, _of_everything(new, run_id="r0", idempotency_key="k0", event_key="e1"))
 
@@ -894,11 +850,11 @@ async def check_a_stale_owner_deletes_nothing(store: SessionStore) -> None:
     await store.activate("s")
     for epoch in (0, 1, 3):
         async with _unchanged(store, "s"):
-            await _refuses(SessionFencedError, store.delete("s", epoch=epoch), f"a delete under epoch {epoch} of 2")
+            await refuses(SessionFencedError, store.delete("s", epoch=epoch), f"a delete under epoch {epoch} of 2")
     await store.delete("s", epoch=2)
     await _eventful(store)
     await store.delete("s")
-    _equal(await store.count(), 0, "sessions")
+    equal(await store.count(), 0, "sessions")
 
 
 # Many at once
@@ -910,10 +866,10 @@ async def check_first_use_at_once_loses_nothing(store: SessionStore, other: Sess
     names = [f"s{at}" for at in range(20)]
     stores = {name: (store, other)[at % 2] for at, name in enumerate(names)}
     created = await asyncio.gather(*(stores[name].create(_session(name)) for name in names))
-    _equal(len({session.log for session in created}), 20, "logs")
+    equal(len({session.log for session in created}), 20, "logs")
     for reader in (store, other):
-        _equal(await reader.count(), 20, "sessions")
-        _equal([await reader.get(name) for name in names], created, "the sessions as created")
+        equal(await reader.count(), 20, "sessions")
+        equal([await reader.get(name) for name in names], created, "the sessions as created")
 
 
 @_law
@@ -924,8 +880,8 @@ async def check_an_id_goes_to_one_of_many(store: SessionStore, other: SessionSto
     found = await asyncio.gather(*creates, return_exceptions=True)
     won = [session for session in found if isinstance(session, SessionRecord)]
     lost = [error for error in found if isinstance(error, SessionExistsError)]
-    _equal((len(won), len(lost)), (1, 9), f"winners and losers of {found}")
-    _equal([await store.get("s"), await other.get("s")], won * 2, "the session")
+    equal((len(won), len(lost)), (1, 9), f"winners and losers of {found}")
+    equal([await store.get("s"), await other.get("s")], won * 2, "the session")
 
 
 @_law
@@ -950,7 +906,7 @@ async def check_commits_at_once_lose_nothing(store: SessionStore, other: Session
         events = [_event(number + 1, f"e{number}", f"s{at}") for number in numbers]
         whole = [owner.session, [*blocks, *["missing"] * 2], [_turn(number) for number in numbers], runs, events]
         for reader in (store, other):
-            _equal(await _state(reader, f"s{at}"), whole, f"session s{at}")
+            equal(await _state(reader, f"s{at}"), whole, f"session s{at}")
 
 
 # What comes out, and the end
@@ -979,7 +935,7 @@ async def check_what_comes_out_is_independent_of_what_went_in(store: SessionStor
             _refuses_change(operator.setitem, level, "deep", "x")
         _refuses_change(operator.setitem, mapping["deep"]["list"], 0, "x")
     _refuses_change(operator.setitem, stored_run.labels, "a", "x")
-    _equal(await _state(store, "s"), before, "the session")
+    equal(await _state(store, "s"), before, "the session")
 
 
 def _refuses_change(change: Callable[..., object], record: object, *values: object) -> None:
@@ -998,7 +954,7 @@ async def check_a_closed_store_says_so(store: SessionStore) -> None:
     await store.close()
     span, commit = Span(owner.session.log, 0, 1), owner.prepare("a")
     for verb in (store.get, store.activate, store.turns, store.run, store.runs, store.events, store.delete):
-        await _refuses(StoreClosedError, verb("s"), f"{verb.__name__} of a closed store")
+        await refuses(StoreClosedError, verb("s"), f"{verb.__name__} of a closed store")
     for what, call in {
         "create": store.create(_session("new")),
         "commit": store.commit("s", 1, commit),
@@ -1009,7 +965,7 @@ async def check_a_closed_store_says_so(store: SessionStore) -> None:
         "count": store.count(),
         "usage": store.usage(),
     }.items():
-        await _refuses(StoreClosedError, call, f"{what} of a closed store")
+        await refuses(StoreClosedError, call, f"{what} of a closed store")
 
 
 LAWS: tuple[Law, ...] = tuple(_laws)

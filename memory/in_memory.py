@@ -84,7 +84,7 @@ class InMemoryStore:
             raise SessionFencedError(session_id, epoch)
         log = self._logs[session.log]
         blocks = dict(enumerate(commit.blocks, session.log_size - len(commit.blocks)))
-        events = {event.seq: _without_blocks(event) for event in commit.events}
+        events = {event.seq: without_blocks(event) for event in commit.events}
         kept = row.events
         if upto := commit.forget_events:
             kept = {seq: event for seq, event in kept.items() if seq > upto or event.key is not None}
@@ -234,5 +234,6 @@ class InMemoryStore:
             raise StoreClosedError("memory://")
 
 
-def _without_blocks(event: Event) -> Event:
+def without_blocks(event: Event) -> Event:
+    """Return the event as stores keep it."""
     return event.model_copy(update={"blocks": ()}) if isinstance(event, Appending) and event.blocks else event

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from turnwise.errors import StoreURLError
+from turnwise.errors import ConfigError, StoreURLError
+from turnwise.memory.history import HistoryStore
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.store import SessionStore
 
@@ -48,3 +49,18 @@ def open_store(url: str) -> SessionStore:
     from turnwise.memory.sql import SQLStore  # 0.15 s that a process with another store need not pay
 
     return SQLStore(url)
+
+
+def open_history(url: str) -> HistoryStore:
+    """Return a history for the URL, which may be that of a store. Imports and connects as `open_store` does.
+
+    Raises:
+        StoreURLError: the URL is of no known scheme, or its driver is not installed.
+        ConfigError: it is of a store in memory: a history there would not be shared.
+    """
+    url = resolve_url(url)
+    if url.startswith("memory:"):
+        raise ConfigError("history_store", url, "is no place that processes share: use sqlite:/// or postgresql://")
+    from turnwise.memory.history_sql import SQLHistory
+
+    return SQLHistory(url)

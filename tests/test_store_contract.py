@@ -17,6 +17,7 @@ from turnwise.memory import contract, sql_schema
 from turnwise.memory.frozen import freeze
 from turnwise.memory.ids import new_id
 from turnwise.memory.in_memory import InMemoryStore
+from turnwise.memory.laws import Law, check_law
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span
@@ -65,9 +66,9 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_the_store_holds_to_the_law_that(law: contract.Law, make_store: MakeStore) -> None:
+def test_the_store_holds_to_the_law_that(law: Law, make_store: MakeStore) -> None:
     """Cases 29, 30, 44, 45, 46, 47 and 64, as each law says."""
-    asyncio.run(contract.check_law(law, make_store))
+    asyncio.run(check_law(law, make_store))
 
 
 def test_a_server_that_was_restarted_fails_no_verb_after_it(database: str) -> None:
@@ -289,5 +290,5 @@ def test_a_store_that_raises_the_wrong_error_is_told_which_law_it_breaks() -> No
 
 def test_the_contract_is_all_of_its_laws() -> None:
     checks = [value for name, value in vars(contract).items() if name.startswith("check_")]
-    runners = [contract.check_contract, contract.check_law]
+    runners = [contract.check_contract, check_law]
     assert [check for check in checks if check not in runners] == list(contract.LAWS)

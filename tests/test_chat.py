@@ -40,6 +40,9 @@ def asked(*calls: str) -> dict[str, Any]:
     return message
 
 
+CALL = asked("a")["tool_calls"][0]
+
+
 def answered(call_id: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": "seen"}
 
@@ -282,6 +285,9 @@ def test_a_valid_conversation_passes(messages: list[dict[str, Any]]) -> None:
         ([HELLO, asked("")], r"messages\[1\]: tool_calls\[0\] has no id"),
         ([HELLO, asked("a", "b", "a")], r"messages\[1\]: tool_calls\[2\] has the id 'a'"),
         ([HELLO, encode([use("a", name="")])[0]], r"messages\[1\].*'a' names no function"),
+        ([HELLO, {**asked("a"), "tool_calls": [{**CALL, "id": "x" * 41}]}], r"messages\[1\].*over 40 characters"),
+        ([HELLO, {**asked("a"), "tool_calls": [{**CALL, "function": {"name": "look"}}]}], r"messages\[1\].*JSON text"),
+        ([{"role": "user", "content": [{"type": "file", "file": {"file_data": "hi"}}]}], r"messages\[0\].*filename"),
         ([HELLO, {"role": "assistant", "content": ""}], r"messages\[1\].*neither content nor tool calls"),
         ([HELLO, {"role": "assistant", "content": "Hi", "tool_calls": []}], r"messages\[1\]: tool_calls is empty"),
         ([{"role": "user", "content": []}], r"messages\[0\].*empty"),

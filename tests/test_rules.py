@@ -273,6 +273,9 @@ def test_ids_are_unique_and_paired_and_those_of_a_longer_conversation_begin_the_
     assert fitted[:end] == fit(messages[:end], rules)
     said = ids_of(fitted)[::2]
     assert said == ids_of(fitted)[1::2]
+    assert [[bool(call_id) for call_id in ids] for ids in said] == [
+        [bool(call_id) for call_id in ids] for ids in rounds
+    ]
     scopes = said if rules.unique_ids == "message" else [[call_id for ids in said for call_id in ids]]
     for ids in scopes:
         there = [call_id for call_id in ids if call_id]

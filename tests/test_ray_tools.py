@@ -68,6 +68,10 @@ def fail(how: str, marks: str = "") -> str:
     raise KeyError(how)
 
 
+def touch(path: str) -> None:
+    Path(path).touch()
+
+
 def linger(begun: str, ended: str) -> str:
     Path(begun).touch()
     try:
@@ -99,11 +103,11 @@ class Counter:
 
     async def linger(self, begun: str, ended: str) -> str:
         """Stay for long."""
-        Path(begun).touch()
+        touch(begun)
         try:
             await asyncio.sleep(LONG_S)
         except asyncio.CancelledError:
-            Path(ended).touch()
+            touch(ended)
             raise
         return "late"
 

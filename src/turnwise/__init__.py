@@ -9,6 +9,9 @@ if _typing.TYPE_CHECKING:
     from turnwise.actors.inference.echo import EchoEngine
     from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, RunContext, SessionView
     from turnwise.actors.inference.openai import OpenAIEngine
+    from turnwise.actors.inference.registry import ToolRegistry
+    from turnwise.actors.inference.tool_context import ToolContext
+    from turnwise.actors.inference.tools import Tool, external_tool, tool
     from turnwise.actors.manager import AsyncSessionManager, SessionManager
     from turnwise.actors.placement import Dedicated
     from turnwise.actors.session import AsyncSession, Session
@@ -46,6 +49,8 @@ if _typing.TYPE_CHECKING:
         StoreClosedError,
         StoreError,
         StoreURLError,
+        ToolAbortError,
+        ToolError,
         TranscriptError,
         TurnNotFoundError,
         TurnwiseError,
@@ -110,6 +115,11 @@ __all__ = [
     "StoreClosedError",
     "StoreError",
     "StoreURLError",
+    "Tool",
+    "ToolAbortError",
+    "ToolContext",
+    "ToolError",
+    "ToolRegistry",
     "TranscriptError",
     "Turn",
     "TurnNotFoundError",
@@ -119,6 +129,8 @@ __all__ = [
     "WaitTimeoutError",
     "blocks",
     "events",
+    "external_tool",
+    "tool",
 ]
 
 _HOMES = {
@@ -129,6 +141,9 @@ _HOMES = {
         "turnwise.actors.inference.echo": ["EchoEngine"],
         "turnwise.actors.inference.engine": ["EngineBuilder", "InferenceRunner", "RunContext", "SessionView"],
         "turnwise.actors.inference.openai": ["OpenAIEngine"],
+        "turnwise.actors.inference.registry": ["ToolRegistry"],
+        "turnwise.actors.inference.tool_context": ["ToolContext"],
+        "turnwise.actors.inference.tools": ["Tool", "external_tool", "tool"],
         "turnwise.actors.manager": ["AsyncSessionManager", "SessionManager"],
         "turnwise.actors.placement": ["Dedicated"],
         "turnwise.actors.session": ["AsyncSession", "Session"],
@@ -166,6 +181,8 @@ _HOMES = {
             "StoreClosedError",
             "StoreError",
             "StoreURLError",
+            "ToolAbortError",
+            "ToolError",
             "TranscriptError",
             "TurnNotFoundError",
             "TurnwiseError",

@@ -29,7 +29,9 @@ TurnwiseError
 ├── EngineError                why a run failed: the engine or its provider
 │   ├── InvalidRequestError    the provider would refuse the conversation
 │   │   └── UnsupportedBlockError
-│   └── LimitError
+│   ├── LimitError
+│   └── ToolAbortError
+├── ToolError                  what a tool raises to tell the model something
 ├── WaitTimeoutError           (also a TimeoutError) the wait ended, the run goes on
 ├── SessionLostError           the world did: the session's process cannot be reached
 └── StoreError                 the world did: the store cannot be read or written
@@ -291,6 +293,19 @@ class LimitError(EngineError):
     message = "{why}"
     why: str
     code: str
+
+
+class ToolAbortError(EngineError):
+    """A tool failed, and its registry says that this ends the run."""
+
+    message = "tool {name!r}, call {call_id!r}, failed: {why}; with on_error='abort' this ends the run"
+    name: str
+    call_id: str
+    why: str
+
+
+class ToolError(TurnwiseError):
+    """Raised by a tool that cannot do as asked: `why` goes to the model verbatim, and the call is not tried again."""
 
 
 class WaitTimeoutError(TurnwiseError, TimeoutError):

@@ -68,7 +68,9 @@ class ActiveRun:
     def bill(self, record: RunRecord) -> RunRecord:
         """Return the record with all that was spent up to now. `billed` follows if that is stored."""
         self._bill = self.unbilled, asyncio.get_running_loop().time()
-        return replace(record, usage=self.spent)
+        spent = self.spent
+        # Rounded as stores keep it, so that what is in memory and what is read back are equal.
+        return replace(record, usage=replace(spent, seconds=round(spent.seconds, 6), cost=round(spent.cost, 12)))
 
     def billed(self, record: RunRecord) -> None:
         """Take over the record of the last bill, and count from there."""

@@ -17,7 +17,7 @@ from turnwise.errors import CallDecidedError, NoActiveRunError, RunNotFoundError
 from turnwise.memory.blocks import ToolResult, ToolUse
 from turnwise.memory.transcript import Ledger, settle
 
-LIVES = 2000
+LIVES = 20_000
 
 
 async def live(seed: int) -> None:

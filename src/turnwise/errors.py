@@ -290,7 +290,7 @@ class UnsupportedBlockError(InvalidRequestError):
 class LimitError(EngineError):
     """A run may not go on: `code` says which limit it met, `step_limit` or `budget`."""
 
-    message = "{why}"
+    message = "{why} ({code})"
     why: str
     code: str
 

@@ -90,7 +90,7 @@ async def check_an_append_may_be_repeated(history: HistoryStore, other: HistoryS
 @_law
 async def check_another_event_is_refused(history: HistoryStore) -> None:
     """Under a number or a key that is taken, in the store or in the call itself: nothing of the call is written."""
-    events = [_event(1, "e1"), _event(2), _event(3, "e3", "r")]
+    events = [_event(1, "e1"), _event(2), _event(3, "e3", "r"), _event(3000)]
     await history.append("s", events)
     await history.append("other", [_event(9, "e9", session_id="other")])
     end = RunFailed(session_id="s", seq=3, at=1.5, key="e3", run_id="r", why="")
@@ -104,14 +104,14 @@ async def check_another_event_is_refused(history: HistoryStore) -> None:
         (4, "e3", [events[2], _event(4, "e3", "r"), _event(6)]),
         (5, None, [_event(5), _event(5, at=1.25)]),
         (6, "e5", [_event(5, "e5"), _event(6, "e5")]),
-        (2, None, [*(_event(seq) for seq in range(10, 2200)), _event(2, at=1.25)]),
+        (3000, None, [*(_event(seq) for seq in range(10, 3000)), _event(3000, at=1.25)]),
     ]
     for seq, key, given in conflicts:
         async with _unchanged(history, "s", "other"):
             error = await refuses(HistoryConflictError, history.append("s", given), f"{seq}, {key!r} a second time")
             equal((error.session_id, error.seq, error.key), ("s", seq, key), "what the error names")
     await history.append("s", [_event(9, "e9"), _event(4, "E1"), _event(5, " e1"), _event(6, "")])
-    equal([event.key for event in await _all(history)], ["e1", None, "e3", "E1", " e1", "", "e9"], "keys")
+    equal([event.key for event in await _all(history)], ["e1", None, "e3", "E1", " e1", "", "e9", None], "keys")
     async with _unchanged(history, "s", "other"):
         await refuses(InvalidInputError, history.append("s", [_event(20), _event(21, session_id="other")]), "a mixture")
 

@@ -49,16 +49,31 @@ def _mapping(text: str | None) -> FrozenDict:
     return FrozenDict(freeze(json.loads(text))) if text else FrozenDict()
 
 
+_SHORT = {
+    "input_tokens": "in",
+    "output_tokens": "out",
+    "cached_tokens": "cached",
+    "reasoning_tokens": "thought",
+    "calls": "calls",
+    "tool_calls": "tools",
+    "seconds": "s",
+    "cost": "cost",
+}
+"""Names of usage in its text, which stands in every turn and run. Version 1 wrote the long ones."""
+
+_LONG = {short: name for name, short in _SHORT.items()}
+
+
 def _usage_text(usage: Usage | None) -> str | None:
     if usage is None:
         return None
     values = {name: getattr(usage, name) for name in USAGE}
     values |= {"seconds": round(usage.seconds, 6), "cost": round(usage.cost, 12)}  # more is noise, in every row
-    return to_json({name: value for name, value in values.items() if value})
+    return to_json({_SHORT[name]: value for name, value in values.items() if value})
 
 
 def _usage(text: str | None) -> Usage | None:
-    return Usage(**json.loads(text)) if text else None
+    return Usage(**{_LONG.get(name, name): value for name, value in dict(json.loads(text)).items()}) if text else None
 
 
 def _spans_text(spans: Spans) -> str:

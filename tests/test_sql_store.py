@@ -277,6 +277,26 @@ def test_reads_go_on_while_another_process_writes_and_a_commit_waits_no_longer_t
     asyncio.run(use())
 
 
+def test_usage_is_short_text_without_zeros_and_noise(filled: Path) -> None:
+    """Since it stands in every turn and run."""
+    usage = Usage(input_tokens=12, calls=1, tool_calls=3, seconds=1.23456789, cost=0.1 + 0.2)
+
+    async def spend(store: SQLStore) -> tuple[object, ...]:
+        session, run, turn = await store.get("s"), await store.run("s-1"), (await store.turns("s"))[1]
+        turns, runs = [replace(turn, usage=usage)], [replace(run, usage=usage)]
+        await store.commit("s", 1, Commit(session=replace(session, usage=usage), turns=turns, runs=runs))
+        return (await store.run("s-1")).usage, (await store.turns("s"))[1].usage, (await store.get("s")).usage
+
+    rounded = replace(usage, seconds=1.234568, cost=0.3)
+    assert using(f"sqlite:///{filled}", spend) == (rounded, rounded, usage)
+    connection = sqlite3.connect(filled)
+    text = '{"in":12,"calls":1,"tools":3,"s":1.234568,"cost":0.3}'
+    for table, column in (("runs", "turn_index"), ("turns", "idx")):
+        found = connection.execute(f"SELECT usage FROM turnwise_{table} ORDER BY {column}").fetchall()
+        assert found[1] == (text,)
+    connection.close()
+
+
 async def count(store: SQLStore) -> int:
     return await store.count()
 
@@ -379,6 +399,7 @@ async def read_blocks(store: SQLStore) -> object:
         ),
         ("UPDATE turnwise_runs SET why = 'x' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
         ("UPDATE turnwise_runs SET usage = '{\"x\":1}' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
+        ("UPDATE turnwise_runs SET usage = '[1]' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
         ("UPDATE turnwise_runs SET calls = '[1' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
         ("UPDATE turnwise_sessions SET cost = 'x'", "session s", [lambda s: s.get("s")]),
         (

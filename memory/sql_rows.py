@@ -73,7 +73,10 @@ def _usage_text(usage: Usage | None) -> str | None:
 
 
 def _usage(text: str | None) -> Usage | None:
-    return Usage(**{_LONG.get(name, name): value for name, value in dict(json.loads(text)).items()}) if text else None
+    if not text:
+        return None
+    values: dict[str, Any] = dict(json.loads(text))
+    return Usage(**{_LONG.get(name, name): value for name, value in values.items()})
 
 
 def _spans_text(spans: Spans) -> str:

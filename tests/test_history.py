@@ -1,10 +1,16 @@
-"""The laws of `HistoryStore` on every history that turnwise has, and what is the databases' own."""
+"""The laws of `HistoryStore` on every history that turnwise has, and what is the databases' own.
+
+Run as a program it measures how many events a second are replayed: `python tests/test_history.py`.
+"""
 
 import asyncio
+import pickle
 import sqlite3
+import tempfile
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -12,13 +18,23 @@ import pytest
 from test_store_contract import database, postgres  # noqa: F401 (fixtures)
 from turnwise.errors import ConfigError, CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
 from turnwise.memory import history_contract as contract
-from turnwise.memory.events import Event, RunCompleted, RunStarted
+from turnwise.memory.events import (
+    ApprovalRequested,
+    CallDecided,
+    Event,
+    ModelCallEnded,
+    RunCompleted,
+    RunStarted,
+    ToolEnded,
+    ToolStarted,
+)
 from turnwise.memory.history import HistoryConflictError, HistoryStore
 from turnwise.memory.history_memory import InMemoryHistory
 from turnwise.memory.history_sql import SQLHistory
 from turnwise.memory.laws import Law, check_law
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.sql import SQLStore
+from turnwise.memory.store import Commit
 from turnwise.memory.urls import open_history
 from turnwise.memory.usage import Usage
 
@@ -187,3 +203,63 @@ def test_a_url_opens_the_history_it_names(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_database_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"unable to open database file; is it reachable, writable"):
         using(f"sqlite:///{tmp_path}/missing/history.db", lambda history: history.events("s"))
+
+
+def some_events(session_id: str, count: int) -> list[Event]:
+    """Return events of runs that call a tool each, as they are stored."""
+    spent = Usage(input_tokens=100, output_tokens=20, calls=1, seconds=1.25, cost=0.001)
+    call: dict[str, Any] = {"call_id": "call_123456", "name": "search"}
+    kinds: list[tuple[type[Event], dict[str, Any]]] = [
+        (RunStarted, {}),
+        (ModelCallEnded, {"call": 0, "seconds": 1.25, "stop_reason": "tool_calls", "usage": spent, "span": (1, 3)}),
+        (ApprovalRequested, {**call, "input": {"query": "x", "n": [1, 2, 3]}}),
+        (CallDecided, {"call_id": "call_123456", "verdict": "approved"}),
+        (ToolStarted, call),
+        (ToolEnded, {**call, "seconds": 0.2, "span": (3, 4)}),
+        (RunCompleted, {"stop_reason": "stop", "usage": spent, "span": (4, 5)}),
+    ]
+    found: list[Event] = []
+    for number in range(count):
+        cls, values = kinds[number % len(kinds)]
+        run = number // len(kinds)
+        about: dict[str, Any] = {"session_id": session_id, "turn_index": run, "run_id": f"{run:024}"}
+        found.append(cls(seq=number + 1, at=1763700000.123 + number, **about, **values))
+    return found
+
+
+async def measure(count: int = 50_000, limit: int = 1000, rounds: int = 5) -> None:
+    """Print the best rates of some rounds in which `count` events are read in pages."""
+    name = "s" * 24
+    given = some_events(name, count)
+    pages = [given[first : first + limit] for first in range(0, count, limit)]
+    with tempfile.TemporaryDirectory() as folder:
+        store, history = SQLStore(f"sqlite:///{folder}/store.db"), SQLHistory(f"sqlite:///{folder}/history.db")
+        await store.create(SessionRecord(session_id=name))
+        session = (await store.activate(name)).session
+        for page in pages:
+            await store.commit(name, 1, Commit(session=session, events=page))
+            await history.append(name, page)
+        for source in (store, history):
+            best = 0.0
+            for _ in range(rounds):
+                start, after = perf_counter(), 0
+                while found := await source.events(name, after=after, limit=limit):
+                    after = found[-1].seq
+                best = max(best, count / (perf_counter() - start))
+            print(f"{type(source).__name__:12} {best:10,.0f} events/s read in pages of {limit}")
+        await asyncio.gather(store.close(), history.close())
+    sizes, times = [], []
+    for page in pages:
+        start = perf_counter()
+        pickled = pickle.dumps(page, pickle.HIGHEST_PROTOCOL)
+        middle = perf_counter()
+        again = pickle.loads(pickled)
+        times.append((middle - start, perf_counter() - middle))
+        assert again == page
+        sizes.append(len(pickled))
+    put, got = (1000 * min(time) for time in zip(*times, strict=True))
+    print(f"a page pickles in {put:.1f} ms to {sizes[0]:,} bytes, and back in {got:.1f} ms")
+
+
+if __name__ == "__main__":
+    asyncio.run(measure())

@@ -252,7 +252,9 @@ def test_an_instance_with_an_asynchronous_call_runs_on_the_loop() -> None:
             asyncio.get_running_loop()
             return text.upper()
 
-    assert answer(tool(Loud(), name="loud"), text="a") == "A"
+    loud = tool(Loud(), name="loud")
+    assert loud.is_async and later.is_async and not find.is_async
+    assert answer(loud, text="a") == "A"
 
 
 def no_annotation(x) -> None: ...  # type: ignore[no-untyped-def]
@@ -626,7 +628,7 @@ def test_a_signal_wakes_threads_and_coroutines() -> None:
         await asyncio.sleep(0)
         waiting[0].cancel()
         assert not signal.is_set() and not signal.wait(0)
-        await asyncio.to_thread(signal.set)
+        threading.Timer(0.1, signal.set).start()  # nothing else wakes the loop
         async with asyncio.timeout(LONG_S):
             await asyncio.gather(*waiting[1:], signal.wait_async())
         assert waiting[0].cancelled()
@@ -852,16 +854,21 @@ def test_cancelling_a_call_reaches_a_thread_by_the_signal_and_waits_for_nobody()
         release.wait(LONG_S)
         return "late"
 
+    troubles: list[Any] = []
+
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
         async with stuck_call(ToolRegistry(stuck), started) as calling:
             calling.cancel()
             done, _ = await asyncio.wait({calling}, timeout=LONG_S)
             assert done and calling.cancelled()
             await until(told_so.is_set)
             release.set()
-            await asyncio.sleep(0.02)  # its late result has come by now
+            await until(lambda: not any(each.name == "turnwise-tool" for each in threading.enumerate()))
+            await asyncio.sleep(0)  # its late result has come by now
 
     asyncio.run(main())
+    assert troubles == []
 
 
 def test_cancelling_a_call_cancels_a_coroutine_and_waits_for_nobody() -> None:

@@ -40,12 +40,16 @@ from turnwise.memory.blocks import Block, ToolResult, ToolUse, encode
 from turnwise.memory.calls import CallState, Verdict, decode_calls, encode_calls
 from turnwise.memory.events import CallDecided, PromptAppended, RunQueued, RunResumed, RunStarted, SessionEnded
 from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.history import HistoryStore
 from turnwise.memory.prompts import Prompt, accept
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import join
 from turnwise.memory.store import SessionStore
 from turnwise.memory.transcript import Ledger
+
+FLUSH_S = 5.0
+"""How long a process that leaves waits for its events to reach their history; the next one sees to the rest."""
 
 IfBusy = Literal["reject", "enqueue", "interrupt", "rollback"]
 
@@ -116,10 +120,13 @@ class SessionCore(RunningSession):
         builder: EngineBuilder,
         config: SessionConfig | None = None,
         *,
+        history: HistoryStore | None = None,
         clock: Callable[[], float] = time.time,
         off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
-        super().__init__(session_id, Journal(session_id, store, clock), builder, config or SessionConfig(), off_loop)
+        super().__init__(
+            session_id, Journal(session_id, store, clock, history), builder, config or SessionConfig(), off_loop
+        )
 
     def use(self, builder: EngineBuilder, config: SessionConfig) -> None:
         """Take another engine and other settings over, from the next run on."""
@@ -314,7 +321,7 @@ class SessionCore(RunningSession):
         async def change() -> None:
             if self._active:
                 raise SessionBusyError(self.session_id, self._active.run_id)
-            await self._journal.store.delete(self.session_id, epoch=self._journal.session.epoch)
+            await self._journal.delete()
             self._journal.lost = SessionNotFoundError(self.session_id)
             self._journal.log.publish()
 
@@ -364,6 +371,8 @@ class SessionCore(RunningSession):
             if (self._active and not waits) or (self._backlog.queue and not waits):
                 return False
             self._journal.lost = SessionFencedError(self.session_id, self._journal.session.epoch)
+        if self._journal.feed:
+            await self._journal.feed.settle(FLUSH_S)
         await retire(self._runner, None)
         return True
 

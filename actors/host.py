@@ -17,6 +17,7 @@ from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, Refuse
 from turnwise.errors import ConfigError, SessionFencedError, TurnwiseError
 from turnwise.memory.calls import PendingCall
 from turnwise.memory.events import Event
+from turnwise.memory.history import HistoryStore
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Spans, union
@@ -38,7 +39,7 @@ class SessionHost:
     loaded what only a turn needs.
 
     Args:
-        open_store: makes the store; called off the event loop.
+        open_store, open_history: make the store and, if events are kept apart, the history; called off the event loop.
         engine: the pickled pair of `EngineBuilder` and `SessionConfig`, and `engine_id` names it.
         leave: ends this process, for good; called when the session has been idle for `SessionConfig.idle_s`.
     """
@@ -52,9 +53,11 @@ class SessionHost:
         *,
         node_id: str,
         leave: Callable[[], None],
+        open_history: Callable[[], HistoryStore] | None = None,
     ) -> None:
         self._session_id = session_id
         self._open_store = open_store
+        self._open_history = open_history
         self._engine_id = engine_id
         self._engine = engine
         self._node_id = node_id
@@ -186,7 +189,8 @@ class SessionHost:
         except ConfigError as error:
             # The session can be read all the same, and a manager with another engine can go on with it.
             builder, config = _Unloadable(error), SessionConfig()
-        core = SessionCore(self._session_id, store, builder, config)
+        history = await asyncio.to_thread(self._open_history) if self._open_history else None
+        core = SessionCore(self._session_id, store, builder, config, history=history)
         self._idle = asyncio.create_task(self._leave_when_idle(core, config.idle_s))
         return core
 

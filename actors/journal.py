@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from turnwise.actors.event_log import EventLog
+from turnwise.actors.history_feed import HistoryFeed
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, TurnNotFoundError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.events import Appending, Event
+from turnwise.memory.history import HistoryStore
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans, union
@@ -21,6 +23,10 @@ LIVE_NUMBERS = 10_000_000
 """How many live events may follow a commit before the next: a later activation numbers its events from above them."""
 
 
+MISSED = 1000
+"""More events than a commit whose outcome was unknown, and another owner in between, can have stored."""
+
+
 class Journal:
     """The session's row, its block log and its events, as of the last commit under this activation's epoch.
 
@@ -28,8 +34,17 @@ class Journal:
     stored: the journal is `stale` until the next activation has asked, and live events wait so long.
     """
 
-    def __init__(self, session_id: str, store: SessionStore, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        store: SessionStore,
+        clock: Callable[[], float],
+        history: HistoryStore | None = None,
+    ) -> None:
         self.store = store
+        self.feed = HistoryFeed(session_id, store, history) if history else None
+        self._forgotten = 0
+        """The store has let go of the events up to this number, where the history has them."""
         self.clock = clock
         self.session = SessionRecord(session_id=session_id)
         self.log = EventLog(0)
@@ -54,7 +69,7 @@ class Journal:
         """
         found = await self.store.activate(self.session_id)
         if self.log.last_seq:
-            missed = await self.store.events(self.session_id, after=self.log.published)
+            missed = await self._stored_events(self.log.published, MISSED)
             missed = await self._with_blocks(missed, found.session.log)
             self.caught_up = frozenset(event.seq for event in missed)
             self.log.catch_up(missed, found.session.seq)
@@ -62,6 +77,8 @@ class Journal:
             self.log = EventLog(found.session.seq)
         await self.hold(union(*(turn.spans for turn in (found.head, *found.open_turns) if turn)))
         self.session = found.session
+        if self.feed:
+            self.feed.poke()
         return found
 
     async def hold(self, spans: Spans) -> None:
@@ -100,8 +117,11 @@ class Journal:
             next_index=max([commit.session.next_index, *indices]),
             updated_at=self.clock(),
         )
+        copied = self.feed.copied if self.feed else 0
+        forget = copied if copied > self._forgotten else 0
         try:
-            await self.store.commit(self.session_id, session.epoch, replace(commit, session=session))
+            whole = replace(commit, session=session, forget_events=forget)
+            await self.store.commit(self.session_id, session.epoch, whole)
         except SessionFencedError as error:
             self.lost = error
             self.log.publish()
@@ -113,7 +133,17 @@ class Journal:
             self.stale = True
             raise
         self.session = session
+        self._forgotten = max(self._forgotten, forget)
         self.log.publish(commit.events)
+        if self.feed and commit.events:
+            self.feed.poke()
+
+    async def delete(self) -> None:
+        """Delete the session, its history first: so a delete that fails can be repeated."""
+        if self.feed:
+            self.feed.stop()
+            await self.feed.history.delete(self.session_id)
+        await self.store.delete(self.session_id, epoch=self.session.epoch)
 
     # Reading
 
@@ -164,13 +194,21 @@ class Journal:
         """Return up to `limit` events with a number above `after`: from memory, and what has left it from the store."""
         while after < self.log.start - 1:
             start = self.log.start
-            stored = await self.store.events(self.session_id, after=after, limit=limit)
+            stored = await self._stored_events(after, limit)
             older = await self._with_blocks([event for event in stored if event.seq < start], self.session.log)
             if self.log.start == start:
                 return older + self.log.since(start - 1, limit - len(older))
             if older:
                 return older
         return self.log.since(after, limit)
+
+    async def _stored_events(self, after: int, limit: int) -> list[Event]:
+        stored = await self.store.events(self.session_id, after=after, limit=limit)
+        if self.feed is None:
+            return stored
+        copied = await self.feed.history.events(self.session_id, after=after, limit=limit)
+        merged = {event.seq: event for event in (*copied, *stored)}
+        return [merged[seq] for seq in sorted(merged)][:limit]
 
     async def _with_blocks(self, events: list[Event], log: str) -> list[Event]:
         """Return stored events with the blocks that they added, which the log has: one read, if they are not held."""

@@ -39,9 +39,12 @@ class _Manager:
         engine: EngineBuilder,
         placement: Dedicated = Dedicated(),
         config: SessionConfig = SessionConfig(),
+        history_store: str | None = None,
         namespace: str = "turnwise",
     ) -> None:
-        self._realm = Realm.of(namespace, store, engine, placement, config)
+        self._realm = Realm.of(
+            namespace, store, history_url=history_store, engine=engine, placement=placement, config=config
+        )
         if not ray.is_initialized():
             ray.init(logging_level=logging.WARNING)
         if store.startswith("sqlite") and len([node for node in ray.nodes() if node["Alive"]]) > 1:
@@ -106,6 +109,9 @@ class SessionManager(_Manager):
         engine: answers the turns. Live sessions take it over from other managers with their next run.
         placement: which actor hosts which session.
         config: how sessions behave.
+        history_store: where events are kept, if not with the conversations: `sqlite:///path` or `postgresql://...`.
+            They get there soon after they are stored; one that is away delays no run. Live sessions keep the one that
+            they started with.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
 
     Raises:
@@ -119,9 +125,17 @@ class SessionManager(_Manager):
         engine: EngineBuilder,
         placement: Dedicated = Dedicated(),
         config: SessionConfig = SessionConfig(),
+        history_store: str | None = None,
         namespace: str = "turnwise",
     ) -> None:
-        super().__init__(store, engine=engine, placement=placement, config=config, namespace=namespace)
+        super().__init__(
+            store,
+            engine=engine,
+            placement=placement,
+            config=config,
+            history_store=history_store,
+            namespace=namespace,
+        )
         self._portal = Portal()
 
     def __enter__(self) -> Self:

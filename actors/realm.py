@@ -23,7 +23,7 @@ from turnwise.actors.wire import Refused, StartAnswer
 from turnwise.errors import ConfigError, SessionFencedError, SessionLostError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.store import SessionStore
-from turnwise.memory.urls import resolve_url
+from turnwise.memory.urls import check_history_url, resolve_url
 
 REACH_S = 60.0
 """How long a verb looks for a session's process, through deaths and restarts, before SessionLostError."""
@@ -50,6 +50,7 @@ class Realm:
         self.namespace = namespace
         self.name = name
         self._url: str | None = None
+        self._history_url: str | None = None
         self._engine: bytes = b""
         self._engine_id = ""
         self._handles: dict[str, Any] = {}
@@ -57,7 +58,16 @@ class Realm:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, namespace: str, url: str, engine: EngineBuilder, placement: Dedicated, config: SessionConfig) -> Realm:
+    def of(
+        cls,
+        namespace: str,
+        url: str,
+        *,
+        history_url: str | None,
+        engine: EngineBuilder,
+        placement: Dedicated,
+        config: SessionConfig,
+    ) -> Realm:
         """Return the realm of a manager, which can make the actors of its sessions.
 
         Raises:
@@ -73,6 +83,7 @@ class Realm:
         url = resolve_url(url)
         realm = cls(namespace, hashlib.sha256(f"{namespace}\n{url}".encode()).hexdigest()[:16])
         realm._url = url
+        realm._history_url = None if history_url is None else check_history_url(history_url)
         try:
             realm._engine = cloudpickle.dumps((engine, config))
         except Exception as error:
@@ -188,7 +199,7 @@ class Realm:
                 max_task_retries=-1,
                 max_concurrency=MAX_CALLS,
             )
-            .remote(session_id, self._url, self.namespace, self._engine_id, self._engine)
+            .remote(session_id, (self._url, self._history_url), self.namespace, self._engine_id, self._engine)
         )
 
 

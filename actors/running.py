@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -184,19 +184,8 @@ class RunningSession(SessionReads):
             self._doubt.stored = self._doubt.seq in self._journal.caught_up
             self._doubt = None
         self._head = found.head
-        stored = {record.run_id: record for record in found.open_runs}
         known = {run.run_id: run for run in [*self._backlog.queue, *([self._active] if self._active else [])]}
-        for run in known.values():
-            if run.run_id not in stored and not run.done.done():
-                # Its end was stored, and only the store's answer was lost.
-                record = await self._journal.find_run(run.run_id)
-                turn = await self._journal.find_turn_of(record)
-                await self._journal.hold(turn.spans if turn else ())
-                self._remember(run, record, turn)
-                run.request_cancel("the run has ended", discard=False)
-                run.close()
-        if self._active and self._active.done.done():
-            self._active = None
+        await self._let_go(known.values(), {record.run_id for record in found.open_runs})
         turns = {turn.index: turn for turn in found.open_turns}
         self._backlog = Backlog()
         self._backlog.apply(turn for turn in found.open_turns if turn.status == "pending")
@@ -223,6 +212,20 @@ class RunningSession(SessionReads):
             await self._settle(lost)
         else:
             self._journal.log.publish()
+
+    async def _let_go(self, known: Iterable[ActiveRun], open_runs: Container[str]) -> None:
+        """Let go of the runs whose end was stored while only the store's answer was lost."""
+        for run in known:
+            if run.run_id in open_runs or run.done.done():
+                continue
+            record = await self._journal.find_run(run.run_id)
+            turn = await self._journal.find_turn_of(record)
+            await self._journal.hold(turn.spans if turn else ())
+            self._remember(run, record, turn)
+            run.request_cancel("the run has ended", discard=False)
+            run.close()
+        if self._active and self._active.done.done():
+            self._active = None
 
     async def _settle(self, lost: Sequence[ActiveRun]) -> None:
         """See, in one commit, to the runs whose process was lost, and to the queue.

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 class SessionActor:
     """`SessionHost` on Ray. Undecorated: `Realm` makes it an actor."""
 
-    def __init__(self, session_id: str, url: str, namespace: str, engine_id: str, engine: bytes) -> None:
-        self._settings = (session_id, url, namespace, engine_id, engine)
+    def __init__(
+        self, session_id: str, urls: tuple[str, str | None], namespace: str, engine_id: str, engine: bytes
+    ) -> None:
+        self._settings = (session_id, urls, namespace, engine_id, engine)
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         # Leaving takes a call of its own. It must not be repeated in the next process, as other calls are.
@@ -45,9 +47,10 @@ class SessionActor:
 
     def _load(self) -> SessionHost:
         from turnwise.actors.host import SessionHost
+        from turnwise.memory.urls import open_history
 
         gc.freeze()  # what is loaded stays: walking it again and again would cost milliseconds in the midst of a turn
-        session_id, url, namespace, engine_id, engine = self._settings
+        session_id, (url, history_url), namespace, engine_id, engine = self._settings
         return SessionHost(
             session_id,
             lambda: open_store(url, namespace),
@@ -55,6 +58,7 @@ class SessionActor:
             engine,
             node_id=self._node_id,
             leave=self._leave,
+            open_history=(lambda: open_history(history_url)) if history_url else None,
         )
 
 

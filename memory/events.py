@@ -89,7 +89,7 @@ class ModelCallStarted(Event):
 
 
 class ModelCallEnded(Appending):
-    """The model has answered and wants tools called. (Its last call ends with the run.)"""
+    """The model has answered and wants tools called. Its last call ends with the run."""
 
     kind: Literal["model_call_ended"] = "model_call_ended"
     call: int

@@ -50,6 +50,9 @@ class HistoryStore(Protocol):
             CorruptRecordError: one cannot be read; names it.
         """
 
+    async def last_seq(self, session_id: str) -> int:
+        """Return the highest number of the session's events, 0 if there are none."""
+
     async def delete(self, session_id: str) -> None:
         """Delete all events of the session, if there are any."""
 

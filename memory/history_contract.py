@@ -144,6 +144,8 @@ async def check_events_come_in_pages(history: HistoryStore) -> None:
             for limit in range(1, len(events) + 2):
                 found = await history.events("s", after=after, limit=limit, run_id=run_id)
                 equal(found, behind[:limit], f"up to {limit} of run {run_id!r} above {after}")
+    equal(await history.last_seq("s"), numbers[-1], "the last number")
+    equal(await history.last_seq("nobody's"), 0, "the last number of none")
     for limit in (0, -1):
         await refuses(ConfigError, history.events("s", limit=limit), f"a limit of {limit}")
     await history.append("s", [_event(20_000_000 + seq) for seq in range(1000)])

@@ -40,6 +40,10 @@ class InMemoryHistory:
         found = (stored[seq] for seq in sorted(stored) if seq > after)
         return [event for event in found if run_id in (None, event.run_id)][: check_limit(limit)]
 
+    async def last_seq(self, session_id: str) -> int:
+        self._check_open()
+        return max(self._sessions.get(session_id, {}), default=0)
+
     async def delete(self, session_id: str) -> None:
         self._check_open()
         self._sessions.pop(session_id, None)

@@ -98,6 +98,10 @@ class SQLHistory(SQLDatabase):
 
         return await self._read(read)
 
+    async def last_seq(self, session_id: str) -> int:
+        statement = sa.select(sa.func.max(history.c.seq)).where(history.c.session_id == session_id)
+        return int(await self._read(lambda connection: connection.execute(statement).scalar_one() or 0))
+
     async def delete(self, session_id: str) -> None:
         statement = sa.delete(history).where(history.c.session_id == session_id)
         await self._write(lambda connection: connection.execute(statement))

@@ -34,5 +34,5 @@ class SessionRecord:
     seq: int = 0
     """No event has a number above this. While a run is live it is ahead of the last event, since live events have
     numbers too: a later activation counts on from here and gives none twice."""
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     """What its runs have spent, discarded ones included."""

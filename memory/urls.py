@@ -51,16 +51,27 @@ def open_store(url: str) -> SessionStore:
     return SQLStore(url)
 
 
-def open_history(url: str) -> HistoryStore:
-    """Return a history for the URL, which may be that of a store. Imports and connects as `open_store` does.
+def check_history_url(url: str) -> str:
+    """Return the URL of a history, resolved.
 
     Raises:
-        StoreURLError: the URL is of no known scheme, or its driver is not installed.
+        StoreURLError: the URL is of no known scheme.
         ConfigError: it is of a store in memory: a history there would not be shared.
     """
     url = resolve_url(url)
     if url.startswith("memory:"):
         raise ConfigError("history_store", url, "is no place that processes share: use sqlite:/// or postgresql://")
+    return url
+
+
+def open_history(url: str) -> HistoryStore:
+    """Return a history for the URL, which may be that of a store. Imports and connects as `open_store` does.
+
+    Raises:
+        StoreURLError: the URL is of no known scheme, or its driver is not installed.
+        ConfigError: see `check_history_url`.
+    """
+    url = check_history_url(url)
     from turnwise.memory.history_sql import SQLHistory
 
     return SQLHistory(url)

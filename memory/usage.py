@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What was spent, in the provider's tokens, in calls, time and money. Adds up with `+`; `-` gives what came since."""
+    """What was spent, in the provider's tokens, in calls, time and money. `+` adds up, `-` gives what came since."""
 
     input_tokens: int = 0
     output_tokens: int = 0

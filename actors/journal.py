@@ -23,6 +23,9 @@ LIVE_NUMBERS = 10_000_000
 """How many live events may follow a commit before the next: a later activation numbers its events from above them."""
 
 
+FORGET_EVERY = 256
+"""How many numbers the history is to be ahead before the store lets go of their events: it looks through what stays."""
+
 MISSED = 1000
 """More events than a commit whose outcome was unknown, and another owner in between, can have stored."""
 
@@ -118,7 +121,7 @@ class Journal:
             updated_at=self.clock(),
         )
         copied = self.feed.copied if self.feed else 0
-        forget = copied if copied > self._forgotten else 0
+        forget = copied if copied >= self._forgotten + FORGET_EVERY else 0
         try:
             whole = replace(commit, session=session, forget_events=forget)
             await self.store.commit(self.session_id, session.epoch, whole)

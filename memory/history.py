@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from turnwise.errors import InvalidInputError, StoreError
+from turnwise.errors import InvalidInputError
 from turnwise.memory.events import Event
-
-
-class HistoryConflictError(StoreError):
-    """Another event is stored under this number, or this key (None where it is the number); nothing was written."""
-
-    message = (
-        "the history of session {session_id!r} has another event under number {seq}, key {key!r}: append each once"
-    )
-    session_id: str
-    seq: int
-    key: str | None
 
 
 @runtime_checkable

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from turnwise.errors import ConfigError, InvalidInputError, StoreClosedError
+from turnwise.errors import ConfigError, HistoryConflictError, InvalidInputError, StoreClosedError
 from turnwise.memory.blocks import Text
 from turnwise.memory.contract import IDS, NESTED, TEXT, USAGE
 from turnwise.memory.events import Event, PromptAppended, RunCompleted, RunFailed, TextDelta, ToolEnded, UnknownEvent
-from turnwise.memory.history import HistoryConflictError, HistoryStore
+from turnwise.memory.history import HistoryStore
 from turnwise.memory.laws import Law, check_law, collector, equal, refuses
 
 
@@ -223,7 +223,12 @@ async def check_a_closed_history_says_so(history: HistoryStore) -> None:
     await history.close()
     await history.close()
     calls = {"append": history.append("s", [_event(2)]), "append of nothing": history.append("s", [])}
-    for what, call in {**calls, "events": history.events("s"), "delete": history.delete("s")}.items():
+    for what, call in {
+        **calls,
+        "events": history.events("s"),
+        "last_seq": history.last_seq("s"),
+        "delete": history.delete("s"),
+    }.items():
         await refuses(StoreClosedError, call, f"{what} of a closed history")
 
 

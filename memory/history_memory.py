@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turnwise.errors import StoreClosedError
+from turnwise.errors import HistoryConflictError, StoreClosedError
 from turnwise.memory.events import Event
-from turnwise.memory.history import HistoryConflictError, check_session
+from turnwise.memory.history import check_session
 from turnwise.memory.in_memory import without_blocks
 from turnwise.memory.store import check_limit
 

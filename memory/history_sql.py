@@ -9,8 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Double, Index, MetaData, PrimaryKeyConstraint, Table, Text
 from sqlalchemy.dialects import postgresql, sqlite
 
+from turnwise.errors import HistoryConflictError
 from turnwise.memory.events import Event
-from turnwise.memory.history import HistoryConflictError, check_session
+from turnwise.memory.history import check_session
 from turnwise.memory.sql_database import Schema, SQLDatabase
 from turnwise.memory.sql_rows import event_row, read_event
 from turnwise.memory.sql_statements import Statement

@@ -23,6 +23,7 @@ from turnwise.actors.inference.tool_loop import ToolLoop
 from turnwise.actors.inference.tools import Tool, external_tool, tool
 from turnwise.memory import anthropic, chat, responses
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse, User
+from turnwise.memory.history_memory import InMemoryHistory
 from turnwise.memory.rules import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.transcript import messages_of
@@ -181,6 +182,10 @@ class AgentWorld:
         self.random = random.Random(seed)
         self.processes = Processes()
         self.store = DawdlingStore(self.random)
+        self.history = DawdlingStore(self.random, InMemoryHistory()) if seed % 3 == 0 else None
+        """Events are kept apart, in a store that fails now and then."""
+        if self.history:
+            self.history.fail_rate = 0.2
         self.workshop = Workshop(self.random, self.processes)
         self.model = WildModel(self.random, self.processes)
         self.config = config
@@ -229,6 +234,7 @@ class AgentWorld:
             self.store,  # type: ignore[arg-type]
             self,
             self.config,
+            history=self.history,  # type: ignore[arg-type]
             clock=lambda: asyncio.get_running_loop().time(),
             off_loop=_inline,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import User
 from turnwise.memory.chat import encode
@@ -24,15 +26,27 @@ async def turns_of(store: SessionStore, session_id: str) -> list[Turn]:
     return [Turn(session_id, record, cache) for record in records]
 
 
-async def check_session(store: SessionStore, session_id: str, *, settled: bool = True) -> list[Turn]:
+async def events_of(store: SessionStore, session_id: str, history: Any = None) -> list[Event]:
+    """Return all stored events of a session, those in its history among them."""
+    found: dict[int, Event] = {}
+    for source in (store, history) if history else (store,):
+        after = 0
+        while page := await source.events(session_id, after=after):
+            for event in page:
+                assert found.setdefault(event.seq, event) == event, f"two events have the number {event.seq}"
+            after = page[-1].seq
+    return [found[seq] for seq in sorted(found)]
+
+
+async def check_session(
+    store: SessionStore, session_id: str, *, settled: bool = True, history: Any = None
+) -> list[Turn]:
     """Check a session and return its turns.
 
     Numbers only grow. One run at a time. Every run has one terminal event, its last. Every turn continues the one
     before it, and could be sent to a provider. With `settled`, nothing is queued or running any more.
     """
-    events: list[Event] = []
-    while page := await store.events(session_id, after=events[-1].seq if events else 0):
-        events += page
+    events = await events_of(store, session_id, history)
     numbers = [event.seq for event in events]
     assert numbers == sorted(set(numbers)), "event numbers only grow"
     active = None

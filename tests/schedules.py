@@ -48,10 +48,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class DawdlingStore:
-    """An `InMemoryStore` whose verbs take random time before and after, and may fail before or after they act."""
+    """A store whose verbs take random time before and after, and may fail before or after they act."""
 
-    def __init__(self, random: random.Random) -> None:
-        self.inner = InMemoryStore()
+    def __init__(self, random: random.Random, inner: Any = None) -> None:
+        self.inner = inner or InMemoryStore()
         self.fail_rate = 0.0
         self._random = random
 

@@ -13,11 +13,19 @@ from agents import AgentWorld, check_request, next_request
 from audit import check_session, turns_of
 from schedules import SESSION, explore
 from turnwise.actors.config import SessionConfig
-from turnwise.errors import CallDecidedError, NoActiveRunError, RunNotFoundError, SessionBusyError, TurnNotFoundError
+from turnwise.errors import (
+    CallDecidedError,
+    NoActiveRunError,
+    RunNotFoundError,
+    SessionBusyError,
+    StoreError,
+    TurnNotFoundError,
+)
 from turnwise.memory.blocks import ToolResult, ToolUse
+from turnwise.memory.events import Event
 from turnwise.memory.transcript import Ledger, settle
 
-LIVES = 20_000
+LIVES = 1500
 
 
 async def live(seed: int) -> None:
@@ -75,10 +83,23 @@ async def live(seed: int) -> None:
             check_request(next_request(turn))
 
 
+async def read_events(world: AgentWorld) -> list[Event]:
+    """Return the stored events, as a caller reads them page by page while the history fails now and then."""
+    events: list[Event] = []
+    while True:
+        try:
+            page, _, _ = await world.ask("events", events[-1].seq if events else 0, 7)
+        except StoreError:
+            continue
+        if not page:
+            return [event for event in events if not event.live]
+        events += page
+
+
 async def check_life(world: AgentWorld) -> None:
     store, shop = world.store.inner, world.workshop
-    turns = await check_session(store, SESSION)
-    events = [event for event in (await world.ask("events"))[0] if not event.live]
+    turns = await check_session(store, SESSION, history=world.history and world.history.inner)
+    events = await read_events(world)
     for turn in turns:
         check_request(next_request(turn))
         uses = [block for block in turn.output if isinstance(block, ToolUse)]

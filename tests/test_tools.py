@@ -655,40 +655,6 @@ def test_listeners_are_called_once_and_not_after_they_were_taken_back() -> None:
 # Errors, retries, timeouts, cancels: acceptance 31 and 9
 
 
-def test_parallel_results_come_in_the_order_of_calls_and_one_failure_leaves_the_others() -> None:
-    """Acceptance 31. The gate holds the others back, and the first ends last."""
-    busy, most, lock, release = [0], [0], threading.Lock(), threading.Event()
-
-    @tool
-    def work(number: int) -> int:
-        with lock:
-            busy[0] += 1
-            most[0] = max(most[0], busy[0])
-        if number == 0:
-            assert release.wait(LONG_S)
-        if number == 3:
-            release.set()
-        with lock:
-            busy[0] -= 1
-        if number == 1:
-            raise ValueError("one")
-        return number
-
-    registry = ToolRegistry(work, max_parallel=2)
-
-    async def main() -> list[str]:
-        gate = registry.gate()
-
-        async def one(number: int) -> str:
-            async with gate:
-                return (await registry.call(use("work", {"number": number}, f"c{number}"), context())).result.text
-
-        return await asyncio.gather(*map(one, range(4)))
-
-    assert asyncio.run(main()) == ["0", "ValueError: one", "2", "3"]
-    assert most[0] == 2
-
-
 def failing(times: int, **options: Any) -> tuple[Tool, list[float]]:
     """Return a tool that fails so often before it works, and the list of when it was called."""
     calls: list[float] = []

@@ -136,10 +136,6 @@ class ToolRegistry:
         """Return the allowed tool of this name."""
         return next((tool for tool in self._allowed() if tool.name == name), None)
 
-    def gate(self) -> asyncio.Semaphore:
-        """Return a new semaphore of `max_parallel`: calls made under it are never more at once."""
-        return asyncio.Semaphore(self.max_parallel)
-
     def check(self, use: ToolUse) -> ToolResult | None:
         """Return why this call cannot be made, as an error result for the model; None if it can.
 

@@ -4,13 +4,23 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from turnwise.actors.budget import Budget, Price
     from turnwise.actors.config import SessionConfig
     from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
     from turnwise.actors.inference.echo import EchoEngine
-    from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, RunContext, SessionView
+    from turnwise.actors.inference.engine import (
+        EngineBuilder,
+        InferenceRunner,
+        RunContext,
+        SessionView,
+        StepContext,
+        Suspend,
+    )
+    from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt
     from turnwise.actors.inference.openai import OpenAIEngine
     from turnwise.actors.inference.registry import ToolRegistry
     from turnwise.actors.inference.tool_context import ToolContext
+    from turnwise.actors.inference.tool_loop import ToolLoop
     from turnwise.actors.inference.tools import Tool, external_tool, tool
     from turnwise.actors.manager import AsyncSessionManager, SessionManager
     from turnwise.actors.placement import Dedicated
@@ -23,6 +33,7 @@ if _typing.TYPE_CHECKING:
         DuplicateKeyError,
         EmptyTurnError,
         EngineError,
+        HistoryConflictError,
         IdempotencyConflictError,
         InvalidIdError,
         InvalidInputError,
@@ -58,9 +69,15 @@ if _typing.TYPE_CHECKING:
         WaitTimeoutError,
     )
     from turnwise.memory import blocks, events
+    from turnwise.memory.calls import PendingCall
+    from turnwise.memory.history import HistoryStore
     from turnwise.memory.in_memory import InMemoryStore
+    from turnwise.memory.runs import RunRecord
+    from turnwise.memory.sessions import SessionRecord
     from turnwise.memory.sql import SQLStore
+    from turnwise.memory.steps import Step
     from turnwise.memory.store import SessionStore
+    from turnwise.memory.transcript import Ledger
     from turnwise.memory.turns import Turn
     from turnwise.memory.usage import Usage
 
@@ -68,6 +85,7 @@ __all__ = [
     "AsyncExecutionHandle",
     "AsyncSession",
     "AsyncSessionManager",
+    "Budget",
     "CallDecidedError",
     "CallNotFoundError",
     "ConfigError",
@@ -79,6 +97,8 @@ __all__ = [
     "EngineBuilder",
     "EngineError",
     "ExecutionHandle",
+    "HistoryConflictError",
+    "HistoryStore",
     "IdempotencyConflictError",
     "InMemoryStore",
     "InferenceRunner",
@@ -86,11 +106,17 @@ __all__ = [
     "InvalidInputError",
     "InvalidPromptError",
     "InvalidRequestError",
+    "Ledger",
     "LimitError",
+    "LogCalls",
+    "Middleware",
     "NoActiveRunError",
     "NotFoundError",
     "OpenAIEngine",
+    "PendingCall",
+    "Price",
     "QueueFullError",
+    "ReorderResults",
     "RunCancelledError",
     "RunContext",
     "RunEndedError",
@@ -98,6 +124,7 @@ __all__ = [
     "RunInterruptedError",
     "RunLimitError",
     "RunNotFoundError",
+    "RunRecord",
     "SQLStore",
     "SchemaVersionError",
     "Session",
@@ -110,15 +137,21 @@ __all__ = [
     "SessionManager",
     "SessionNotFoundError",
     "SessionOwnerError",
+    "SessionRecord",
     "SessionStore",
     "SessionView",
+    "Step",
+    "StepContext",
     "StoreClosedError",
     "StoreError",
     "StoreURLError",
+    "Suspend",
+    "SystemPrompt",
     "Tool",
     "ToolAbortError",
     "ToolContext",
     "ToolError",
+    "ToolLoop",
     "ToolRegistry",
     "TranscriptError",
     "Turn",
@@ -136,10 +169,26 @@ __all__ = [
 _HOMES = {
     name: home
     for home, names in {
+        "turnwise.memory.transcript": ["Ledger"],
+        "turnwise.memory.steps": ["Step"],
+        "turnwise.memory.sessions": ["SessionRecord"],
+        "turnwise.memory.runs": ["RunRecord"],
+        "turnwise.memory.history": ["HistoryStore"],
+        "turnwise.memory.calls": ["PendingCall"],
+        "turnwise.actors.inference.tool_loop": ["ToolLoop"],
+        "turnwise.actors.inference.middleware": ["LogCalls", "Middleware", "ReorderResults", "SystemPrompt"],
+        "turnwise.actors.budget": ["Budget", "Price"],
         "turnwise.actors.config": ["SessionConfig"],
         "turnwise.actors.execution": ["AsyncExecutionHandle", "ExecutionHandle"],
         "turnwise.actors.inference.echo": ["EchoEngine"],
-        "turnwise.actors.inference.engine": ["EngineBuilder", "InferenceRunner", "RunContext", "SessionView"],
+        "turnwise.actors.inference.engine": [
+            "EngineBuilder",
+            "InferenceRunner",
+            "RunContext",
+            "SessionView",
+            "StepContext",
+            "Suspend",
+        ],
         "turnwise.actors.inference.openai": ["OpenAIEngine"],
         "turnwise.actors.inference.registry": ["ToolRegistry"],
         "turnwise.actors.inference.tool_context": ["ToolContext"],
@@ -155,6 +204,7 @@ _HOMES = {
             "DuplicateKeyError",
             "EmptyTurnError",
             "EngineError",
+            "HistoryConflictError",
             "IdempotencyConflictError",
             "InvalidIdError",
             "InvalidInputError",

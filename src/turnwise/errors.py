@@ -39,6 +39,7 @@ TurnwiseError
     ├── SchemaVersionError
     ├── CorruptRecordError
     ├── DuplicateKeyError
+    ├── HistoryConflictError
     └── SessionFencedError     a later activation owns the session
 
 The arguments are positional and kept as attributes of the same names, so an error survives
@@ -362,6 +363,17 @@ class DuplicateKeyError(StoreError):
     message = "session {session_id!r} has a record under key {key!r} already; nothing was written"
     session_id: str
     key: str
+
+
+class HistoryConflictError(StoreError):
+    """Another event is stored under this number, or this key (None where it is the number); nothing was written."""
+
+    message = (
+        "the history of session {session_id!r} has another event under number {seq}, key {key!r}: append each once"
+    )
+    session_id: str
+    seq: int
+    key: str | None
 
 
 class SessionFencedError(StoreError):

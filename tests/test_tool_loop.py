@@ -1,0 +1,386 @@
+"""The loop of an agent, on `SessionCore` alone; its races are in test_histories.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from schedules import SESSION
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.core import Decision, SessionCore
+from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
+from turnwise.actors.inference.registry import ToolRegistry
+from turnwise.actors.inference.tool_loop import LOST, ToolLoop
+from turnwise.actors.inference.tools import tool
+from turnwise.actors.reads import Outcome
+from turnwise.errors import CallDecidedError, CallNotFoundError, ConfigError
+from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse
+from turnwise.memory.events import Event, ModelCallEnded, RunCompleted, RunResumed, ToolEnded, ToolStarted
+from turnwise.memory.in_memory import InMemoryStore
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.steps import steps_of
+from turnwise.memory.transcript import Ledger
+from turnwise.memory.turns import Turn
+
+Script = Sequence[Sequence[Block]]
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 30))
+
+
+def use(call_id: str, name: str, **arguments: Any) -> ToolUse:
+    return ToolUse(call_id=call_id, name=name, input=arguments)
+
+
+class Scripted:
+    """A model that says, after n messages of its own in this run, the n-th of the script; the last again and again."""
+
+    def __init__(self, script: Script, registry: ToolRegistry) -> None:
+        self.script = script
+        self.registry = registry
+        self.given: list[tuple[Block, ...]] = []
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return ToolLoop(self, self.registry)
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        self.given.append(turn.blocks)
+        said = len([message for message in Ledger(turn.output).messages() if message.role == "assistant"])
+        return self.script[min(said, len(self.script) - 1)]
+
+
+class Stage:
+    """A store and the cores that own its one session one after the other."""
+
+    def __init__(self, engine: Any, **settings: Any) -> None:
+        self.store = InMemoryStore()
+        self.engine = engine
+        self.config = SessionConfig(**settings)
+        self.core = self.new_core()
+
+    def new_core(self) -> SessionCore:
+        self.core = SessionCore(SESSION, self.store, self.engine, self.config)
+        return self.core
+
+    async def start(self, prompt: str = "go", run_id: str = "run") -> None:
+        if not await self.store.count():
+            await self.store.create(SessionRecord(session_id=SESSION))
+        await self.core.start([prompt], run_id=run_id)
+
+    async def run(self) -> Outcome:
+        await self.start()
+        return await self.outcome()
+
+    async def outcome(self) -> Outcome:
+        outcome = await self.core.wait("run")
+        assert outcome
+        return outcome
+
+    async def events(self) -> list[Event]:
+        return [event for event in (await self.core.events())[0] if not event.live]
+
+    async def until(self, holds: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+        while not await holds():
+            await asyncio.sleep(0.01)
+
+    async def awaits(self) -> bool:
+        return (await self.core.run("run")).state == "awaiting_approval"
+
+
+def results(outcome: Outcome) -> list[ToolResult]:
+    assert outcome.turn
+    return [block for block in outcome.turn.output if isinstance(block, ToolResult)]
+
+
+def test_parallel_results_come_in_the_order_of_calls_and_a_failure_leaves_its_siblings() -> None:
+    """Cases 24 and 31: at most `max_parallel` at once, whichever ends first."""
+    busy, most, order = [0], [0], list[int]()
+
+    @tool
+    async def work(number: int, seconds: float) -> int:
+        """Work."""
+        busy[0] += 1
+        most[0] = max(most)
+        most.append(busy[0])
+        await asyncio.sleep(seconds)
+        busy[0] -= 1
+        order.append(number)
+        if number == 1:
+            raise ValueError("broken")
+        return number
+
+    calls = [use(f"c{n}", "work", number=n, seconds=s) for n, s in enumerate((0.1, 0.02, 0.03, 0.0))]
+
+    async def story() -> None:
+        stage = Stage(
+            Scripted([[Text(text="let me"), *calls], [Text(text="done")]], ToolRegistry(work, max_parallel=2))
+        )
+        outcome = await stage.run()
+        assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == "done"
+        assert [result.text for result in results(outcome)] == ["0", "ValueError: broken", "2", "3"]
+        assert [result.is_error for result in results(outcome)] == [False, True, False, False]
+        assert order == [1, 2, 3, 0] and max(most) == 2
+        assert stage.engine.given[1] == outcome.turn.blocks[:-1], "the model is shown what the history holds"
+        events = await stage.events()
+        kinds = [type(event) for event in events]
+        assert kinds.index(ModelCallEnded) < kinds.index(ToolStarted) < kinds.index(ToolEnded)
+        assert [event.call_id for event in events if isinstance(event, ToolEnded)] == ["c1", "c2", "c3", "c0"]
+        steps = steps_of(events)
+        assert [(step.kind, step.name, step.is_error) for step in steps] == [
+            ("model", "", False),
+            *(("tool", "work", failed) for failed in (False, True, False, False)),
+            ("model", "", False),
+        ]
+        assert all(step.seconds is not None and step.seconds >= 0 for step in steps)
+        assert outcome.run.usage and (outcome.run.usage.calls, outcome.run.usage.tool_calls) == (2, 4)
+        assert (await stage.core.session()).usage == outcome.run.usage
+
+    play(story())
+
+
+def test_abort_stops_the_run_and_keeps_what_siblings_gave() -> None:
+    """Case 31."""
+
+    @tool
+    async def quick() -> str:
+        return "quick"
+
+    @tool
+    async def breaks() -> None:
+        await asyncio.sleep(0.02)
+        raise ValueError("broken")
+
+    @tool
+    async def long() -> None:
+        await asyncio.sleep(60)
+
+    async def story() -> None:
+        calls: list[Block] = [use("a", "long"), use("b", "breaks"), use("c", "quick")]
+        stage = Stage(Scripted([calls, [Text(text="no")]], ToolRegistry(quick, breaks, long, on_error="abort")))
+        outcome = await stage.run()
+        assert outcome.run.state == "failed" and "breaks" in str(outcome.run.why)
+        a, b, c = results(outcome)
+        assert a.is_error and "cancelled" in a.text and b.is_error and c.text == "quick"
+        assert len(stage.engine.given) == 1
+
+    play(story())
+
+
+def test_at_the_limit_of_steps_executed_results_are_kept_and_the_turn_says_so() -> None:
+    """Case 22."""
+
+    @tool
+    async def look() -> str:
+        return "seen"
+
+    class Restless(Scripted):
+        async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+            self.given.append(turn.blocks)
+            return [use(f"c{len(self.given)}", "look")]
+
+    async def story() -> None:
+        stage = Stage(Restless([], ToolRegistry(look, max_steps=3)))
+        outcome = await stage.run()
+        assert (outcome.run.state, outcome.run.code, outcome.run.finish) == ("failed", "step_limit", "error")
+        assert "max_steps" in str(outcome.run.why)
+        assert outcome.turn and outcome.turn.stop_reason == "step_limit"
+        assert [result.text for result in results(outcome)] == ["seen"] * 3
+
+    play(story())
+
+
+def test_what_is_no_tool_or_takes_no_such_arguments_becomes_an_error_result() -> None:
+    """Case 32."""
+
+    @tool
+    async def double(number: int) -> int:
+        return 2 * number
+
+    @tool
+    async def secret() -> str:
+        raise AssertionError("it is denied")
+
+    async def story() -> None:
+        calls = [use("a", "nothing"), use("b", "secret"), use("c", "double", number="x"), use("d", "double", number=4)]
+        stage = Stage(Scripted([calls, [Text(text="done")]], ToolRegistry(double, secret, deny=["secret"])))
+        outcome = await stage.run()
+        a, b, c, d = results(outcome)
+        assert outcome.run.state == "completed" and d.text == "8"
+        assert a.is_error and b.is_error and c.is_error and "number" in c.text
+        assert "secret" not in a.text, "the model is not told of a tool that it may not call"
+
+    play(story())
+
+
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_a_lost_run_goes_on_behind_its_last_result(repeatable: bool) -> None:
+    """Case 33: what has settled is not called again; what had begun only if its tool says that this is harmless."""
+    called: list[str] = []
+
+    @tool
+    async def quick() -> str:
+        called.append("quick")
+        return "quick"
+
+    @tool(repeatable=repeatable)
+    async def slow() -> str:
+        called.append("slow")
+        await asyncio.sleep(60 if called.count("slow") == 1 else 0)
+        return "slow"
+
+    async def story() -> None:
+        script: Script = [[use("a", "quick"), use("b", "slow")], [Text(text="done")]]
+        stage = Stage(Scripted(script, ToolRegistry(quick, slow)), on_lost="resume")
+        await stage.start()
+        await stage.until(lambda: _has(stage, ToolEnded))
+        first = stage.core
+        outcome_of_first = asyncio.ensure_future(first.wait("run"))
+        stage.new_core()
+        outcome = await stage.outcome()
+        assert called == ["quick", "slow", "slow"] if repeatable else ["quick", "slow"]
+        quickly, slowly = results(outcome)
+        assert quickly.text == "quick" and slowly.text == ("slow" if repeatable else LOST)
+        assert outcome.run.resumes == 1 and outcome.run.state == "completed"
+        resumed = [event for event in await stage.events() if isinstance(event, RunResumed)]
+        assert len(resumed) == 1
+        outcome_of_first.cancel()
+
+    play(story())
+
+
+async def _has(stage: Stage, kind: type[Event]) -> bool:
+    return any(isinstance(event, kind) for event in await stage.events())
+
+
+def test_a_run_that_kills_its_process_is_not_resumed_for_ever() -> None:
+    async def story() -> None:
+        @tool(repeatable=True)
+        async def deadly() -> None:
+            await asyncio.sleep(60)
+
+        stage = Stage(Scripted([[use("a", "deadly")]], ToolRegistry(deadly)), on_lost="resume", max_resumes=2)
+        await stage.start()
+        await stage.until(lambda: _has(stage, ToolStarted))
+        for resumes in (1, 2):
+            stage.new_core()
+            assert (await stage.core.run("run")).resumes == resumes
+        stage.new_core()
+        outcome = await stage.outcome()
+        assert outcome.run.state == "interrupted" and "too often" in str(outcome.run.why)
+        assert results(outcome)[0].is_error
+
+    play(story())
+
+
+def approving() -> tuple[Scripted, list[str]]:
+    called: list[str] = []
+
+    @tool(approval=True)
+    async def delete(path: str) -> str:
+        called.append(path)
+        return f"deleted {path}"
+
+    script: Script = [[use("a", "delete", path="/etc")], [Text(text="done")]]
+    return Scripted(script, ToolRegistry(delete)), called
+
+
+def test_a_call_that_needs_a_word_waits_for_it_across_processes() -> None:
+    """The process may leave meanwhile; approved, the call is made once, whoever says so however often."""
+
+    async def story() -> None:
+        engine, called = approving()
+        stage = Stage(engine)
+        await stage.start()
+        await stage.until(stage.awaits)
+        (pending,) = await stage.core.pending("run")
+        assert (pending.call_id, pending.name, dict(pending.input)) == ("a", "delete", {"path": "/etc"})
+        assert (await stage.core.run("run")).finish == "tool_calls_pending"
+        assert await stage.core.leave(), "a waiting run keeps no process"
+        stage.new_core()
+        assert await stage.core.pending("run") == [pending] and not called
+        for _ in range(2):
+            await stage.core.decide("run", "a", Decision(verdict="approved"))
+        outcome = await stage.outcome()
+        assert called == ["/etc"] and results(outcome)[0].text == "deleted /etc"
+        await stage.core.decide("run", "a", Decision(verdict="approved"))
+        with pytest.raises(CallDecidedError, match="approved"):
+            await stage.core.decide("run", "a", Decision(verdict="rejected"))
+        with pytest.raises(CallNotFoundError):
+            await stage.core.decide("run", "b", Decision(verdict="approved"))
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("decision", "result", "ran"),
+    [
+        (Decision(verdict="rejected", text="never"), "rejected: never", []),
+        (Decision(verdict="provided", text="it is gone"), "it is gone", []),
+        (Decision(verdict="approved", input={"path": "/tmp/x"}), "deleted /tmp/x", ["/tmp/x"]),
+    ],
+    ids=["rejected", "provided", "edited"],
+)
+def test_a_decision_is_what_the_model_and_the_history_see(decision: Decision, result: str, ran: list[str]) -> None:
+    async def story() -> None:
+        engine, called = approving()
+        stage = Stage(engine)
+        await stage.start()
+        await stage.until(stage.awaits)
+        await stage.core.decide("run", "a", decision)
+        outcome = await stage.outcome()
+        assert called == ran and results(outcome)[0].text == result
+        assert results(outcome)[0].is_error == (decision.verdict == "rejected")
+        assert outcome.turn and outcome.turn.text == "done"
+        (call,) = [block for block in outcome.turn.output if isinstance(block, ToolUse)]
+        assert call.input == (decision.input or {"path": "/etc"})
+        assert engine.given[1] == outcome.turn.blocks[:-1]
+        events = await stage.events()
+        assert Ledger.replay(events).blocks() == list(outcome.turn.output)
+        assert isinstance(events[-1], RunCompleted)
+
+    play(story())
+
+
+def test_a_waiting_run_can_be_cancelled_and_keeps_what_was_decided() -> None:
+    async def story() -> None:
+        @tool(approval=True)
+        async def act(what: str) -> str:
+            raise AssertionError("nobody approved")
+
+        calls = [use("a", "act", what="one"), use("b", "act", what="two")]
+        stage = Stage(Scripted([calls, [Text(text="done")]], ToolRegistry(act)))
+        await stage.start()
+        await stage.until(stage.awaits)
+        await stage.core.decide("run", "a", Decision(verdict="provided", text="by hand"))
+        assert await stage.awaits(), "it goes on when all is decided"
+        stage.new_core()
+        assert await stage.core.cancel("enough") is True
+        outcome = await stage.outcome()
+        assert [result.text for result in results(outcome)] == ["by hand", "cancelled: enough"]
+        with pytest.raises(CallDecidedError, match="cancelled"):
+            await stage.core.decide("run", "b", Decision(verdict="approved"))
+
+    play(story())
+
+
+def test_decisions_that_fit_no_call_of_the_kind_are_refused() -> None:
+    async def story() -> None:
+        from turnwise.actors.inference.tools import external_tool
+
+        outside = external_tool("outside", "Runs elsewhere.", {"type": "object"})
+        stage = Stage(Scripted([[use("a", "outside")], [Text(text="done")]], ToolRegistry(outside)))
+        await stage.start()
+        await stage.until(stage.awaits)
+        assert [call.wants for call in await stage.core.pending("run")] == ["result"]
+        with pytest.raises(ConfigError, match="provide"):
+            await stage.core.decide("run", "a", Decision(verdict="approved"))
+        with pytest.raises(ConfigError, match="JSON"):
+            await stage.core.decide("run", "a", Decision(verdict="approved", input={"x": object()}))
+        await stage.core.decide("run", "a", Decision(verdict="provided", text="42"))
+        assert results(await stage.outcome())[0].text == "42"
+
+    play(story())

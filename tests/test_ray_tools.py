@@ -43,7 +43,7 @@ def call(made: Tool, /, **arguments: Any) -> ToolOutcome:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(LONG_S):
-        while not condition():  # noqa: ASYNC110 - another process brings it about
+        while not condition():
             await asyncio.sleep(0.02)
 
 

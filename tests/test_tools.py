@@ -67,7 +67,7 @@ def error(made: Tool, settings: Mapping[str, Any] | None = None, /, **arguments:
 async def until(condition: Callable[[], object]) -> None:
     """Wait for what another thread or task brings about."""
     async with asyncio.timeout(LONG_S):
-        while not condition():  # noqa: ASYNC110 - what threads do has no asyncio event
+        while not condition():
             await asyncio.sleep(0.005)
 
 

@@ -38,6 +38,10 @@ venv: $(READY) ## make or refresh .venv
 demo: $(READY) ## run the quickstart, against a local stand-in provider where OPENAI_API_KEY is not set
 	$(BIN)/python examples/quickstart.py
 
+.PHONY: agent
+agent: $(READY) ## run an agent with tools, against the same
+	$(BIN)/python examples/agent_with_tools.py
+
 .PHONY: test
 test: $(READY) ## run all tests but the soak
 	$(BIN)/python -m pytest

@@ -60,17 +60,17 @@ class ActiveRun:
     @property
     def spent(self) -> Usage:
         """What it has spent up to now."""
-        usage = (self.record.usage or Usage()) + self.unbilled
+        usage = self.record.usage + self.unbilled if self.record.usage else self.unbilled
         if self.record.state != "running":
             return usage
-        return usage + Usage(seconds=asyncio.get_running_loop().time() - self._since)
+        return replace(usage, seconds=usage.seconds + (asyncio.get_running_loop().time() - self._since))
 
-    def bill(self, record: RunRecord) -> RunRecord:
-        """Return the record with all that was spent up to now. `billed` follows if that is stored."""
+    def bill(self) -> Usage:
+        """Return what it has spent up to now, for its next record. `billed` follows if that is stored."""
         self._bill = self.unbilled, asyncio.get_running_loop().time()
         spent = self.spent
         # Rounded as stores keep it, so that what is in memory and what is read back are equal.
-        return replace(record, usage=replace(spent, seconds=round(spent.seconds, 6), cost=round(spent.cost, 12)))
+        return replace(spent, seconds=round(spent.seconds, 6), cost=round(spent.cost, 12))
 
     def billed(self, record: RunRecord) -> None:
         """Take over the record of the last bill, and count from there."""

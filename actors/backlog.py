@@ -68,4 +68,6 @@ def left_by(runs: Iterable[ActiveRun], *, discard: bool) -> Spans:
 
 def with_given(turn: TurnRecord, given: Spans) -> TurnRecord:
     """Return a waiting turn with appended prompts ahead of its own."""
+    if not given:
+        return turn
     return replace(turn, prompt=join(given, turn.prompt), appended=join(given, turn.appended))

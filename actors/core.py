@@ -487,7 +487,7 @@ class SessionCore(RunningSession):
         turn, new, session = self._with_output(run, ledger.blocks(), self._journal.session)
         goes_on = run.record.state == "awaiting_approval" and not any(state.is_waiting for state in calls.values())
         state: RunState = "running" if goes_on else run.record.state
-        record = run.bill(replace(run.record, state=state, calls=encode_calls(calls)))
+        record = replace(run.record, state=state, calls=encode_calls(calls), usage=run.bill())
         said = {**about(record), "call_id": call_id, "verdict": decision.verdict}
         if new:
             said |= {"span": (session.log_size - 1, session.log_size), "blocks": tuple(new)}

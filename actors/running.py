@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from turnwise.actors.active_run import ActiveRun, grants
@@ -107,8 +108,11 @@ class RunningSession(SessionReads):
                 await self._load()
             return await change()
 
-    async def _persistently(self, change: Callable[[], Awaitable[Result]]) -> Result:
+    async def _persistently(self, change: Callable[[], Awaitable[Result]], *, shielded: bool = True) -> Result:
         """Carry out one change that bears repetition, however often the store has to be asked.
+
+        Args:
+            shielded: a change that has begun ends even if the caller is cancelled; which costs a task.
 
         Raises:
             StoreError: for `store_retry_s`, or the session is owned by another.
@@ -117,7 +121,7 @@ class RunningSession(SessionReads):
         pause_s = 0.01
         while True:
             try:
-                return await self._atomically(change)
+                return await (self._atomically(change) if shielded else self._exclusively(change))
             except CorruptRecordError:
                 raise
             except StoreError as error:
@@ -168,8 +172,8 @@ class RunningSession(SessionReads):
         if not run.done.done():
             run.done.set_result(None)
 
-    def _ended_record(self, run: ActiveRun, state: RunState, why: str | None) -> RunRecord:
-        return replace(run.record, state=state, why=why, ended_at=self._clock())
+    def _ended_record(self, run: ActiveRun, state: RunState, why: str | None, **more: Any) -> RunRecord:
+        return replace(run.record, state=state, why=why, ended_at=self._clock(), **more)
 
     def _hand_back(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
         index = self._journal.session.next_index
@@ -197,8 +201,7 @@ class RunningSession(SessionReads):
                 run.restart_clock()
             run.record, run.turn = record, turns[record.turn_index]
             run.output = Output.read(run.turn.output, self._journal.cache)
-            if not run.is_waiting:
-                run.decided.set()
+            run.decided.clear() if run.is_waiting else run.decided.set()
             if run is self._active:
                 continue
             if record.state == "awaiting_approval":
@@ -244,8 +247,8 @@ class RunningSession(SessionReads):
         turns: list[TurnRecord] = []
         for run, end in zip(ending, ends, strict=True):
             settled_output = Ledger(run.output.blocks).settled(LOST, interrupted=True)
-            turn, new, session = self._with_output(run, settled_output, session)
-            turns.append(replace(turn, status="interrupted"))
+            turn, new, session = self._with_output(run, settled_output, session, status="interrupted")
+            turns.append(turn)
             blocks += new
             events.append(end_event(end, new, session))
         head = turns[-1] if turns else self._head
@@ -323,7 +326,10 @@ class RunningSession(SessionReads):
     # Running
 
     async def _drive(self, run: ActiveRun) -> None:
-        """Run the engine, as often as it suspends, and store how it ended, however often the store has to be asked."""
+        """Run the engine, as often as it suspends, and store how it ended, however often the store has to be asked.
+
+        Nobody cancels this task.
+        """
         try:
             while not run.done.done():
                 calls = run.record.calls
@@ -334,9 +340,9 @@ class RunningSession(SessionReads):
                 if ending and ending.state == "suspended" and not ending.calls and run.record.calls == calls:
                     ending = Ending("failed", "the engine suspended, and there is nothing to decide")
                 if ending and ending.state == "suspended":
-                    await self._persistently(lambda ending=ending: self._suspend(run, ending))  # type: ignore[misc]
+                    await self._persistently(partial(self._suspend, run, ending), shielded=False)
                 elif ending:
-                    await self._persistently(lambda ending=ending: self._end_run(run, ending))  # type: ignore[misc]
+                    await self._persistently(partial(self._end_run, run, ending), shielded=False)
                     return
         except TurnwiseError as error:  # the store, or such as a corrupt row
             failure = error
@@ -389,7 +395,7 @@ class RunningSession(SessionReads):
         calls = {**run.calls, **ending.calls}
         if not any(state.is_waiting for state in calls.values()):
             return
-        record = run.bill(replace(run.record, state="awaiting_approval", calls=encode_calls(calls)))
+        record = replace(run.record, state="awaiting_approval", calls=encode_calls(calls), usage=run.bill())
         session = self._charged(self._journal.session, run, record)
         requests = [
             request_event(record, call_id, state) for call_id, state in ending.calls.items() if state.is_waiting
@@ -404,15 +410,13 @@ class RunningSession(SessionReads):
             return
         drop = run.discard and ending.state == "cancelled"
         attempt = run.attempt or Attempt(run, self, interval_s=0)
-        session = self._journal.session
+        state: Literal["completed", "cancelled", "failed"] = "failed" if ending.state == "suspended" else ending.state
+        said: dict[str, Any] = {"usage": run.bill(), "stop_reason": ending.code or attempt.stop_reason}
+        end = self._ended_record(run, state, ending.why, code=ending.code, **said)
+        session = self._charged(self._journal.session, run, end)
         turn, blocks = run.turn, list[Block]()
         if not drop:
-            turn, blocks, session = self._with_output(run, attempt.output(ending), session)
-        state: Literal["completed", "cancelled", "failed"] = "failed" if ending.state == "suspended" else ending.state
-        stop_reason = ending.code or attempt.stop_reason
-        end = run.bill(replace(self._ended_record(run, state, ending.why), code=ending.code, stop_reason=stop_reason))
-        turn = replace(turn, status=state, usage=end.usage, stop_reason=stop_reason)
-        session = self._charged(session, run, end)
+            turn, blocks, session = self._with_output(run, attempt.output(ending), session, status=state, **said)
         head = self._head if drop else turn
         given = self._hand_back([run], discard=True) if drop else []
         begun = self._begin_next(head, given)
@@ -455,6 +459,8 @@ class RunningSession(SessionReads):
 
     def check_budget(self, run: ActiveRun) -> None:
         """See `Desk`."""
+        if not (self._config.run_budget or self._config.session_budget):
+            return
         spent, calls = run.spent, run.calls
         times = 1 + grants(calls.values())
         in_session = self._journal.session.usage + (spent - (run.record.usage or Usage()))
@@ -509,7 +515,7 @@ class RunningSession(SessionReads):
         output = ledger.blocks()
         turn, new, session = self._with_output(run, output, self._journal.session)
         states = {call_id: state for call_id, state in {**run.calls, **calls}.items() if state}
-        record = run.bill(replace(run.record, calls=encode_calls(states)))
+        record = replace(run.record, calls=encode_calls(states), usage=run.bill())
         session = self._charged(session, run, record)
         if new and not events:
             events = [attempt.end_call()]
@@ -527,13 +533,17 @@ class RunningSession(SessionReads):
     # Blocks
 
     def _with_output(
-        self, run: ActiveRun, output: Sequence[Block], session: SessionRecord
+        self, run: ActiveRun, output: Sequence[Block], session: SessionRecord, **changes: Any
     ) -> tuple[TurnRecord, list[Block], SessionRecord]:
-        """Return the run's turn with this output, those of its blocks that are to be stored, and the row with them."""
+        """Return the run's turn with this output, those of its blocks that are to be stored, and the row with them.
+
+        Args:
+            changes: of the turn.
+        """
         new = run.output.missing(output)
         span = Span(session.log, session.log_size, session.log_size + len(new))
         grown = run.output.grown(output, span)
-        return replace(run.turn, output=grown.spans), new, replace(session, log_size=span.stop)
+        return replace(run.turn, output=grown.spans, **changes), new, replace(session, log_size=span.stop)
 
     def _hold(self, blocks: Sequence[Block], session: SessionRecord) -> None:
         """Hold the blocks that a commit stored at the end of the log."""
@@ -542,7 +552,9 @@ class RunningSession(SessionReads):
     @staticmethod
     def _charged(session: SessionRecord, run: ActiveRun, record: RunRecord) -> SessionRecord:
         """Return the session's row with what the run has spent since its last commit."""
-        spent = (record.usage or Usage()) - (run.record.usage or Usage())
+        spent = record.usage or Usage()
+        if run.record.usage:
+            spent -= run.record.usage
         return replace(session, usage=session.usage + spent)
 
 

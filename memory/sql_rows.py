@@ -31,7 +31,10 @@ _KEY_DIGITS = 18
 
 def to_json(value: Any) -> str | None:
     """Return a value as JSON text, None as None. Also for free text, which PostgreSQL cannot hold with NUL in it."""
-    return None if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return None if value is None else _ENCODER.encode(value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def _parse(kind: str, key: object, parse: Callable[[], Result]) -> Result:
@@ -80,7 +83,7 @@ def _usage(text: str | None) -> Usage | None:
 
 
 def _spans_text(spans: Spans) -> str:
-    return json.dumps([[int(log), start, stop] for log, start, stop in spans], separators=(",", ":"))
+    return f"[{','.join(f'[{int(log)},{start},{stop}]' for log, start, stop in spans)}]"
 
 
 def _spans(text: str) -> Spans:

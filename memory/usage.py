@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +24,26 @@ class Usage:
     """By the prices in `SessionConfig`, in their currency."""
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in _FIELDS})
+        # Spelt out, since every run adds and takes away a few times.
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            calls=self.calls + other.calls,
+            tool_calls=self.tool_calls + other.tool_calls,
+            seconds=self.seconds + other.seconds,
+            cost=self.cost + other.cost,
+        )
 
     def __sub__(self, other: Usage) -> Usage:
-        return Usage(**{name: getattr(self, name) - getattr(other, name) for name in _FIELDS})
-
-
-_FIELDS = tuple(field.name for field in fields(Usage))
+        return Usage(
+            input_tokens=self.input_tokens - other.input_tokens,
+            output_tokens=self.output_tokens - other.output_tokens,
+            cached_tokens=self.cached_tokens - other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
+            calls=self.calls - other.calls,
+            tool_calls=self.tool_calls - other.tool_calls,
+            seconds=self.seconds - other.seconds,
+            cost=self.cost - other.cost,
+        )

@@ -53,7 +53,7 @@ class Journal:
         self.log = EventLog(0)
         self.cache = BlockCache()
         self.caught_up: frozenset[int] = frozenset()
-        """The numbers of the events that were stored unnoticed before this activation: by a commit in doubt."""
+        """The numbers of the events that were stored unnoticed since the last commit: by one in doubt."""
         self.stale = True
         """Whether the session must be activated before the next change."""
         self.lost: Exception | None = None
@@ -74,7 +74,7 @@ class Journal:
         if self.log.last_seq:
             missed = await self._stored_events(self.log.published, MISSED)
             missed = await self._with_blocks(missed, found.session.log)
-            self.caught_up = frozenset(event.seq for event in missed)
+            self.caught_up |= {event.seq for event in missed}
             self.log.catch_up(missed, found.session.seq)
         else:
             self.log = EventLog(found.session.seq)
@@ -136,6 +136,7 @@ class Journal:
             self.stale = True
             raise
         self.session = session
+        self.caught_up = frozenset()
         self._forgotten = max(self._forgotten, forget)
         self.log.publish(commit.events)
         if self.feed and commit.events:

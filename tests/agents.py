@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar, copy_context
 from typing import Any
 
-from schedules import SESSION, DawdlingStore, pause
+from schedules import SESSION, DawdlingStore, inline, pause
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import Decision, SessionCore
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
@@ -21,6 +21,7 @@ from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_context import ToolContext
 from turnwise.actors.inference.tool_loop import ToolLoop
 from turnwise.actors.inference.tools import Tool, external_tool, tool
+from turnwise.errors import StoreError
 from turnwise.memory import anthropic, chat, responses
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse, User
 from turnwise.memory.history_memory import InMemoryHistory
@@ -186,6 +187,7 @@ class AgentWorld:
         """Events are kept apart, in a store that fails now and then."""
         if self.history:
             self.history.fail_rate = 0.2
+        self.store.fail_rate = 0.03 if seed % 7 == 0 else 0.0
         self.workshop = Workshop(self.random, self.processes)
         self.model = WildModel(self.random, self.processes)
         self.config = config
@@ -204,12 +206,12 @@ class AgentWorld:
         self.core = self._new_core()
 
     async def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a verb until a process answers, with the same arguments, as a caller on Ray does."""
+        """Call a verb until a process answers, with the same arguments, as a caller on Ray does, and a patient one."""
         while True:
             core, process = self.core, self.process
             try:
                 return await self.processes.call(process, getattr(core, verb)(*args, **kwargs))
-            except KilledError:
+            except (KilledError, StoreError):
                 await asyncio.sleep(0.01)
 
     async def decide(self, run_id: str) -> None:
@@ -236,12 +238,8 @@ class AgentWorld:
             self.config,
             history=self.history,  # type: ignore[arg-type]
             clock=lambda: asyncio.get_running_loop().time(),
-            off_loop=_inline,
+            off_loop=inline,
         )
-
-
-async def _inline(call: Any, *args: Any) -> Any:
-    return call(*args)
 
 
 def next_request(turn: Turn) -> list[Block]:

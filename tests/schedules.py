@@ -135,7 +135,7 @@ class World:
             self.engine,
             self.config,
             clock=lambda: asyncio.get_running_loop().time(),
-            off_loop=_inline,
+            off_loop=inline,
         )
 
     async def create(self) -> None:
@@ -149,7 +149,7 @@ class World:
         await pause(self.random)
 
 
-async def _inline(call: Callable[..., Any], *args: Any) -> Any:
+async def inline(call: Callable[..., Any], *args: Any) -> Any:
     return call(*args)
 
 

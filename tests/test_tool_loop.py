@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schedules import SESSION
+from schedules import SESSION, explore, inline
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import Decision, SessionCore
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
@@ -29,7 +29,12 @@ Script = Sequence[Sequence[Block]]
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 30))
+    """Play a story on virtual time, so that pauses order what happens and cost nothing."""
+
+    async def whole(_: int) -> None:
+        await story
+
+    assert explore(1, whole)
 
 
 def use(call_id: str, name: str, **arguments: Any) -> ToolUse:
@@ -60,16 +65,17 @@ class Stage:
         self.store = InMemoryStore()
         self.engine = engine
         self.config = SessionConfig(**settings)
-        self.core = self.new_core()
+        self.core: SessionCore
+        self.new_core()
 
     def new_core(self) -> SessionCore:
-        self.core = SessionCore(SESSION, self.store, self.engine, self.config)
+        now = asyncio.get_running_loop().time
+        self.core = SessionCore(SESSION, self.store, self.engine, self.config, clock=now, off_loop=inline)
         return self.core
 
-    async def start(self, prompt: str = "go", run_id: str = "run") -> None:
-        if not await self.store.count():
-            await self.store.create(SessionRecord(session_id=SESSION))
-        await self.core.start([prompt], run_id=run_id)
+    async def start(self, **settings: Any) -> None:
+        await self.store.create(SessionRecord(session_id=SESSION))
+        await self.core.start(["go"], run_id="run", **settings)
 
     async def run(self) -> Outcome:
         await self.start()
@@ -168,6 +174,78 @@ def test_abort_stops_the_run_and_keeps_what_siblings_gave() -> None:
         assert len(stage.engine.given) == 1
 
     play(story())
+
+
+def test_what_came_in_at_the_moment_of_an_abort_is_kept() -> None:
+    """Case 31: results that are there and were not recorded yet."""
+
+    @tool
+    async def quick(number: int) -> int:
+        await asyncio.sleep(1)
+        return number
+
+    @tool
+    async def breaks() -> None:
+        await asyncio.sleep(1)
+        raise ValueError("broken")
+
+    async def story() -> None:
+        calls: list[Block] = [use("a", "quick", number=1), use("b", "breaks"), use("c", "quick", number=2)]
+        outcome = await Stage(Scripted([calls], ToolRegistry(quick, breaks, on_error="abort"))).run()
+        assert [result.text for result in results(outcome) if not result.is_error] == ["1", "2"]
+
+    play(story())
+
+
+def test_a_call_of_the_model_voids_what_an_earlier_one_streamed() -> None:
+    class Retrying:
+        def build(self, session: SessionView) -> InferenceRunner:
+            return self
+
+        async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+            context.begin_call()
+            context.emit("half an ")
+            context.begin_call()
+            context.emit("all of it")
+            await asyncio.sleep(60)
+            raise AssertionError("cancelled before")
+
+    async def story() -> None:
+        stage = Stage(Retrying())
+        await stage.start()
+        await asyncio.sleep(1)
+        assert Ledger.replay((await stage.core.events())[0]).blocks() == [Text(text="all of it")]
+        await stage.core.cancel("enough")
+        outcome = await stage.outcome()
+        assert outcome.turn and outcome.turn.text == "all of it" and outcome.turn.output[0].interrupted  # type: ignore[attr-defined]
+
+    play(story())
+
+
+def test_time_counts_while_a_run_is_running_and_not_while_it_waits() -> None:
+    @tool(approval=True)
+    async def work() -> str:
+        await asyncio.sleep(6)
+        return "worked"
+
+    async def story(timeout_s: float) -> Outcome:
+        stage = Stage(Scripted([[use("a", "work")], [use("b", "work")], [Text(text="done")]], ToolRegistry(work)))
+        await stage.start(timeout_s=timeout_s)
+        for call in "ab":
+            await stage.until(stage.awaits)
+            await asyncio.sleep(100)
+            await stage.core.decide("run", call, Decision(verdict="approved"))
+            if call == "a":
+                await asyncio.sleep(7)
+        return await stage.outcome()
+
+    async def stories() -> None:
+        enough, short = await story(13), await story(11)
+        assert enough.run.state == "completed" and enough.run.usage and 12 <= enough.run.usage.seconds < 13
+        assert (short.run.state, short.run.code) == ("failed", "timeout")
+        assert [result.is_error for result in results(short)] == [False, True]
+
+    play(stories())
 
 
 def test_at_the_limit_of_steps_executed_results_are_kept_and_the_turn_says_so() -> None:

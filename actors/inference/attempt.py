@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
 from turnwise.errors import EngineError, LimitError
-from turnwise.memory.blocks import Block, Text, Thinking, encode
+from turnwise.memory.blocks import Block, Text, Thinking, ToolResult, encode
 from turnwise.memory.calls import CallState
 from turnwise.memory.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
 from turnwise.memory.transcript import Ledger, settle
@@ -118,10 +118,14 @@ class Attempt:
 
     def output(self, ending: Ending) -> list[Block]:
         """Return the run's whole output under this ending, such that the next request is valid."""
-        ledger = self.ledger
+        ledger, stored = self.ledger, self.run.output.blocks
+        held = ledger.blocks()
         if ending.answer is not None:
-            ledger = Ledger(self.run.output.blocks)
+            ledger = Ledger(stored)
             ledger.flush_assistant(ending.answer)
+        elif not {id(block) for block in stored} <= {id(block) for block in held}:
+            # A record was stored whose engine was stopped before it knew: what came since is results, if anything.
+            ledger = Ledger([*stored, *(block for block in held if isinstance(block, ToolResult))])
         return ledger.settled(ending.why or "no result came", interrupted=ending.state != "completed")
 
     # The context of the engine

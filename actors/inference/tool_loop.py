@@ -182,7 +182,11 @@ class _Calls:
         states, self._states = self._states, {}
         begun = [self._ready.popleft() for kind, _ in events if kind is ToolStarted]
         self._context.report(usage=Usage(tool_calls=len(begun)))
-        self._turn = await self._context.record(*blocks, events=events, calls=states)
+        try:
+            self._turn = await self._context.record(*blocks, events=events, calls=states)
+        except BaseException:
+            self._blocks = blocks  # stored or not: `_stop` sees to the results among them
+            raise
         for use in begun:
             self._running[asyncio.create_task(self._tools.call(use, self._context_of(use)))] = use
 

@@ -201,7 +201,10 @@ class RunningSession(SessionReads):
                 run.restart_clock()
             run.record, run.turn = record, turns[record.turn_index]
             run.output = Output.read(run.turn.output, self._journal.cache)
-            run.decided.clear() if run.is_waiting else run.decided.set()
+            if run.is_waiting:
+                run.decided.clear()
+            else:
+                run.decided.set()
             if run is self._active:
                 continue
             if record.state == "awaiting_approval":

@@ -185,7 +185,11 @@ class ExecutionHandle(_Handle):
 
     def status(self) -> RunState:
         """Return the state of the run."""
-        return carry_out(self._record(), self._portal).state
+        return self.info().state
+
+    def info(self) -> RunRecord:
+        """Return the run's record: state, finish class, labels, times, what it has spent up to now."""
+        return carry_out(self._record(), self._portal)
 
     def steps(self) -> list[Step]:
         """Return the run's calls of the model and of tools up to now, with their times, in order."""
@@ -241,7 +245,11 @@ class AsyncExecutionHandle(_Handle):
 
     async def status(self) -> RunState:
         """See `ExecutionHandle.status`."""
-        return (await carry_out_async(self._record())).state
+        return (await self.info()).state
+
+    async def info(self) -> RunRecord:
+        """See `ExecutionHandle.info`."""
+        return await carry_out_async(self._record())
 
     async def steps(self) -> list[Step]:
         """See `ExecutionHandle.steps`."""

@@ -27,6 +27,7 @@ from turnwise.errors import (
     SessionExistsError,
     SessionFencedError,
     SessionNotFoundError,
+    StoreError,
     TurnNotFoundError,
 )
 from turnwise.memory import blocks
@@ -398,3 +399,59 @@ def test_settings_out_of_range_are_refused_by_name() -> None:
 def test_a_config_out_of_range_is_refused_by_name(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         SessionConfig(**settings)
+
+
+class StumblingStore(InMemoryStore):
+    """Its next commit fails without a trace when it is told to."""
+
+    stumbles = False
+
+    async def commit(self, *args: Any) -> None:
+        if self.stumbles:
+            self.stumbles = False
+            raise StoreError("out of order for once")
+        await super().commit(*args)
+
+
+async def stumbling() -> tuple[SessionCore, StumblingStore]:
+    """Return a core in the midst of a run, behind a commit of which it does not know whether it was stored."""
+    store = StumblingStore()
+    core, _ = await new_core(store=store)
+    await core.start(["slow 100"], run_id="run")
+    await asyncio.sleep(0.1)
+    store.stumbles = True
+    with pytest.raises(StoreError):
+        await core.append(["more"], key="key")
+    return core, store
+
+
+def test_live_events_after_a_store_error_get_numbers_that_no_later_owner_gives_again() -> None:
+    """Case 59."""
+
+    async def story() -> None:
+        core, store = await stumbling()
+        await core.activate()
+        await asyncio.sleep(0.1)
+        seen = [event.seq for event in (await core.events())[0]]
+        other = SessionCore(SESSION, store, ScriptedEngine())
+        await other.activate()
+        interrupted = (await store.events(SESSION))[-1]
+        assert interrupted.kind == "run_interrupted" and interrupted.seq > max(seen)
+
+    play(story())
+
+
+def test_live_events_of_a_run_that_another_owner_ended_are_not_published() -> None:
+    """Case 64."""
+
+    async def story() -> None:
+        core, store = await stumbling()
+        await SessionCore(SESSION, store, ScriptedEngine()).activate()
+        await asyncio.sleep(0.1)  # deltas wait for what becomes of the commit
+        outcome = await core.wait("run")
+        assert outcome and outcome.run.state == "interrupted"
+        await asyncio.sleep(0.1)
+        events, _, _ = await core.events()
+        assert events[-1].kind == "run_interrupted"
+
+    play(story())

@@ -455,7 +455,9 @@ class RunningSession(SessionReads):
         """See `Desk`."""
         usage = priced(usage, self._config.prices.get(model or ""))
         budgets = (self._config.run_budget, self._config.session_budget)
-        if not usage.cost and any(budget and budget.cost for budget in budgets) and model not in self._config.prices:
+        # What has no tokens, such as calls of tools, needs no price.
+        unpriced = usage.input_tokens + usage.output_tokens and not usage.cost and model not in self._config.prices
+        if unpriced and any(budget and budget.cost for budget in budgets):
             why = f"a budget limits the cost, and model {model!r} has no price: add it to SessionConfig(prices=...)"
             raise EngineError(why)
         return usage

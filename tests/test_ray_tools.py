@@ -230,7 +230,7 @@ def test_a_task_cancelled_by_others_is_an_error_result(ray_session: ModuleType, 
             return refs[-1]
 
     async def main() -> ToolOutcome:
-        calling = start(tool(Spied(), like=linger), begun=str(tmp_path / "b"), ended=str(tmp_path / "e"))  # type: ignore[call-overload]
+        calling = start(tool(Spied(), like=linger), begun=str(tmp_path / "b"), ended=str(tmp_path / "e"))
         await until((tmp_path / "b").exists)
         ray_session.cancel(refs[0])
         outcome: ToolOutcome = await calling

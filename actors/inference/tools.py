@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, Protocol, Union, cast, get_args, get_origin, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
@@ -162,9 +162,17 @@ class Arguments:
         return {name: getattr(values, f"a{at}") for at, (name, _, _) in enumerate(self.parameters)}
 
 
+class Remote(Protocol):
+    """What runs on Ray: a task, or an actor's method."""
+
+    @property
+    def remote(self) -> Callable[..., Any]:
+        """Submit a call."""
+
+
 @overload
 def tool(
-    function: Callable[..., Any],
+    function: Callable[..., Any] | Remote,
     /,
     *,
     like: Callable[..., Any] | None = ...,
@@ -190,7 +198,7 @@ def tool(
 
 
 def tool(
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., Any] | Remote | None = None,
     /,
     *,
     like: Callable[..., Any] | None = None,
@@ -257,7 +265,7 @@ def tool(
         name=name,
         description=doc if description is None else inspect.cleandoc(description),
         parameters=schema,
-        function=function,
+        function=cast(Any, function),
         model=model,
         **options,
     )

@@ -41,10 +41,11 @@ class ChatAPI:
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
         stream: openai.AsyncStream[Any] = await client.chat.completions.create(
             model=self._settings.model,
+            messages=[],
             stream=True,
             stream_options={"include_usage": True},
-            extra_body=self._extra or None,
-            **request,
+            # What is given here goes out as it is: the client takes up to half a millisecond to look at one message.
+            extra_body={**request, **self._extra},
         )
         return stream
 

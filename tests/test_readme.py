@@ -60,6 +60,7 @@ def test_a_python_block_runs_by_itself(block: Block, provider: LocalProvider, tm
     script = tmp_path / "readme.py"
     script.write_text(at_its_lines(block), encoding="utf-8")
     local = {"OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": "local-key", "PYTHONIOENCODING": "utf-8"}
+    local["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "examples"), os.environ.get("PYTHONPATH")]))
     ran = subprocess.run(
         [sys.executable, script.name],
         cwd=tmp_path,

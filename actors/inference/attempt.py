@@ -174,7 +174,10 @@ class Attempt:
             return
         if usage:
             usage = replace(usage, calls=0) if self._announces else usage  # `begin_call` counts them
-            self.run.unbilled += self._desk.price(usage, model)
+            try:
+                usage = self._desk.price(usage, model)
+            finally:
+                self.run.unbilled += usage  # it was spent, whatever it costs
         self.stop_reason = stop_reason or self.stop_reason
 
     def publish(self, kind: type[Event], **values: Any) -> None:

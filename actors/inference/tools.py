@@ -7,20 +7,28 @@ import importlib
 import inspect
 import json
 import re
-import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Protocol, Union, cast, get_args, get_origin, get_type_hints, overload
+from typing import Any, Protocol, cast, overload
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic import BaseModel, ValidationError
 
+from turnwise.actors.inference.signature import (
+    Arguments,
+    described,
+    follow_schema,
+    known_schema,
+    parameters_of,
+    plain_function,
+    say,
+    schema_of,
+    without_partial,
+)
 from turnwise.actors.inference.tool_context import ToolContext
 from turnwise.errors import ConfigError
-from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.frozen import FrozenDict
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]
 """Says of a call's arguments whether a person must approve of it. Must not block."""
@@ -77,7 +85,7 @@ class Tool:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         with suppress(ImportError, AttributeError):
-            plain = _plain(self.function)
+            plain = plain_function(self.function)
             home = plain.__module__, plain.__qualname__
             if home[0] != "__main__" and _find(*home) is self:
                 return _find, home
@@ -121,45 +129,18 @@ class Tool:
         """
         document = json.dumps(arguments)  # as the model wrote them: lists, not tuples
         if self.model is None:
-            return _follow_schema(self.parameters, json.loads(document))
+            return follow_schema(self.parameters, json.loads(document))
         try:
             if isinstance(self.model, Arguments):
                 return self.model.check(document)
             return dict(self.model.model_validate_json(document))
         except ValidationError as error:
-            raise ValueError(_say((each["loc"], each["msg"]) for each in error.errors(include_url=False))) from error
+            raise ValueError(say((each["loc"], each["msg"]) for each in error.errors(include_url=False))) from error
 
     def with_context(self, arguments: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Return checked arguments with the context, where the function takes it."""
         names = self.model.contexts if isinstance(self.model, Arguments) else ()
         return {**arguments, **dict.fromkeys(names, context)}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Arguments:
-    """What a function takes: what the model may give, and which parameters get the context."""
-
-    parameters: tuple[tuple[str, Any, Any], ...]
-    """Name, resolved annotation, and default (... if there is none) of each that the model gives."""
-    contexts: tuple[str, ...] = ()
-    """The names of those that get the context."""
-    model: type[BaseModel] = field(init=False, repr=False)
-    """Its fields have names of their own, since a parameter may be called `copy` or `_x`, and a field may not."""
-
-    def __post_init__(self) -> None:
-        names = {f"a{at}": name for at, (name, _, _) in enumerate(self.parameters)}
-        config = ConfigDict(extra="forbid", alias_generator=names.__getitem__)
-        types = [(hint, default) for _, hint, default in self.parameters]
-        model = create_model("Arguments", __config__=config, **cast(Any, dict(zip(names, types, strict=True))))
-        object.__setattr__(self, "model", model)
-
-    def __reduce__(self) -> tuple[type[Arguments], tuple[Any, ...]]:
-        return Arguments, (self.parameters, self.contexts)
-
-    def check(self, document: str) -> dict[str, Any]:
-        """Return the value of each parameter. Raises pydantic's ValidationError."""
-        values = self.model.model_validate_json(document)
-        return {name: getattr(values, f"a{at}") for at, (name, _, _) in enumerate(self.parameters)}
 
 
 class Remote(Protocol):
@@ -244,18 +225,18 @@ def tool(
         )
     if not callable(source):
         raise ConfigError("function", source, "a tool is made from a function")
-    bare = _without_partial(source)
+    bare = without_partial(source)
     if name is None:
         name = str(getattr(bare, "__name__", type(bare).__name__))
-    doc = inspect.getdoc(bare) or inspect.getdoc(_plain(bare)) or ""
-    taken, contexts = _parameters(name, source, is_method=is_remote and like is not None)
+    doc = inspect.getdoc(bare) or inspect.getdoc(plain_function(bare)) or ""
+    taken, contexts = parameters_of(name, source, is_method=is_remote and like is not None)
     try:
         model = Arguments(taken, contexts)
-        schema = _schema(model.model, _described(doc))
+        schema = schema_of(model.model, described(doc))
     except Exception as error:
         for each in taken:  # which of them is it?
             try:
-                _schema(Arguments((each,)).model, {})
+                schema_of(Arguments((each,)).model, {})
             except Exception as reason:
                 said = str(reason).partition("\n")[0]
                 why = f"tool {name!r}: no schema can be made of {each[1]!r} ({type(reason).__name__}: {said})"
@@ -281,137 +262,8 @@ def external_tool(name: str, description: str, parameters: Mapping[str, Any] | t
         ConfigError: it is no such schema.
     """
     model = parameters if isinstance(parameters, type) else None
-    schema = _schema(parameters, {}) if isinstance(parameters, type) else _known_schema(name, parameters)
+    schema = schema_of(parameters, {}) if isinstance(parameters, type) else known_schema(name, parameters)
     return Tool(name=name, description=inspect.cleandoc(description), parameters=schema, model=model)
-
-
-# What a signature says
-
-
-def _parameters(
-    name: str, source: Callable[..., Any], *, is_method: bool
-) -> tuple[tuple[tuple[str, Any, Any], ...], tuple[str, ...]]:
-    """Return the parameters that the model gives, and the names of those that get the context.
-
-    Args:
-        is_method: whether a first parameter `self` is not meant.
-    """
-    try:
-        parameters = list(inspect.signature(source).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise ConfigError("function", source, f"tool {name!r}: {error}") from error
-    if is_method and parameters and parameters[0].name == "self":
-        del parameters[0]
-    scope = getattr(_plain(source), "__globals__", {})
-    # What is bound is not for the model to change; and Ray adds a parameter to the methods of what becomes an actor.
-    hidden = {"_ray_trace_ctx", *(source.keywords if isinstance(source, functools.partial) else ())}
-    taken, contexts = [], []
-    for each in parameters:
-        if each.name in hidden:
-            continue
-        hint = _hint(name, each, scope)
-        if _is_context(hint):
-            contexts.append(each.name)
-        else:
-            taken.append((each.name, hint, ... if each.default is each.empty else each.default))
-    return tuple(taken), tuple(contexts)
-
-
-def _hint(name: str, parameter: inspect.Parameter, scope: dict[str, Any]) -> Any:
-    """Return the parameter's annotation, resolved."""
-    if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        why = f"it is {parameter.kind.description}, and a model gives arguments by name: list them one by one"
-    elif parameter.annotation is parameter.empty:
-        why = "it has no annotation" + (": make the tool of the bound method" if parameter.name == "self" else "")
-    else:
-        holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
-        try:
-            return get_type_hints(holder, scope, include_extras=True)[parameter.name]
-        except Exception as error:
-            why = f"its annotation {parameter.annotation!r} cannot be resolved ({error}): import it at module level"
-            raise ConfigError("parameter", parameter.name, f"tool {name!r}: {why}") from error
-    raise ConfigError("parameter", parameter.name, f"tool {name!r}: {why}")
-
-
-def _is_context(hint: Any) -> bool:
-    if get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return set(parts) - {NoneType} == {ToolContext} if ToolContext in parts else False
-
-
-def _without_partial(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
-def _plain(function: Any) -> Any:
-    """Return the plain function at the bottom of what is called."""
-    bare = _without_partial(function)
-    if callable(getattr(bare, "remote", None)):
-        bare = getattr(bare, "_function", bare)
-    return inspect.unwrap(bare if inspect.isroutine(bare) else type(bare).__call__)
-
-
-def _described(doc: str) -> dict[str, str]:
-    """Return what a docstring's `Args` say of each parameter."""
-    section = re.search(r"^(?:Args|Arguments|Parameters):[ \t]*\n((?:[ \t]+\S.*(?:\n|$)|[ \t]*\n)+)", doc, re.MULTILINE)
-    entries = re.split(r"^(\w+)(?: *\([^)]*\))?:", textwrap.dedent(section[1]) if section else "", flags=re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in zip(entries[1::2], entries[2::2], strict=True)}
-
-
-# What a schema says
-
-
-class _Schema(GenerateJsonSchema):
-    """Without the titles that only repeat names, and with a default left out where JSON cannot say it."""
-
-    def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
-        if kind != "non-serializable-default":
-            super().emit_warning(kind, detail)
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-
-def _schema(model: type[BaseModel], descriptions: Mapping[str, str]) -> FrozenDict:
-    schema = model.model_json_schema(schema_generator=_Schema)
-    schema.pop("title", None)
-    for name, text in descriptions.items():
-        if name in schema["properties"]:
-            schema["properties"][name].setdefault("description", text)
-    return FrozenDict(freeze(schema))
-
-
-def _known_schema(name: str, schema: Mapping[str, Any]) -> FrozenDict:
-    """Return a schema that somebody wrote, frozen, if it is one."""
-    from jsonschema import SchemaError  # type: ignore[import-untyped] # Ray depends on it, so it is there
-    from jsonschema.validators import validator_for  # type: ignore[import-untyped]
-
-    try:
-        plain = json.loads(json.dumps(schema))
-        validator_for(plain).check_schema(plain)
-    except (TypeError, ValueError, SchemaError) as error:
-        raise ConfigError("parameters", schema, f"tool {name!r}: no JSON schema ({error})") from error
-    if plain.get("type") != "object":
-        raise ConfigError("parameters", schema, f"tool {name!r}: arguments are an object, so its type is 'object'")
-    return FrozenDict(freeze(plain))
-
-
-def _follow_schema(schema: Mapping[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments if they fit a schema that somebody wrote. Raises ValueError."""
-    from jsonschema.validators import validator_for
-
-    plain = json.loads(json.dumps(schema))
-    if errors := [(each.path, each.message) for each in validator_for(plain)(plain).iter_errors(arguments)]:
-        raise ValueError(_say(errors))
-    return arguments
-
-
-def _say(errors: Iterable[tuple[Iterable[object], str]]) -> str:
-    """Return where each error is and what it is."""
-    return "; ".join(": ".join(filter(None, (".".join(map(str, where)), what))) for where, what in errors)
 
 
 def _find(module: str, qualname: str) -> Any:

@@ -27,10 +27,11 @@ class BlockCache:
 
     def add_spans(self, spans: Iterable[Span], blocks: Sequence[Block | str]) -> None:
         """Hold `blocks` as the positions of `spans`, in order."""
-        at = 0
+        spans, at = tuple(spans), 0
         for log, start, stop in spans:
-            self.add(log, start, blocks[at : at + stop - start])
+            self._logs.setdefault(log, {}).update(enumerate(blocks[at : at + stop - start], start))
             at += stop - start
+        self.held = union(self.held, spans)
 
     def missing(self, spans: Iterable[Span]) -> Spans:
         """Return what of `spans` is not held."""

@@ -135,7 +135,7 @@ class SQLStore(SQLDatabase):
         def read(connection: sa.Connection) -> list[str]:
             bodies: list[str] = []
             for span in spans:
-                found = {row.at: row.body for row in self._sql.blocks(connection, _bounds(span))}
+                found = dict(self._sql.blocks.rows(connection, _bounds(span)))
                 for at in range(span.start, span.stop):
                     if at not in found:
                         raise CorruptRecordError(f"block {span.log}:{at}", "missing")

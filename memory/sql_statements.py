@@ -30,6 +30,12 @@ class Statement:
             return connection.exec_driver_sql(self._text, [self._bind(row) for row in values])
         return connection.exec_driver_sql(self._text, self._bind(values))
 
+    def rows(self, connection: sa.Connection, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Return all rows, as the driver gives them: for small reads that are many."""
+        cursor = connection.connection.cursor()
+        cursor.execute(self._text, self._bind(values))
+        return list(cursor.fetchall())
+
     def write(self, cursor: Any, *rows: dict[str, Any]) -> int:
         """Execute on a driver's own cursor, once for each row; return how many rows were changed."""
         if len(rows) == 1:

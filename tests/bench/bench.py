@@ -1,6 +1,6 @@
-"""What a turn, a cancel and a session cost, each against a floor measured beside it: `make bench`.
+"""What turns, streams, events, tools and sessions cost, each against a floor beside it if there is one: `make bench`.
 
-    python tests/bench/bench.py            a good minute
+    python tests/bench/bench.py            two minutes
     python tests/bench/bench.py --quick    to see that it works; its numbers mean little
 
 Floor and subject are sampled in alternating rounds after a warm-up, so that what else the machine does meets both.
@@ -20,34 +20,54 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 # Ray reads these when it is imported: send no statistics, and do not report the actors that are killed on purpose.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
+import openai
 import ray
 import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from local_provider import LocalProvider
-from turnwise import EchoEngine, ExecutionHandle, OpenAIEngine, RunCancelledError, Session, SessionManager, SQLStore
+from turnwise import (
+    EchoEngine,
+    EngineBuilder,
+    ExecutionHandle,
+    OpenAIEngine,
+    RunCancelledError,
+    RunContext,
+    Session,
+    SessionConfig,
+    SessionManager,
+    SessionRecord,
+    SessionView,
+    SQLStore,
+    ToolLoop,
+    ToolRegistry,
+    Turn,
+    tool,
+)
 from turnwise.actors.core import SessionCore
 from turnwise.actors.realm import MAX_CALLS
-from turnwise.memory.events import TextDelta
+from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse, User
+from turnwise.memory.events import Appending, Event, TextDelta
 from turnwise.memory.ids import new_id
-from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Span
+from turnwise.memory.store import Commit
 
 WIDTH = 50
 
-TOO_LONG_S = 300
+TOO_LONG_S = 600
 """After so long something hangs: it is shown where, and the bench fails."""
 
 
@@ -57,13 +77,43 @@ class Scale:
 
     rounds: int
     turns: int
+    streams: int
+    tokens: int
+    first_tokens: int
+    replays: int
+    events: int
+    loops: int
     cancels: int
     hang_ups: int
     openings: int
 
 
-FULL = Scale(rounds=100, turns=2000, cancels=300, hang_ups=60, openings=10)
-QUICK = Scale(rounds=5, turns=100, cancels=10, hang_ups=5, openings=2)
+FULL = Scale(
+    rounds=100,
+    turns=2000,
+    streams=5,
+    tokens=100_000,
+    first_tokens=60,
+    replays=5,
+    events=50_000,
+    loops=30,
+    cancels=300,
+    hang_ups=60,
+    openings=10,
+)
+QUICK = Scale(
+    rounds=5,
+    turns=100,
+    streams=2,
+    tokens=10_000,
+    first_tokens=5,
+    replays=2,
+    events=2_000,
+    loops=3,
+    cancels=10,
+    hang_ups=5,
+    openings=2,
+)
 
 
 class Samples(list[float]):
@@ -100,12 +150,64 @@ class Table:
             columns = f"{len(samples):>5} " + " ".join(f"{value * 1000:>6.2f} ms" for value in shown)
         print(f"{what:{WIDTH}} {columns:{45 if result else 0}}   {result}".rstrip(), flush=True)
 
-    def judge(self, what: str, value: float, goal: float, unit: str = "x", samples: Samples | None = None) -> None:
-        """Print a line with a goal: `value` is to be at most that."""
+    def judge(
+        self,
+        what: str,
+        value: float,
+        goal: float,
+        unit: str = "x",
+        samples: Samples | None = None,
+        *,
+        bound: Literal["most", "least"] = "most",
+    ) -> None:
+        """Print a line with a goal: `value` is to be at `bound` that."""
+        met = value <= goal if bound == "most" else value >= goal
         self.goals += 1
-        self.met += value <= goal
-        verdict = "met" if value <= goal else "MISSED"
-        self.line(what, samples, f"{value:.3g}{unit}, goal at most {goal:g}{unit}: {verdict}")
+        self.met += met
+        shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        self.line(what, samples, f"{shown}{unit}, goal at {bound} {goal:,g}{unit}: {'met' if met else 'MISSED'}")
+
+
+class Chatter:
+    """An engine that streams tokens as fast as it can, and lets the event loop on after every 20."""
+
+    def __init__(self, tokens: int) -> None:
+        self._count = tokens
+
+    @property
+    def tokens(self) -> list[str]:
+        return [f"{at:05} " for at in range(self._count)]
+
+    def build(self, session: SessionView) -> "Chatter":
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        tokens = self.tokens
+        for at, token in enumerate(tokens):
+            context.emit(token)
+            if at % 20 == 19:
+                await asyncio.sleep(0)
+        return [Text(text="".join(tokens))]
+
+
+class Agent:
+    """An engine without a provider, whose model calls a quick tool as often as the prompt says, and then answers."""
+
+    def build(self, session: SessionView) -> ToolLoop:
+        return ToolLoop(self, ToolRegistry(look_up, max_steps=100))
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        steps = next(int(block.text) for block in turn.new_blocks if isinstance(block, User))
+        done = sum(isinstance(block, ToolResult) for block in turn.output)
+        if done == steps:
+            return [Text(text=f"I have looked {steps} things up.")]
+        return [ToolUse(call_id=f"call_{new_id()}", name="look_up", input={"word": f"number {done}"})]
+
+
+@tool
+async def look_up(word: str) -> str:
+    """Look a word up."""
+    return f"{word} is a number, and what else is there to say of it?"
 
 
 class Bare:
@@ -154,8 +256,9 @@ class Bench:
         self.call_s = 0.0
         """The median of the bare call, over all rounds of `turns`."""
 
-    def manager(self, name: str, engine: Any) -> SessionManager:
-        return SessionManager(f"sqlite:///{self.folder / name}.db", engine=engine, namespace="bench")
+    def manager(self, name: str, engine: Any, **config: Any) -> SessionManager:
+        url = f"sqlite:///{self.folder / name}.db"
+        return SessionManager(url, engine=engine, config=SessionConfig(**config), namespace="bench")
 
     def call(self, samples: Samples, times: int) -> None:
         for _ in range(times):
@@ -183,17 +286,17 @@ class Bench:
         self.table.line("bare call of an empty async actor", calls, "floor")
         self.table.judge("durable turn: run + wait, on SQLite", turns.median / calls.median, 3, samples=turns)
         self.table.line("  actor calls a turn, counted in this process", result=f"{count[0] / both:g}")
-        transactions, statements = asyncio.run(self._sql_of_a_turn(prompt, both))
+        transactions, statements = asyncio.run(self._sql_of_a_turn("traced", EchoEngine(), prompt, both))
         self.table.line(
             "  transactions a turn, counted at SQLite", result=f"{transactions:g}, of {statements:g} statements"
         )
 
-    async def _sql_of_a_turn(self, prompt: str, turns: int) -> tuple[float, float]:
-        """Return how many transactions and statements a turn takes: of the session's own core, in this process."""
-        store, traced = SQLStore(f"sqlite:///{self.folder / 'traced'}.db"), list[str]()
+    async def _sql_of_a_turn(self, name: str, engine: EngineBuilder, prompt: str, turns: int) -> tuple[float, float]:
+        """Return how many transactions and statements a turn takes: of a session's own core, in this process."""
+        store, traced = SQLStore(f"sqlite:///{self.folder / name}.db"), list[str]()
         sa.event.listen(store._engine, "connect", lambda connection, _: connection.set_trace_callback(traced.append))
-        session = await store.create(SessionRecord(session_id="traced"))
-        core = SessionCore(session.session_id, store, EchoEngine())
+        await store.create(SessionRecord(session_id=name))
+        core = SessionCore(name, store, engine)
         await core.activate()
         traced.clear()
         for _ in range(turns):
@@ -252,6 +355,151 @@ class Bench:
         connection.close()
         assert not busy
         return path.stat().st_size
+
+    def streams(self) -> None:
+        """Measure from the call of `run` to the last token that this process receives from the session's.
+
+        Gathered to events of 5 ms as they are by default, and one event each time that the engine lets the loop on.
+        """
+        engine = Chatter(self.scale.tokens)
+        for what, config in (
+            (f"{self.scale.tokens:,} tokens, streamed to another process", {}),
+            ("  the same, an event for every 20 tokens", {"delta_interval_s": 0.0}),
+        ):
+            samples = Samples()
+            with self.manager("stream", engine, **config) as manager:
+                session = manager.open()
+                for at in range(-1, self.scale.streams):
+                    with samples.timed():
+                        events = session.run("Talk.").events()
+                        received = [event.text for event in events if isinstance(event, TextDelta)]
+                    assert "".join(received) == "".join(engine.tokens), "no token is missing, and none is out of order"
+                    if at < 0:
+                        samples.clear()
+                retire(session)
+            rate = self.scale.tokens / samples.median
+            self.table.judge(what, rate, 20_000, " tokens/s", samples, bound="least")
+
+    def first_tokens(self, api: Literal["chat", "responses"]) -> None:
+        """Measure from `run` to the first token against the bare client's from request to first token, alternating.
+
+        Both have a connection that is open, and send the same conversation.
+        """
+        bare, ours, said = Samples(), Samples(), list[dict[str, str]]()
+        reply = "A few words to begin with, and then a few more."
+        with LocalProvider(token_delay_s=0.001, reply=reply) as provider:
+            engine = OpenAIEngine("stand-in", api=api, base_url=provider.base_url, api_key="no-key")
+            client = openai.OpenAI(base_url=provider.base_url, api_key="no-key", max_retries=0)
+            with self.manager(f"first-{api}", engine) as manager, client:
+                session = manager.open()
+                for at in range(-3, self.scale.first_tokens):
+                    said.append({"role": "user", "content": f"Tell me, for the {at}th time."})
+                    with bare.timed():
+                        stream, text = first_text(client, api, said)
+                    for _ in stream:
+                        pass  # the connection is free again when all has come
+                    with ours.timed():
+                        run = session.run(said[-1]["content"])
+                        events = run.events()
+                        first = next(event for event in events if isinstance(event, TextDelta))
+                    assert text and first.text.startswith(text)
+                    assert run.wait().text == reply
+                    said.append({"role": "assistant", "content": reply})
+                    if at < 0:
+                        bare.clear()
+                        ours.clear()
+                retire(session)
+        self.table.line(f"first token, {api}: bare client", bare, "floor")
+        more = (ours.median - bare.median) * 1000
+        self.table.judge(f"first token, {api}: a session, above that", more, 10, " ms", ours)
+
+    def replays(self) -> None:
+        """Measure how fast stored events are read from a cursor on: of the store, and through a session's process."""
+        stored, replayed, count, page = Samples(), Samples(), self.scale.events, 1000
+        written = asyncio.run(self._write_events("replay", count))
+        with self.manager("replay", EchoEngine()) as manager:
+            session = manager.open("replay")
+            session.info()
+            for _ in range(self.scale.replays):
+                asyncio.run(self._read_events("replay", stored, written, page))
+                with replayed.timed():
+                    read = list[Event]()
+                    while found := session.events(read[-1].seq if read else 0, page):
+                        read += found
+                assert [event.seq for event in read] == written
+                adding = [event for event in read if isinstance(event, Appending)]
+                assert adding and all(
+                    len(event.blocks) == event.span[1] - event.span[0] for event in adding if event.span
+                )
+            retire(session)
+        what = f"{len(written):,} events read of SQLite, by {page:,}"
+        self.table.judge(what, len(written) / stored.median, 50_000, " events/s", stored, bound="least")
+        result = f"{len(written) / replayed.median:,.0f} events/s"
+        self.table.line("  the same with their blocks, of another process", replayed, result)
+
+    async def _write_events(self, name: str, count: int) -> list[int]:
+        """Store the events and blocks of one run with tools over and over, and so many events; return their numbers."""
+        store = SQLStore(f"sqlite:///{self.folder / name}.db")
+        await store.create(SessionRecord(session_id="sample"))
+        core = SessionCore("sample", store, Agent())
+        started = await core.start(["3"], run_id=new_id())
+        await core.wait(started.run_id)
+        await core.leave()
+        sample = await store.get("sample")
+        blocks = await store.blocks([Span(sample.log, 0, sample.log_size)])
+        events = await store.events("sample")
+        last, size = events[-1].seq, sample.log_size
+
+        def again(event: Event, run_id: str, at: int) -> Event:
+            own: dict[str, Any] = {"session_id": name, "seq": event.seq + at * last, "turn_index": at, "run_id": run_id}
+            if isinstance(event, Appending) and event.span:
+                own["span"] = (event.span[0] + at * size, event.span[1] + at * size)
+            return event.model_copy(update=own)
+
+        await store.create(SessionRecord(session_id=name))
+        session, written = (await store.activate(name)).session, list[int]()
+        while len(written) < count:
+            at = len(written) // len(events)
+            run = [again(event, run_id, at) for run_id in [new_id()] for event in events][: count - len(written)]
+            session = replace(session, log_size=(at + 1) * size, next_index=at + 1, seq=(at + 1) * last)
+            await store.commit(name, session.epoch, Commit(session=session, blocks=blocks, events=run))
+            written += [event.seq for event in run]
+        await store.close()
+        return written
+
+    async def _read_events(self, name: str, samples: Samples, written: list[int], page: int) -> None:
+        store = SQLStore(f"sqlite:///{self.folder / name}.db")
+        await store.get(name)
+        with samples.timed():
+            read = list[Event]()
+            while found := await store.events(name, after=read[-1].seq if read else 0, limit=page):
+                read += found
+        await store.close()
+        assert [event.seq for event in read] == written
+
+    def tool_loops(self) -> None:
+        """Measure a run with many steps against runs with one, alternating in one session."""
+        one, many, steps = Samples(), Samples(), 20
+        with self.manager("loop", Agent()) as manager:
+            session = manager.open()
+            session.run(str(steps)).wait()
+            for _ in range(self.scale.loops):
+                for _ in range(3):
+                    with one.timed():
+                        session.run("1").wait()
+                with many.timed():
+                    turn = session.run(str(steps)).wait()
+                assert sum(isinstance(block, ToolResult) for block in turn.output) == steps
+            retire(session)
+        self.table.line("tool loop: a run with 1 step, on SQLite", one, "floor")
+        self.table.judge(f"tool loop: a run with {steps} steps", many.median / one.median, steps, samples=many)
+        each = (many.median - one.median) / (steps - 1) * 1000
+        self.table.line("  what a step adds", result=f"{each:.3g} ms")
+        transactions, statements = asyncio.run(self._sql_of_a_turn("traced-loop", Agent(), str(steps), 3))
+        self.table.line(
+            f"  transactions of {steps} steps, counted at SQLite",
+            result=f"{transactions:g}, of {statements:g} statements",
+        )
 
     def cancels(self) -> None:
         """Measure from the call of `cancel` to the error in a thread that waits."""
@@ -344,6 +592,20 @@ class Bench:
             self.table.line(f"session: open() + {what}", samples, f"{samples.median / floor.median:.3g}x")
 
 
+def first_text(client: openai.OpenAI, api: str, said: Sequence[Any]) -> tuple[Iterator[Any], str]:
+    """Ask a provider for a stream; return the rest of it and the first piece of text.
+
+    The conversation goes as an extra field, as the client takes longer for others: this is a floor.
+    """
+    if api == "chat":
+        given = {"messages": said}
+        chunks = iter(client.chat.completions.create(model="stand-in", messages=[], stream=True, extra_body=given))
+        texts = (chunk.choices[0].delta.content for chunk in chunks if chunk.choices)
+        return chunks, next(text for text in texts if text)
+    events = iter(client.responses.create(model="stand-in", stream=True, store=False, extra_body={"input": said}))
+    return events, next(event.delta for event in events if event.type == "response.output_text.delta")
+
+
 def await_text(run: ExecutionHandle) -> None:
     """Return when the run has begun to answer."""
     assert any(isinstance(event, TextDelta) for event in run.events())
@@ -376,7 +638,7 @@ def counted_calls() -> Iterator[list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a turn, a cancel and a session cost.")
+    parser = argparse.ArgumentParser(description="What turns, streams, events, tools and sessions cost.")
     parser.add_argument("--quick", action="store_true", help="only see that it works")
     scale = QUICK if parser.parse_args().quick else FULL
     began = time.monotonic()
@@ -392,6 +654,11 @@ def main() -> None:
         bench.turns()
         for chars in (200, 500, 2000):
             bench.growth(chars)
+        bench.tool_loops()
+        bench.replays()
+        bench.streams()
+        bench.first_tokens("chat")
+        bench.first_tokens("responses")
         bench.cancels()
         bench.hang_ups()
         bench.openings()

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.memory.blocks import Block, CacheCheckpoint, Document, Image, Text, Thinking, ToolResult, ToolUse, User
-from turnwise.memory.chat import ERROR, INTERRUPTED
+from turnwise.memory.blocks import (
+    Block,
+    CacheCheckpoint,
+    Document,
+    Image,
+    Summary,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
+from turnwise.memory.chat import ERROR, INTERRUPTED, SUMMARY
 from turnwise.memory.rules import ANTHROPIC, fit
 from turnwise.memory.transcript import messages_of, system_of
 
@@ -78,8 +89,8 @@ def _thought(thought: Thinking) -> Part:
 
 def _part(block: Block) -> Part:
     match block:
-        case User(text=text):
-            return {"type": "text", "text": text}
+        case User() | Summary():
+            return {"type": "text", "text": SUMMARY * isinstance(block, Summary) + block.text}
         case Text():
             return {"type": "text", "text": block.text + INTERRUPTED * block.interrupted}
         case ToolUse():

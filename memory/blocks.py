@@ -123,6 +123,18 @@ class Citations(Block):
     items: tuple[JsonObject, ...]
 
 
+class Summary(Block):
+    """A summary of what other blocks held: where the window is too small for them, it stands in their place.
+
+    `of` has the spans of block logs (log, start, stop) that it stands for, in reading order, a summary before it among
+    them. They are still there, so it can be expanded.
+    """
+
+    kind: Literal["summary"] = "summary"
+    text: str
+    of: tuple[tuple[str, int, int], ...] = ()
+
+
 class CacheCheckpoint(Block):
     """The provider may cache the request up to here."""
 
@@ -144,7 +156,10 @@ class Unknown(Block):
 
 KINDS: dict[str, type[Block]] = {
     cls.model_fields["kind"].default: cls
-    for cls in (System, User, Text, Thinking, ToolUse, ToolResult, Image, Document, Citations, CacheCheckpoint)
+    for cls in (
+        *(System, User, Text, Thinking, ToolUse, ToolResult),
+        *(Image, Document, Citations, Summary, CacheCheckpoint),
+    )
 }
 
 
@@ -188,6 +203,7 @@ __all__ = [
     "Citations",
     "Document",
     "Image",
+    "Summary",
     "System",
     "Text",
     "Thinking",

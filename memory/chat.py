@@ -10,7 +10,7 @@ from typing import Any
 import pydantic_core
 
 from turnwise.errors import EngineError
-from turnwise.memory.blocks import Block, Document, Image, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.blocks import Block, Document, Image, Summary, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.rules import CHAT, fit
 from turnwise.memory.transcript import messages_of, system_of
 
@@ -20,6 +20,9 @@ INTERRUPTED = " [interrupted]"
 ERROR = "[error] "
 """Precedes the result of a tool call that failed."""
 
+SUMMARY = "[summary of the conversation so far]\n"
+"""Precedes a summary, so that the model does not take it for a prompt."""
+
 
 def encode(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     """Return the messages that say what the blocks say.
@@ -28,7 +31,8 @@ def encode(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     string if it is a single text; neighbours of the assistant are one message, their texts joined, their calls in
     `tool_calls`; results follow, each a message, in the order in which their calls were declared. Not sent: thoughts,
     citations, cache checkpoints, unknown kinds, empty texts. The messages are as valid as the blocks: see `settle` and
-    `rules.check`. A document that is known by its `url` alone is sent as its name and address.
+    `rules.check`. A document that is known by its `url` alone is sent as its name and address, a summary as a text
+    behind `SUMMARY`.
 
     Raises:
         UnsupportedBlockError: an image or document in no form that chat takes.
@@ -49,7 +53,8 @@ def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
     """Return the blocks that the messages hold: `decode(encode(blocks)) == blocks` for what chat can carry.
 
     What it cannot carry: which texts of one answer were apart, where a call stood between them, all but the last
-    system prompt, the names of text documents, signatures, and whatever `encode` does not send.
+    system prompt, the names of text documents, that a text is a summary, signatures, and whatever `encode` does not
+    send.
 
     Raises:
         EngineError: a message of no known form; names it by its index.
@@ -72,6 +77,8 @@ def _part(block: Block) -> dict[str, Any]:
     match block:
         case User(text=text):
             return {"type": "text", "text": text}
+        case Summary(text=text):
+            return {"type": "text", "text": SUMMARY + text}
         case Image():
             return {
                 "type": "image_url",

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.memory.blocks import Block, Document, Image, Text, Thinking, ToolResult, ToolUse, User
-from turnwise.memory.chat import ERROR, INTERRUPTED, arguments_of, data_uri
+from turnwise.memory.blocks import Block, Document, Image, Summary, Text, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.chat import ERROR, INTERRUPTED, SUMMARY, arguments_of, data_uri
 from turnwise.memory.rules import RESPONSES, fit
 from turnwise.memory.transcript import messages_of, system_of
 
@@ -94,6 +94,8 @@ def _part(block: Block) -> dict[str, Any]:
     match block:
         case User(text=text):
             return {"type": "input_text", "text": text}
+        case Summary(text=text):
+            return {"type": "input_text", "text": SUMMARY + text}
         case Image():
             url = block.url if RESPONSES.form(block) == "url" else data_uri(block)
             return {"type": "input_image", "image_url": url, "detail": "auto"}

@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from typing import Literal, NoReturn
 
 from turnwise.errors import InvalidRequestError, UnsupportedBlockError
-from turnwise.memory.blocks import Block, Document, Image, System, Text, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.blocks import Block, Document, Image, Summary, System, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.transcript import Message
 
 Form = Literal["text", "data", "url"]
@@ -69,7 +69,7 @@ class Rules:
 
     def sends(self, block: Block) -> bool:
         """Return whether the block says something to this provider."""
-        if isinstance(block, User | Text):
+        if isinstance(block, User | Text | Summary):
             return bool(block.text if self.takes_blank_texts else block.text.strip())
         return block.kind in self.kinds
 
@@ -105,7 +105,7 @@ class Rules:
 
 
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]")
-_SAID = frozenset({"user", "image", "document", "text", "tool_use", "tool_result"})
+_SAID = frozenset({"user", "summary", "image", "document", "text", "tool_use", "tool_result"})
 
 CHAT = Rules(
     name="OpenAI Chat Completions",

@@ -13,6 +13,7 @@ from turnwise.memory.blocks import (
     Citations,
     Document,
     Image,
+    Summary,
     System,
     Text,
     Thinking,
@@ -63,6 +64,13 @@ def said_of(*said: Block) -> list[dict[str, Any]]:
 
 
 # Encoding
+
+
+def test_a_summary_is_a_text_of_the_user_behind_its_header() -> None:
+    said = {"type": "text", "text": "[summary of the conversation so far]\nThey met."}
+    (message,) = messages_of(Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello"))
+    assert message["content"] == [said, {"type": "text", "text": "Hello"}]
+    assert messages_of(Summary(text=" "), User(text="Hello")) == [HELLO]
 
 
 def test_the_last_system_prompt_stands_apart() -> None:

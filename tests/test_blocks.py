@@ -18,6 +18,7 @@ from turnwise.memory.blocks import (
     Citations,
     Document,
     Image,
+    Summary,
     System,
     Text,
     Thinking,
@@ -50,6 +51,7 @@ BLOCKS: dict[type[Block], st.SearchStrategy[Block]] = {
     Document: st.builds(Document, name=TEXTS, text=st.text(min_size=1), url=MAYBE)
     | st.builds(Document, name=TEXTS, data=TEXTS, media_type=st.text(min_size=1), url=st.text(min_size=1), text=MAYBE),
     Citations: st.builds(Citations, items=st.lists(OBJECTS, max_size=3)),
+    Summary: st.builds(Summary, text=TEXTS, of=st.lists(st.tuples(TEXTS, st.integers(0), st.integers(0))).map(tuple)),
     CacheCheckpoint: st.builds(CacheCheckpoint),
     Unknown: st.builds(Unknown, kind=UNKNOWN_KINDS, payload=PAYLOADS),
 }
@@ -110,6 +112,7 @@ def test_fields_of_their_default_value_are_not_written() -> None:
             '{"kind":"user"}',
             '{"kind":"user","text":5}',
         ),
+        *('{"kind":"summary"}', '{"kind":"summary","text":"hi","of":[["a",1]]}'),
         *('{"kind":"user","text":"hi","more":1}', '{"kind":"tool_use","call_id":"1","name":"x","input":[]}'),
         '{"kind":"tool_use","call_id":"1","name":"x","input":{"x":NaN}}',
     ],

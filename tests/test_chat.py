@@ -14,6 +14,7 @@ from turnwise.memory.blocks import (
     Citations,
     Document,
     Image,
+    Summary,
     System,
     Text,
     Thinking,
@@ -101,6 +102,14 @@ def test_a_document_known_by_its_address_alone_is_sent_as_text() -> None:
     messages = encode([User(text="Read this."), Document(name="a.pdf", url="https://example.org/a.pdf")])
     check_chat(messages)
     assert messages[0]["content"][1] == {"type": "text", "text": "a.pdf:\nhttps://example.org/a.pdf"}
+
+
+def test_a_summary_is_a_text_of_the_user_behind_its_header() -> None:
+    summary, prompt = Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello")
+    said = {"type": "text", "text": "[summary of the conversation so far]\nThey met."}
+    assert encode([summary, prompt]) == [{"role": "user", "content": [said, {"type": "text", "text": "Hello"}]}]
+    assert encode([summary]) == [{"role": "user", "content": said["text"]}]
+    assert encode([Summary(text="")]) == []
 
 
 def test_an_answer_is_one_message_and_its_results_follow_in_the_order_of_declaration() -> None:

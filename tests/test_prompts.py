@@ -9,6 +9,7 @@ from turnwise.memory.blocks import (
     Citations,
     Document,
     Image,
+    Summary,
     System,
     Text,
     Thinking,
@@ -50,7 +51,13 @@ def test_a_blank_prompt_is_refused_wherever_it_stands(blank: Prompt) -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [Thinking(text="a"), ToolUse(call_id="1", name="look"), ToolResult(call_id="1", text="seen")]
+    "block",
+    [
+        Summary(text="They met.", of=(("1", 0, 9),)),
+        Thinking(text="a"),
+        ToolUse(call_id="1", name="look"),
+        ToolResult(call_id="1", text="seen"),
+    ],
 )
 def test_what_only_a_run_may_add_is_refused(block: Block) -> None:
     """Case 19: a caller cannot leave a call without its result, or a result without its call."""

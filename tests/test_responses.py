@@ -13,6 +13,7 @@ from turnwise.memory.blocks import (
     Citations,
     Document,
     Image,
+    Summary,
     System,
     Text,
     Thinking,
@@ -46,6 +47,12 @@ def items_of(*blocks: Block) -> list[dict[str, Any]]:
 
 
 # Encoding
+
+
+def test_a_summary_is_a_text_of_the_user_behind_its_header() -> None:
+    said = {"type": "input_text", "text": "[summary of the conversation so far]\nThey met."}
+    (message,) = items_of(Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello"))
+    assert message["content"] == [said, {"type": "input_text", "text": "Hello"}]
 
 
 def test_the_last_system_prompt_is_the_instructions() -> None:

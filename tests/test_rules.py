@@ -16,6 +16,7 @@ from turnwise.memory.blocks import (
     Citations,
     Document,
     Image,
+    Summary,
     System,
     Text,
     Thinking,
@@ -63,6 +64,7 @@ def refused(messages: list[Message], rules: Rules) -> InvalidRequestError:
     "messages",
     [
         [user(HELLO)],
+        [user(Summary(text="They met.")), model(YES), user(HELLO)],
         [user(HELLO), model(HM, YES, use("a"), use("b")), user(result("b"), result("a"), HELLO)],
         [user(HELLO), model(use("a")), user(result("a")), model(use("a")), user(result("a"))],
         [user(HELLO, OUR_SOURCE), model(Unknown(kind="hologram"), Text(text="")), user(CacheCheckpoint(), HELLO)],
@@ -92,6 +94,7 @@ EVERYWHERE: list[tuple[list[Message], int, int, str, str]] = [
     ([user(CacheCheckpoint())], 0, 0, "empty", "nothing to send"),
     ([user(HELLO), model(), user(HELLO)], 1, 0, "empty", "no blocks"),
     ([user(HELLO, YES)], 0, 1, "misplaced", "text"),
+    ([user(HELLO), model(Summary(text="They met."))], 1, 0, "misplaced", "summary"),
     ([user(HELLO), model(YES, Image(url="https://example.org/cat.png"))], 1, 1, "misplaced", "image"),
     ([user(System(text="Be brief."), HELLO)], 0, 0, "misplaced", "system prompt"),
     ([user(HELLO), model(use("a"))], 1, 0, "missing", "'a'"),
@@ -319,6 +322,7 @@ PROMPTS = st.lists(
     st.sampled_from(
         [
             User(text=" "),
+            Summary(text="They met.", of=(("1", 0, 9),)),
             Image(url="https://example.org/cat.png"),
             Document(name="a.pdf", data="aGk=", media_type="application/pdf"),
             CacheCheckpoint(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +21,7 @@ class Statement:
     def __init__(self, statement: Any, dialect: sa.Dialect, columns: Sequence[str] | None = None) -> None:
         compiled = statement.compile(dialect=dialect, column_keys=columns)
         self._text = str(compiled)
-        self._order: Sequence[str] | None = compiled.positiontup
+        self._pick = _picker(compiled.positiontup)
         self._constants = {name: value for name, value in compiled.params.items() if value is not None}
 
     def __call__(
@@ -45,8 +46,16 @@ class Statement:
         return int(cursor.rowcount) if rows else 0
 
     def _bind(self, values: dict[str, Any]) -> Any:
-        values = self._constants | values
-        return tuple(values[name] for name in self._order) if self._order is not None else values
+        if self._constants:
+            values = self._constants | values
+        return values if self._pick is None else self._pick(values)
+
+
+def _picker(names: Sequence[str] | None) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
+    """Return what picks the values of these names, in order; None for a driver that takes them by name."""
+    if names is None:
+        return None
+    return itemgetter(*names) if len(names) > 1 else lambda values: tuple(values[name] for name in names)
 
 
 class Statements:

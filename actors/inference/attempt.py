@@ -119,13 +119,14 @@ class Attempt:
     def output(self, ending: Ending) -> list[Block]:
         """Return the run's whole output under this ending, such that the next request is valid."""
         ledger, stored = self.ledger, self.run.output.blocks
-        held = ledger.blocks()
         if ending.answer is not None:
             ledger = Ledger(stored)
             ledger.flush_assistant(ending.answer)
-        elif not {id(block) for block in stored} <= {id(block) for block in held}:
-            # A record was stored whose engine was stopped before it knew: what came since is results, if anything.
-            ledger = Ledger([*stored, *(block for block in held if isinstance(block, ToolResult))])
+        elif stored:
+            held = ledger.blocks()
+            if not {id(block) for block in stored} <= {id(block) for block in held}:
+                # A record was stored whose engine was stopped before it knew: what came since is results, if anything.
+                ledger = Ledger([*stored, *(block for block in held if isinstance(block, ToolResult))])
         return ledger.settled(ending.why or "no result came", interrupted=ending.state != "completed")
 
     # The context of the engine
@@ -250,7 +251,8 @@ async def _checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Blo
         raise EngineError(f"the engine raised {type(error).__name__}") from error
     if not output or not all(isinstance(block, Block) and block.role in ("assistant", "tool") for block in output):
         raise EngineError("the engine returned no answer: return at least one block, all of an assistant or a tool")
-    if not settle(output, why="", interrupted=False):
+    has_text = any(isinstance(block, Text) for block in output)  # nearly always, and quickly seen
+    if not has_text and not settle(output, why="", interrupted=False):
         raise EngineError("the engine returned thoughts but no answer")
     if not all(map(_is_storable, output)):
         raise EngineError(_NOT_UNICODE)
@@ -270,6 +272,8 @@ def storable(text: str) -> str:
 
 
 def _is_storable(block: Block) -> bool:
+    if isinstance(block, Text) and block.text.isascii():
+        return True
     try:
         encode(block)
     except ValueError:

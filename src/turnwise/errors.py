@@ -32,6 +32,9 @@ TurnwiseError
 │   ├── LimitError
 │   └── ToolAbortError
 ├── ToolError                  what a tool raises to tell the model something
+├── WindowOverflowError        the next request does not fit into the model's window
+├── StrategyError              an overflow strategy broke a law; nothing was changed
+├── SummaryRefusedError        what a model gave is no summary; nothing was changed
 ├── WaitTimeoutError           (also a TimeoutError) the wait ended, the run goes on
 ├── SessionLostError           the world did: the session's process cannot be reached
 └── StoreError                 the world did: the store cannot be read or written
@@ -307,6 +310,41 @@ class ToolAbortError(EngineError):
 
 class ToolError(TurnwiseError):
     """Raised by a tool that cannot do as asked: `why` goes to the model verbatim, and the call is not tried again."""
+
+
+class WindowOverflowError(TurnwiseError):
+    """The newest turn does not fit into the model's window, whatever else is left out of it.
+
+    `overhead` is what the system prompt and the tools take, `summary` what stands for the turns before.
+    """
+
+    message = (
+        "the next request takes at least {needed} of {max_tokens} tokens: {overhead} for the system prompt and tools, "
+        "{summary} for the summary of earlier turns, {newest} for the newest turn; shorten what is longest, "
+        "or raise max_context_tokens"
+    )
+    max_tokens: int
+    needed: int
+    overhead: int
+    summary: int
+    newest: int
+
+
+class StrategyError(TurnwiseError):
+    """An overflow strategy returned a plan that breaks a law, or raised; `law` names which."""
+
+    message = "strategy {strategy} breaks the law {law!r}: {why}; its plan was not carried out"
+    strategy: str
+    law: str
+    why: str
+
+
+class SummaryRefusedError(TurnwiseError):
+    """What a model gave cannot stand for the conversation; `kind` is `empty`, `tool_call`, `cut` or `oversize`."""
+
+    message = "the summary is refused ({kind}): {why}; the conversation stays as it is"
+    kind: str
+    why: str
 
 
 class WaitTimeoutError(TurnwiseError, TimeoutError):

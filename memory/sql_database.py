@@ -86,6 +86,8 @@ class SQLDatabase:
         self._reader = self._engine.execution_options(turnwise_read=True)
         self._driver: Any = self._engine.dialect.loaded_dbapi
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
+        self._writer: Any = None
+        """The driver's connection for commits to a file of SQLite, from the first one on."""
         self._commits = 0
         self._ready = False
         self._closed = False
@@ -98,6 +100,8 @@ class SQLDatabase:
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._threads.shutdown)
+            if self._writer is not None:
+                self._writer.close()
             self._engine.dispose()
 
     # Transactions
@@ -146,17 +150,31 @@ class SQLDatabase:
             return work(connection)
 
     def _transact(self, work: Callable[[Any], None]) -> None:
+        if self._engine.dialect.name == "sqlite":
+            return self._transact_in_file(work)
         connection = self._engine.raw_connection()
         try:
-            cursor = connection.cursor()
-            if self._engine.dialect.name == "sqlite":
-                cursor.execute(_BEGIN)
-            work(cursor)
+            work(connection.cursor())
             connection.commit()
         finally:
             connection.close()  # back to the pool, which rolls back what was not committed
+
+    def _transact_in_file(self, work: Callable[[Any], None]) -> None:
+        if self._writer is None:
+            # One thread needs no pool: a connection of its own saves what the pool takes, as much as two statements.
+            pooled = self._engine.raw_connection()
+            pooled.detach()
+            self._writer = pooled.dbapi_connection
+        try:
+            cursor = self._writer.cursor()
+            cursor.execute(_BEGIN)
+            work(cursor)
+            self._writer.commit()
+        except BaseException:
+            self._writer.rollback()
+            raise
         self._commits += 1
-        if self._commits % CHECKPOINT_COMMITS == 0 and self._engine.dialect.name == "sqlite":
+        if self._commits % CHECKPOINT_COMMITS == 0:
             with suppress(RuntimeError):  # the store is being closed, and SQLite makes a checkpoint then
                 self._threads.submit(self._checkpoint)
 

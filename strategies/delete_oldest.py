@@ -1,0 +1,33 @@
+"""DeleteOldest: so many of the oldest exchanges go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnwise.errors import ConfigError
+from turnwise.strategies.plan import Plan
+from turnwise.strategies.trim import trimmed
+from turnwise.strategies.window import Budget, Window
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOldest:
+    """When the request does not fit, the `count` oldest exchanges go, and more where that is not enough.
+
+    The newest never goes. With a larger count there is something to do less often.
+    """
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError("DeleteOldest.count", self.count, "must be 1 or more")
+
+    def decide(self, window: Window, budget: Budget) -> Plan | None:
+        if window.taken(budget) <= budget.max_tokens:
+            return None
+        oldest = window.end_of_oldest(self.count)
+        return trimmed(window, budget, budget.max_tokens, strategy="DeleteOldest", at_least=oldest)
+
+    def due(self, window: Window, budget: Budget) -> bool:
+        return False

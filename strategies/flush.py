@@ -1,0 +1,67 @@
+"""FlushToMemory: the older exchanges go to long-term memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from turnwise.errors import ConfigError, WindowOverflowError
+from turnwise.memory.long_term import LongTermMemory, is_read_only
+from turnwise.strategies.flush_task import FlushTask
+from turnwise.strategies.plan import Plan, plan_for
+from turnwise.strategies.ranges import Range
+from turnwise.strategies.strategy import OverflowStrategy
+from turnwise.strategies.trim import newest_that_fit
+from turnwise.strategies.window import Budget, Window
+
+
+@dataclass(frozen=True, slots=True)
+class FlushToMemory:
+    """Past `trigger_ratio` of the window, the oldest exchanges go to long-term memory, down to `max_ratio` of it.
+
+    In two phases: each memory acknowledges what it has stored, and only then does the window drop what all have.
+    A memory that fails keeps those exchanges in the window; they are given again, under the same ids. Memories that are
+    read-only are never written.
+    """
+
+    memories: Sequence[LongTermMemory]
+    max_ratio: float = field(default=0.5, kw_only=True)
+    """How full the window is to be afterwards, of its budget; the newest exchange stays though it takes more."""
+    trigger_ratio: float = field(default=0.8, kw_only=True)
+    """How full it is to be before, from `max_ratio` up to 1."""
+    otherwise: OverflowStrategy | None = field(default=None, kw_only=True)
+    """Who decides where the memories fail and the window is over its budget; None for an error."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memories", tuple(self.memories))
+        if all(map(is_read_only, self.memories)):
+            raise ConfigError("FlushToMemory.memories", self.memories, "must have one that may be written")
+        if not 0 < self.trigger_ratio <= 1:
+            raise ConfigError("FlushToMemory.trigger_ratio", self.trigger_ratio, "must be above 0 and at most 1")
+        if not 0 < self.max_ratio <= self.trigger_ratio:
+            raise ConfigError("FlushToMemory.max_ratio", self.max_ratio, "must be above 0 and at most trigger_ratio")
+
+    def decide(self, window: Window, budget: Budget) -> Plan | None:
+        if window.taken(budget) <= budget.max_tokens * self.trigger_ratio:
+            return None
+        cut = newest_that_fit(window, budget, int(budget.max_tokens * self.max_ratio))
+        if window.tokens_from(cut, budget) > budget.max_tokens:
+            raise window.overflow(budget)
+        if window.tokens(0, cut) == window.summary_tokens(cut):
+            return None
+        writable = tuple(memory for memory in self.memories if not is_read_only(memory))
+        return plan_for(
+            window,
+            budget,
+            strategy="FlushToMemory",
+            keep=window.kept_from(cut),
+            flush=FlushTask(ranges=(Range(0, cut),), memories=writable),
+            why=f"it is oldest, and a request is to take {self.max_ratio:.0%} of {budget.max_tokens} tokens",
+            otherwise=self.otherwise,
+        )
+
+    def due(self, window: Window, budget: Budget) -> bool:
+        try:
+            return self.decide(window, budget) is not None
+        except WindowOverflowError:
+            return False

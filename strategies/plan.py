@@ -1,0 +1,267 @@
+"""Plans: what an overflow strategy has decided, to be looked at, checked, and carried out by the session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, get_args
+
+from turnwise.errors import InvalidRequestError, StrategyError
+from turnwise.memory.blocks import Block, Summary, System, ToolResult, ToolUse, User
+from turnwise.memory.rules import ANTHROPIC, CHAT, RESPONSES, check
+from turnwise.memory.spans import Span, Spans, join
+from turnwise.memory.transcript import messages_of
+from turnwise.strategies.flush_task import FlushTask
+from turnwise.strategies.ranges import Range, Ranges, gaps, merge, overlap
+from turnwise.strategies.summary_task import SummaryTask
+from turnwise.strategies.window import Budget, Window
+
+if TYPE_CHECKING:
+    from turnwise.strategies.strategy import OverflowStrategy
+
+Law = Literal[
+    "order kept",
+    "system prompt once",
+    "newest turn kept",
+    "tool pairs whole",
+    "summaries kept or folded in",
+    "nothing twice",
+    "something goes",
+    "valid for providers",
+    "budget met",
+    "decides",
+    "decides the same again",
+    "leaves nothing to do",
+]
+"""What every strategy holds to: see `Plan.check`, `strategy.decide`, and for the last two `strategies/contract.py`."""
+
+LAWS: tuple[Law, ...] = get_args(Law)
+
+
+class Reason(NamedTuple):
+    """Why a part of the window stays or goes."""
+
+    part: Range
+    fate: Literal["kept", "dropped", "summarised", "flushed"]
+    tokens: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.fate}: blocks {self.part.start} to {self.part.stop - 1}, {self.tokens} tokens, {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What becomes of a window: made by `plan_for`, which counts. Making one does nothing.
+
+    Once it is carried out, the next request holds the system prompt, then the new summary, if there is one, then what
+    is kept.
+    """
+
+    strategy: str
+    """Who decided."""
+    keep: Ranges
+    """What stays, without the system prompts; the one that wins stays in any case."""
+    summary: SummaryTask | None = None
+    flush: FlushTask | None = None
+    reasons: tuple[Reason, ...] = ()
+    tokens_before: int = 0
+    """What the request takes as things are."""
+    tokens_after: int = 0
+    """What it will take, at most."""
+    otherwise: OverflowStrategy | None = None
+    """Who decides if the summary or the flush fails for good and the window is over its budget."""
+
+    # Carrying out
+
+    def spans(self, window: Window, summary_span: Span | None = None) -> Spans:
+        """Return what the input of the next turn spans, once the plan is carried out.
+
+        Args:
+            summary_span: where the new summary is; given if and only if the plan has one.
+        """
+        if (summary_span is None) != (self.summary is None):
+            raise ValueError("a plan with a summary takes its span, and one without takes none")
+        system = [] if window.system is None else [Range(window.system, window.system + 1)]
+        return join(window.spans_of(system), [summary_span] if summary_span else [], window.spans_of(self.keep))
+
+    def retaining(self, window: Window, budget: Budget, ranges: Sequence[Range]) -> Plan | None:
+        """Return the plan that leaves some exchanges of its flush in the window; None if nothing would go then.
+
+        It may miss the budget: see `otherwise`.
+        """
+        if self.flush is None or not ranges:
+            return self
+        back = [part for each in ranges for part in window.without(each, System)]
+        keep = merge([*self.keep, *back])
+        gone = gaps(keep, Range(0, len(window)))
+        if not _tokens(window, gone):
+            return None
+        plan = plan_for(
+            window,
+            budget,
+            strategy=self.strategy,
+            keep=keep,
+            flush=replace(self.flush, ranges=gone),
+            why="a memory has not acknowledged the others",
+            otherwise=self.otherwise,
+        )
+        return replace(plan, summary=self.summary)
+
+    def explain(self) -> str:
+        """Return what goes, what stays, why, and how many tokens that is, a line each."""
+        head = f"{self.strategy}: {self.tokens_before} tokens become {self.tokens_after} at most"
+        return "\n".join([head, *map(str, self.reasons)])
+
+    # Checking
+
+    def check(self, window: Window, budget: Budget) -> None:
+        """Raise if the plan breaks a law. O(what is kept); changes nothing.
+
+        - order kept: all ranges are of the window, ascending and apart, and none is empty; what is summarised is older
+          than all that is kept;
+        - system prompt once: no range that is kept has a system prompt;
+        - newest turn kept: all of the newest exchange stays;
+        - tool pairs whole: no call is parted from its result;
+        - summaries kept or folded in: an earlier summary stays, or is among what the new one stands for;
+        - nothing twice: what goes to long-term memory does not stay as well;
+        - something goes: else the next decision would be the same;
+        - valid for providers: those that would take the request as it is take it then;
+        - budget met: also if the summary is as long as it may be.
+
+        Raises:
+            StrategyError: names the law.
+        """
+        self._check_order(window)
+        self._check_what_stands_apart(window)
+        self._check_newest(window)
+        self._check_pairs(window)
+        if not _tokens(window, self._gone(window)):
+            self._break("something goes", "what is kept takes as much as before")
+        self._check_valid(window)
+        if (after := _taken(window, budget, self.keep, self.summary)) > budget.max_tokens:
+            self._break("budget met", f"the request would take {after} of {budget.max_tokens} tokens")
+
+    def _break(self, law: Law, why: str) -> NoReturn:
+        raise StrategyError(self.strategy, law, why)
+
+    def _gone(self, window: Window) -> Ranges:
+        return gaps(self.keep, Range(0, len(window)))
+
+    def _check_order(self, window: Window) -> None:
+        for ranges in (self.keep, self.summary.ranges if self.summary else (), self.flush.ranges if self.flush else ()):
+            for part in ranges:
+                if not 0 <= part.start < part.stop <= len(window):
+                    self._break("order kept", f"{tuple(part)} is no range of {len(window)} blocks")
+            for before, after in pairwise(ranges):
+                if after.start < before.stop:
+                    self._break("order kept", f"{tuple(after)} comes behind {tuple(before)}")
+        if self.summary and self.summary.ranges and self.keep and self.summary.ranges[-1].stop > self.keep[0].start:
+            self._break("order kept", f"block {self.summary.ranges[-1].stop - 1} is summarised, an older one is kept")
+
+    def _check_what_stands_apart(self, window: Window) -> None:
+        for part in self.keep:
+            if (system := next(window.places(System, part), None)) is not None:
+                self._break("system prompt once", f"block {system} is a system prompt: leave it out of what is kept")
+        stays = merge([*self.keep, *(self.summary.ranges if self.summary else ())])
+        for at in window.summaries:
+            if not any(overlap([Range(at, at + 1)], stays)):
+                self._break("summaries kept or folded in", f"block {at} is a summary, and goes")
+        for part in overlap(self.flush.ranges if self.flush else (), self.keep):
+            if window.without(part, Summary):
+                self._break("nothing twice", f"blocks {part.start} to {part.stop - 1} are flushed and kept")
+
+    def _check_newest(self, window: Window) -> None:
+        for part in gaps(self.keep, window.newest):
+            if lost := window.without(part, System):
+                self._break("newest turn kept", f"block {lost[0].start} goes, it begins at {window.newest.start}")
+
+    def _check_pairs(self, window: Window) -> None:
+        calls: set[str] = set()
+        for part, after in pairwise([*self.keep, Range(len(window), len(window))]):
+            for block in window.blocks([part]):
+                if isinstance(block, ToolUse):
+                    calls.add(block.call_id)
+                elif isinstance(block, ToolResult) and block.call_id not in calls:
+                    self._check_orphan(window, block.call_id, part.start)
+                elif isinstance(block, ToolResult):
+                    calls.discard(block.call_id)
+            # A call still waits: its result must not be in what goes next.
+            lost = window.blocks([Range(part.stop, after.start)]) if calls else ()
+            if parted := calls.intersection(block.call_id for block in lost if isinstance(block, ToolResult)):
+                self._break("tool pairs whole", f"call {min(parted)!r} stays, and its result goes")
+
+    def _check_orphan(self, window: Window, call_id: str, before: int) -> None:
+        """Raise if a result stays whose call goes; the conversation may have had it without one."""
+        lost = window.blocks(overlap(self._gone(window), [Range(0, before)]))
+        if any(isinstance(block, ToolUse) and block.call_id == call_id for block in lost):
+            self._break("tool pairs whole", f"the result of call {call_id!r} stays, and the call goes")
+
+    def _check_valid(self, window: Window) -> None:
+        summary = [Summary(text="A summary.")] if self.summary else []
+        after = refusals([*summary, *window.blocks(self.keep)])
+        before = refusals(window.blocks([Range(0, len(window))])) if after else {}
+        if worse := sorted(set(after) - set(before)):
+            self._break("valid for providers", str(after[worse[0]]))
+
+
+def refusals(blocks: Sequence[Block]) -> dict[str, InvalidRequestError]:
+    """Return the providers that would not take the blocks, with a prompt if the model has spoken last, and why."""
+    said = [block for block in blocks if CHAT.sends(block) or isinstance(block, ToolUse)]
+    prompt = [User(text="Go on.")] if not said or said[-1].role == "assistant" else []
+    messages = messages_of([*blocks, *prompt])
+    found: dict[str, InvalidRequestError] = {}
+    for rules in (CHAT, RESPONSES, ANTHROPIC):
+        try:
+            check(messages, rules)
+        except InvalidRequestError as error:
+            found[rules.name] = error
+    return found
+
+
+def plan_for(
+    window: Window,
+    budget: Budget,
+    *,
+    strategy: str,
+    keep: Ranges,
+    why: str,
+    summary: SummaryTask | None = None,
+    flush: FlushTask | None = None,
+    otherwise: OverflowStrategy | None = None,
+) -> Plan:
+    """Return the plan that keeps some ranges, counted and explained.
+
+    Args:
+        why: what the rest goes for.
+    """
+    fate: Literal["summarised", "flushed", "dropped"] = "summarised" if summary else "flushed" if flush else "dropped"
+    gone = gaps(keep, Range(0, len(window)))
+    reasons = [Reason(part, fate, window.tokens(*part), why) for part in gone if window.without(part, System)]
+    if window.system is not None:
+        at = Range(window.system, window.system + 1)
+        reasons.append(Reason(at, "kept", window.system_tokens, "it is the system prompt"))
+    for part in keep:
+        is_summary = part.stop <= window.newest.start and not window.without(part, Summary)
+        stays = "it is a summary" if is_summary else "it is newer, and fits"
+        reasons.append(Reason(part, "kept", window.tokens(*part), stays))
+    return Plan(
+        strategy=strategy,
+        keep=keep,
+        summary=summary,
+        flush=flush,
+        reasons=tuple(reasons),
+        tokens_before=window.taken(budget),
+        tokens_after=_taken(window, budget, keep, summary),
+        otherwise=otherwise,
+    )
+
+
+def _tokens(window: Window, ranges: Ranges) -> int:
+    return sum(window.tokens(*part) for part in ranges)
+
+
+def _taken(window: Window, budget: Budget, keep: Ranges, summary: SummaryTask | None) -> int:
+    most = summary.max_tokens if summary else 0
+    return budget.overhead + window.system_tokens + _tokens(window, keep) + most

@@ -1,0 +1,56 @@
+"""Overflow strategies: what is done when a conversation outgrows the model's window."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from turnwise.errors import StrategyError, TurnwiseError
+from turnwise.strategies.plan import Plan
+from turnwise.strategies.window import Budget, Window
+
+
+class OverflowStrategy(Protocol):
+    """Decides; the session carries out. Travels to the session's process by pickle.
+
+    A decision is pure: it depends on the window, the budget and the strategy's settings, and changes nothing. It holds
+    to the laws of `Plan.check`, and once it is carried out there is nothing more to do: `strategies/contract.py` shows
+    that on random conversations.
+    """
+
+    def decide(self, window: Window, budget: Budget) -> Plan | None:
+        """Return what is to become of the window; None if it is to stay as it is.
+
+        Asked before a request that would not fit, and, where `due` says so, when a run has ended.
+
+        Raises:
+            WindowOverflowError: the window is over its budget, and nothing that may go would make it fit.
+        """
+
+    def due(self, window: Window, budget: Budget) -> bool:
+        """Return whether to decide now, in the background, though the window may still fit."""
+
+
+def decide(strategy: OverflowStrategy, window: Window, budget: Budget) -> Plan | None:
+    """Return what a strategy decides, if it may be carried out.
+
+    Raises:
+        WindowOverflowError: nothing makes the window fit.
+        ConfigError: the strategy's settings do not fit the budget.
+        StrategyError: the strategy raised something else, or its plan breaks a law.
+    """
+    name = type(strategy).__name__
+    try:
+        plan = strategy.decide(window, budget)
+    except TurnwiseError:
+        raise
+    except Exception as error:
+        raise StrategyError(name, "decides", f"it raised {error!r}") from error
+    if plan is None:
+        if (taken := window.taken(budget)) > budget.max_tokens:
+            why = f"it leaves the window as it is, at {taken} of {budget.max_tokens} tokens"
+            raise StrategyError(name, "budget met", why)
+        return None
+    if not isinstance(plan, Plan):
+        raise StrategyError(name, "decides", f"it returned {type(plan).__name__}, neither a Plan nor None")
+    plan.check(window, budget)
+    return plan

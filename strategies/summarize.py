@@ -1,0 +1,108 @@
+"""Summarize: a model sums up the older exchanges, and the summary takes their place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.errors import ConfigError
+from turnwise.strategies.plan import Plan, plan_for
+from turnwise.strategies.ranges import Range
+from turnwise.strategies.strategy import OverflowStrategy
+from turnwise.strategies.summary_task import PROMPT, SummaryTask
+from turnwise.strategies.trim import Trim
+from turnwise.strategies.window import Budget, Window
+
+_LEAST = 64
+"""Tokens in which something can be said; with less, no model is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summarize:
+    """Past `trigger_ratio` of the window, all but the newest exchanges becomes a summary; the one before is folded in.
+
+    So each block is summed up once, and the summary moves on with the conversation. What is summed up stays in the log.
+    If the model gives no summary that can be taken, or none would fit, nothing changes; once the window is over its
+    budget, `otherwise` decides.
+    """
+
+    model: Any
+    """The engine that writes the summary, an `EngineBuilder`: a small model will do."""
+    trigger_ratio: float = field(default=0.8, kw_only=True)
+    """How full the window is to be, of its budget, above 0 and up to 1."""
+    keep_turns: int = field(default=2, kw_only=True)
+    """How many of the newest exchanges stay as they are; fewer where they would pull the trigger again."""
+    keep_tokens: int | None = field(default=None, kw_only=True)
+    """What they are to take at most; the newest stays though it takes more."""
+    max_summary_tokens: int = field(default=1000, kw_only=True)
+    """What the summary may take."""
+    prompt: str = field(default=PROMPT, kw_only=True)
+    """What the model is told."""
+    otherwise: OverflowStrategy = field(default=Trim(), kw_only=True)
+    """Who decides where no summary helps."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.trigger_ratio <= 1:
+            raise ConfigError("Summarize.trigger_ratio", self.trigger_ratio, "must be above 0 and at most 1")
+        if self.keep_turns < 1:
+            raise ConfigError("Summarize.keep_turns", self.keep_turns, "must be 1 or more: the newest turn stays")
+        if self.keep_tokens is not None and self.keep_tokens < 1:
+            raise ConfigError("Summarize.keep_tokens", self.keep_tokens, "must be 1 or more, or None for no limit")
+        if self.max_summary_tokens < 1:
+            raise ConfigError("Summarize.max_summary_tokens", self.max_summary_tokens, "must be 1 or more")
+        if not self.prompt.strip():
+            raise ConfigError("Summarize.prompt", self.prompt, "must say what to do")
+
+    def decide(self, window: Window, budget: Budget) -> Plan | None:
+        """Also raises ConfigError where what is kept and the summary would pull the trigger at once."""
+        if window.taken(budget) <= self._trigger(budget):
+            return None
+        plan = self._plan(window, budget)
+        if plan or window.taken(budget) <= budget.max_tokens:
+            return plan
+        return self.otherwise.decide(window, budget)
+
+    def due(self, window: Window, budget: Budget) -> bool:
+        return window.taken(budget) > self._trigger(budget) and self._plan(window, budget) is not None
+
+    def _trigger(self, budget: Budget) -> int:
+        trigger = int(budget.max_tokens * self.trigger_ratio)
+        name = "max_summary_tokens" if self.keep_tokens is None else "keep_tokens"
+        if (self.keep_tokens or 0) + self.max_summary_tokens > trigger:
+            why = (
+                f"what is kept and a summary of {self.max_summary_tokens} tokens must stay under the trigger, {trigger}"
+            )
+            raise ConfigError(f"Summarize.{name}", getattr(self, name), f"{why} of {budget.max_tokens}")
+        return trigger
+
+    def _plan(self, window: Window, budget: Budget) -> Plan | None:
+        cut = self._cut(window, budget)
+        gone = window.tokens(0, cut)
+        if gone == window.summary_tokens(cut):
+            return None
+        rest = budget.overhead + window.system_tokens + window.tokens(cut)
+        max_tokens = min(self.max_summary_tokens, budget.max_tokens - rest, gone - 1)
+        if max_tokens < min(_LEAST, self.max_summary_tokens):
+            return None
+        task = SummaryTask(ranges=(Range(0, cut),), max_tokens=max_tokens, model=self.model, prompt=self.prompt)
+        return plan_for(
+            window,
+            budget,
+            strategy="Summarize",
+            keep=window.kept_from(cut, pinned=False),
+            summary=task,
+            why=f"it is oldest, and a request is to take less than {self._trigger(budget)} tokens",
+            otherwise=self.otherwise,
+        )
+
+    def _cut(self, window: Window, budget: Budget) -> int:
+        """Return where what is kept begins."""
+        room = self._trigger(budget) - budget.overhead - window.system_tokens - self.max_summary_tokens
+        if self.keep_tokens is not None:
+            room = min(room, self.keep_tokens)
+        cut = window.newest.start
+        for number, exchange in enumerate(window.exchanges()):
+            if number and (number >= self.keep_turns or window.tokens(exchange.start) > room):
+                break
+            cut = exchange.start
+        return cut

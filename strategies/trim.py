@@ -1,0 +1,59 @@
+"""Trim: the oldest exchanges go until the rest fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnwise.errors import ConfigError
+from turnwise.strategies.plan import Plan, plan_for
+from turnwise.strategies.window import Budget, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """The oldest exchanges go, whole, until the request fits."""
+
+    max_tokens: int | None = None
+    """What a request is to take at most, if less than it may; the newest exchange stays though it takes more."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigError("Trim.max_tokens", self.max_tokens, "must be 1 or more, or None for all that fits")
+
+    def decide(self, window: Window, budget: Budget) -> Plan | None:
+        limit = min(self.max_tokens or budget.max_tokens, budget.max_tokens)
+        if window.taken(budget) <= limit:
+            return None
+        return trimmed(window, budget, limit, strategy="Trim")
+
+    def due(self, window: Window, budget: Budget) -> bool:
+        return False  # there is nothing to wait for, so it is done when it must be
+
+
+def trimmed(window: Window, budget: Budget, limit: int, *, strategy: str, at_least: int = 0) -> Plan | None:
+    """Return the plan that drops all before `at_least`, and more of the oldest until the rest takes `limit`.
+
+    Raises:
+        WindowOverflowError: the newest exchange does not fit the budget.
+    """
+    cut = newest_that_fit(window, budget, limit)
+    if window.tokens_from(cut, budget) > budget.max_tokens:
+        raise window.overflow(budget)
+    cut = max(cut, at_least)
+    if window.tokens(0, cut) == window.summary_tokens(cut):
+        return None
+    why = f"it is oldest, and a request may take {limit} tokens"
+    return plan_for(window, budget, strategy=strategy, keep=window.kept_from(cut), why=why)
+
+
+def newest_that_fit(window: Window, budget: Budget, limit: int) -> int:
+    """Return where the exchanges begin that fit together: the newest, and those before it while they take `limit`.
+
+    O(their blocks and those of one more).
+    """
+    cut = window.newest.start
+    for exchange in window.exchanges():
+        if exchange.start < cut and window.tokens_from(exchange.start, budget) > limit:
+            break
+        cut = exchange.start
+    return cut

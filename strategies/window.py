@@ -1,0 +1,267 @@
+"""The window: what the next request would hold, and how much it may."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from turnwise.errors import ConfigError, WindowOverflowError
+from turnwise.memory.block_cache import BlockCache
+from turnwise.memory.blocks import (
+    Block,
+    CacheCheckpoint,
+    Document,
+    Image,
+    Summary,
+    System,
+    ToolResult,
+    ToolUse,
+    Unknown,
+    User,
+)
+from turnwise.memory.spans import Span, Spans, join, size
+from turnwise.memory.token_index import TokenIndex
+from turnwise.memory.tokens import TokenCounter
+from turnwise.strategies.ranges import Range, Ranges, merge
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a request may take, in tokens."""
+
+    max_tokens: int
+    """Of the model's window, less what is reserved for its answer."""
+    overhead: int = 0
+    """What each request takes besides the window's blocks: tools, and instructions that are in no block."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError("max_tokens", self.max_tokens, "must be 1 or more")
+        if self.overhead < 0:
+            raise ConfigError("overhead", self.overhead, "must be 0 or more")
+
+
+_AT_A_TIME = 16
+
+
+class Window:
+    """A read-only view of the blocks that the next request would hold, in order.
+
+    Making one is O(spans), if the index has counted their blocks; so is no method more than it says. Blocks are read,
+    and decoded, when they are asked for. Two kinds stand apart. Of the system prompts the last one wins; the others are
+    never sent. Summaries stand for what is not here any more, so they go only where another takes them in. All else is
+    exchanges.
+    """
+
+    def __init__(self, spans: Spans, cache: BlockCache, index: TokenIndex) -> None:
+        index.cover(spans, cache)
+        self._spans = spans
+        self._cache = cache
+        self._index = index
+        self._ends = list(accumulate(map(size, ([span] for span in spans))))
+        self._totals = [0, *accumulate(self._sum([span]) for span in spans)]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def spans(self) -> Spans:
+        """The blocks' places in their logs."""
+        return self._spans
+
+    @property
+    def counter(self) -> TokenCounter:
+        """What has counted the tokens."""
+        return self._index.counter
+
+    def block(self, at: int) -> Block:
+        """Return the block in this place. O(log spans)."""
+        number, place = self._place(at)
+        (block,) = self._cache.read([Span(self._spans[number].log, place, place + 1)])
+        return block
+
+    def blocks(self, ranges: Iterable[Range]) -> tuple[Block, ...]:
+        """Return the blocks of some ranges. O(their number)."""
+        return self._cache.read(self.spans_of(ranges))
+
+    def spans_of(self, ranges: Iterable[Range]) -> Spans:
+        """Return some ranges as spans of logs. O(spans that they touch)."""
+        return join(span for part in ranges for span in self._cut(part))
+
+    # Tokens
+
+    def tokens(self, start: int = 0, stop: int | None = None) -> int:
+        """Return what the blocks from `start` to `stop` take, the system prompts among them left out. O(log spans)."""
+        return self._tokens_before(len(self) if stop is None else stop) - self._tokens_before(start)
+
+    @cached_property
+    def system_tokens(self) -> int:
+        """What the system prompt takes."""
+        return 0 if self.system is None else self._index.sum(self.spans_of([Range(self.system, self.system + 1)]))
+
+    @property
+    def total(self) -> int:
+        """What all that is sent takes."""
+        return self.system_tokens + self.tokens()
+
+    # What stands apart
+
+    @cached_property
+    def system(self) -> int | None:
+        """The place of the system prompt that wins; None if there is none. O(spans)."""
+        found = self._index.last_system(self._spans)
+        if found is None:
+            return None
+        log, at = found
+        holds = (number for number, span in enumerate(self._spans) if span.log == log and span.start <= at < span.stop)
+        *_, number = holds
+        return self._ends[number] - (self._spans[number].stop - at)
+
+    @cached_property
+    def summaries(self) -> tuple[int, ...]:
+        """The places of the summaries. O(spans and their number)."""
+        return tuple(self.places(Summary))
+
+    def places(self, kind: type[Block], part: Range | None = None) -> Iterator[int]:
+        """Yield the places of the blocks of a kind, which is `System` or `Summary`. O(spans and their number)."""
+        at = part.start if part else 0
+        for span in self._cut(part or Range(0, len(self))):
+            yield from (at + place - span.start for place in self._index.places(span, kind))
+            at += span.stop - span.start
+
+    def summary_tokens(self, stop: int | None = None) -> int:
+        """Return what the summaries before `stop` take."""
+        before = [Range(at, at + 1) for at in self.summaries if stop is None or at < stop]
+        return self._index.sum(self.spans_of(before))
+
+    # Exchanges
+
+    def exchanges(self, before: int | None = None) -> Iterator[Range]:
+        """Yield the exchanges, the newest first; those before a place where one begins, if that is given.
+
+        An exchange begins with what the user says and goes on to where the user next does: prompts, answer, tool calls
+        and their results. Whichever of them are left out, from the oldest on, the rest begins with the user and no call
+        is parted from its result. Together they cover the window: the oldest has also what stands before any prompt.
+        Lazy: O(blocks of those that were asked for).
+        """
+        stop = len(self) if before is None else before
+        begins: int | None = None
+        says = False
+        unmatched: set[str] = set()
+        for at, block in self._backwards(stop):
+            if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
+                continue
+            if block.role == "user":
+                begins, says = at, says or _says(block)
+                continue
+            if begins is not None and says and not unmatched:
+                yield Range(begins, stop)
+                stop = begins
+            begins, says = None, False
+            if isinstance(block, ToolResult):
+                unmatched.add(block.call_id)
+            elif isinstance(block, ToolUse):
+                unmatched.discard(block.call_id)
+        if stop:
+            yield Range(0, stop)
+
+    def end_of_oldest(self, count: int) -> int:
+        """Return where the `count` oldest exchanges end, or where the newest begins if that is sooner.
+
+        O(their blocks and those of the newest).
+        """
+        stop = self.newest.start
+        begins: int | None = None
+        is_new = True
+        waiting: set[str] = set()
+        for at in range(stop):
+            block = self.block(at)
+            if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
+                continue
+            if block.role == "user":
+                begins = at if begins is None else begins
+                if is_new and _says(block) and not waiting:
+                    is_new, count = False, count - 1
+                    if count < 0:
+                        return begins
+                continue
+            begins, is_new = None, True
+            if isinstance(block, ToolUse):
+                waiting.add(block.call_id)
+            elif isinstance(block, ToolResult):
+                waiting.discard(block.call_id)
+        return stop
+
+    @cached_property
+    def newest(self) -> Range:
+        """The newest exchange: it stays, whatever goes."""
+        return next(self.exchanges(), Range(0, 0))
+
+    # What is left when the oldest go
+
+    def without(self, part: Range, *kinds: type[Block]) -> Ranges:
+        """Return a range less the blocks of some kinds, which are `System` or `Summary`."""
+        edges = [part.start - 1, *sorted(at for kind in kinds for at in self.places(kind, part)), part.stop]
+        return tuple(Range(at + 1, until) for at, until in pairwise(edges) if at + 1 < until)
+
+    def kept_from(self, cut: int, *, pinned: bool = True) -> Ranges:
+        """Return what stays if all before `cut` goes: the rest but for system prompts, and, if `pinned`, summaries."""
+        summaries = [Range(at, at + 1) for at in self.summaries if at < cut] if pinned else []
+        return merge([*summaries, *self.without(Range(cut, len(self)), System)])
+
+    def tokens_from(self, cut: int, budget: Budget) -> int:
+        """Return what a request takes if all before `cut` goes that may."""
+        return budget.overhead + self.system_tokens + self.summary_tokens(cut) + self.tokens(cut)
+
+    def taken(self, budget: Budget) -> int:
+        """Return what a request takes as things are."""
+        return budget.overhead + self.total
+
+    def overflow(self, budget: Budget) -> WindowOverflowError:
+        """Return the error that says what cannot fit."""
+        summary = self.summary_tokens()
+        newest = self.tokens(*self.newest) - self.summary_tokens() + self.summary_tokens(self.newest.start)
+        overhead = budget.overhead + self.system_tokens
+        return WindowOverflowError(budget.max_tokens, overhead + summary + newest, overhead, summary, newest)
+
+    # Places
+
+    def _backwards(self, stop: int) -> Iterator[tuple[int, Block]]:
+        """Yield the blocks before `stop` and their places, the last first; read a few at a time."""
+        for end in range(stop, 0, -_AT_A_TIME):
+            start = max(end - _AT_A_TIME, 0)
+            yield from zip(range(end - 1, start - 1, -1), reversed(self.blocks([Range(start, end)])), strict=True)
+
+    def _place(self, at: int) -> tuple[int, int]:
+        """Return the number of the span that has the block, and the block's position in its log."""
+        if not 0 <= at < len(self):
+            raise IndexError(f"no place {at} in a window of {len(self)} blocks")
+        number = bisect_right(self._ends, at)
+        return number, self._spans[number].stop - (self._ends[number] - at)
+
+    def _cut(self, part: Range) -> Iterator[Span]:
+        at, stop = max(part.start, 0), min(part.stop, len(self))
+        while at < stop:
+            number, place = self._place(at)
+            more = min(self._ends[number], stop) - at
+            yield Span(self._spans[number].log, place, place + more)
+            at += more
+
+    def _sum(self, spans: Sequence[Span]) -> int:
+        return self._index.sum(spans) - self._index.sum(spans, System)
+
+    def _tokens_before(self, at: int) -> int:
+        number = bisect_right(self._ends, at)
+        if number == len(self._spans):
+            return self._totals[-1]
+        span = self._spans[number]
+        part = Span(span.log, span.start, span.stop - (self._ends[number] - at))
+        return self._totals[number] + self._sum([part])
+
+
+def _says(block: Block) -> bool:
+    """Return whether every provider takes it for something that the user says."""
+    return isinstance(block, Image | Document) or (isinstance(block, User) and bool(block.text.strip()))

@@ -22,7 +22,7 @@ from turnwise.memory.blocks import (
     Unknown,
     User,
 )
-from turnwise.strategies.conversations import COUNTER, Case, random_case, random_exchange
+from turnwise.strategies.conversations import COUNTER, Case, random_budget, random_case, random_exchange
 from turnwise.strategies.plan import Law, Plan, refusals
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import OverflowStrategy
@@ -43,10 +43,10 @@ def check_contract(make: Callable[[Case], OverflowStrategy], seeds: Iterable[int
         dice = Random(seed)  # noqa: S311 - nothing is secret here
         case = random_case(dice)
         try:
-            strategy = make(case)
             for _ in range(grow + 1):
-                check_case(strategy, case)
+                check_case(make(case), case)
                 case.conversation.add(random_exchange(dice))
+                case = case._replace(budget=random_budget(dice, case.conversation.window()))
         except (AssertionError, TurnwiseError) as error:
             raise AssertionError(f"{error} (seed {seed})") from error
 

@@ -95,9 +95,10 @@ class Plan:
             return self
         back = [part for each in ranges for part in window.without(each, System)]
         keep = merge([*self.keep, *back])
-        gone = gaps(keep, Range(0, len(window)))
-        if not _tokens(window, gone):
+        if not _tokens(window, gaps(keep, Range(0, len(window)))):
             return None
+        stay = merge(ranges)
+        gone = tuple(part for each in self.flush.ranges for part in gaps(stay, each))
         plan = plan_for(
             window,
             budget,

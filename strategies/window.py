@@ -144,8 +144,8 @@ class Window:
 
         An exchange begins with what the user says and goes on to where the user next does: prompts, answer, tool calls
         and their results. Whichever of them are left out, from the oldest on, the rest begins with the user and no call
-        is parted from its result. Together they cover the window: the oldest has also what stands before any prompt.
-        Lazy: O(blocks of those that were asked for).
+        is parted from its result. Together they cover the window: what the model has said before any prompt comes last,
+        as one of its own. Lazy: O(blocks of those that were asked for, and a few).
         """
         stop = len(self) if before is None else before
         begins: int | None = None
@@ -169,7 +169,7 @@ class Window:
             yield Range(0, stop)
 
     def end_of_oldest(self, count: int) -> int:
-        """Return where the `count` oldest exchanges end, or where the newest begins if that is sooner.
+        """Return where the `count` oldest exchanges that begin with a prompt end, or where the newest begins if sooner.
 
         O(their blocks and those of the newest).
         """

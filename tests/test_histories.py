@@ -6,6 +6,8 @@ A failing life prints its seed; `TURNWISE_SEED=<seed> pytest tests/test_historie
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +29,14 @@ from turnwise.memory.events import Event
 from turnwise.memory.transcript import Ledger, settle
 
 LIVES = 20_000
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """What goes wrong in these lives is logged ten thousand times, and pytest would keep it all."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 async def live(seed: int) -> None:

@@ -87,8 +87,8 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
     after = _Request(then)
     for law in (_order, _system, _newest, _pairs, _summaries, _once, _valid):
         law(before, after, plan, window)
-    _hold("something goes", len(after.places) < len(before.places) + bool(plan.summary), "the request is as before")
     left = after.tokens(budget)
+    _hold("something goes", left < taken, f"the request takes {left} tokens, and {taken} before")
     _hold("budget met", left <= budget.max_tokens, f"{left} of {budget.max_tokens} tokens")
     told = (plan.tokens_before, plan.tokens_after)
     _hold("budget met", told[0] == taken and told[1] >= left, f"it told of {told}, and it is {taken}, {left}")

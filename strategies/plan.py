@@ -127,9 +127,9 @@ class Plan:
         - tool pairs whole: no call is parted from its result;
         - summaries kept or folded in: an earlier summary stays, or is among what the new one stands for;
         - nothing twice: what goes to long-term memory does not stay as well;
-        - something goes: else the next decision would be the same;
+        - something goes: the request takes less than before, also if the summary is as long as it may be;
         - valid for providers: those that would take the request as it is take it then;
-        - budget met: also if the summary is as long as it may be.
+        - budget met, also then.
 
         Raises:
             StrategyError: names the law.
@@ -138,10 +138,11 @@ class Plan:
         self._check_what_stands_apart(window)
         self._check_newest(window)
         self._check_pairs(window)
-        if not _tokens(window, self._gone(window)):
-            self._break("something goes", "what is kept takes as much as before")
+        after = _taken(window, budget, self.keep, self.summary)
+        if after >= (before := window.taken(budget)):
+            self._break("something goes", f"the request would take {after} tokens, and takes {before} as it is")
         self._check_valid(window)
-        if (after := _taken(window, budget, self.keep, self.summary)) > budget.max_tokens:
+        if after > budget.max_tokens:
             self._break("budget met", f"the request would take {after} of {budget.max_tokens} tokens")
 
     def _break(self, law: Law, why: str) -> NoReturn:

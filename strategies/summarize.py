@@ -102,7 +102,7 @@ class Summarize:
             room = min(room, self.keep_tokens)
         cut = window.newest.start
         for number, exchange in enumerate(window.exchanges()):
-            if number and (number >= self.keep_turns or window.tokens(exchange.start) > room):
+            if number >= self.keep_turns or window.tokens(exchange.start) > room:
                 break
             cut = exchange.start
         return cut

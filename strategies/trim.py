@@ -53,7 +53,7 @@ def newest_that_fit(window: Window, budget: Budget, limit: int) -> int:
     """
     cut = window.newest.start
     for exchange in window.exchanges():
-        if exchange.start < cut and window.tokens_from(exchange.start, budget) > limit:
+        if window.tokens_from(exchange.start, budget) > limit:
             break
         cut = exchange.start
     return cut

@@ -63,7 +63,7 @@ class SummaryTask:
         limit = f"Write no more than {max(self.max_tokens // 2, 1)} words."
         shown: list[Block] = [System(text=f"{self.prompt}\n\n{limit}")]
         lines: list[str] = []
-        for block in self._blocks(window):
+        for block in window.blocks(self.ranges):
             lines += map(_as_json, _facts(block))
             if isinstance(block, Image) or (isinstance(block, Document) and not block.text):
                 shown += [User(text="\n".join(lines)), block]
@@ -92,9 +92,6 @@ class SummaryTask:
         """Return the block that takes the place of the others, and names them."""
         ranges = [left for part in self.ranges for left in window.without(part, System)]
         return Summary(text=text, of=window.spans_of(ranges))
-
-    def _blocks(self, window: Window) -> Iterator[Block]:
-        return (block for block in window.blocks(self.ranges) if not isinstance(block, System))
 
 
 def _as_json(fact: dict[str, Any]) -> str:

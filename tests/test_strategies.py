@@ -864,7 +864,10 @@ BROKEN: list[tuple[str, Custom]] = [
     ("budget met", Custom(lambda w: [(1, 6), (9, 13)])),
     (
         "budget met",
-        Custom(lambda w: [(9, 13)], lambda w: {"summary": replace(task((1, 9))["summary"], max_tokens=10**6)}),
+        Custom(
+            lambda w: [(9, 13)],
+            lambda w: {"summary": replace(task((1, 9))["summary"], max_tokens=tokens(FULL[1:9]) - 30)},
+        ),
     ),
 ]
 

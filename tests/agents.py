@@ -116,7 +116,9 @@ class WildModel:
         for call in range(calls):
             name = self._random.choice(self.NAMES)
             arguments = {"thing": f"{number}.{call}"} if dice() < 0.9 else {"think": 1}
-            said.append(ToolUse(call_id=f"{context.run_id}-{number}-{call}", name=name, input=arguments))
+            # Some servers count calls anew in each answer.
+            call_id = f"{context.run_id}-{number}-{call}" if dice() < 0.7 else f"call_{call % 2}"
+            said.append(ToolUse(call_id=call_id, name=name, input=arguments))
         self._random.shuffle(said)
         return said if any(isinstance(block, Text | ToolUse) for block in said) else [*said, Text(text="done")]
 

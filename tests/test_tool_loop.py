@@ -393,6 +393,32 @@ def test_a_call_that_needs_a_word_waits_for_it_across_processes() -> None:
     play(story())
 
 
+def test_an_id_that_comes_again_is_another_call_and_needs_a_word_of_its_own() -> None:
+    """Some servers count calls anew in each answer: what was decided about one is not taken for the next."""
+
+    async def story() -> None:
+        engine, called = approving()
+        engine.script = [
+            [use("call_0", "delete", path="/etc")],
+            [use("call_0", "delete", path="/home"), use("call_0", "delete", path="/tmp/x")],
+            [Text(text="done")],
+        ]
+        stage = Stage(engine)
+        await stage.start()
+        await stage.until(stage.awaits)
+        await stage.core.decide("run", "call_0", Decision(verdict="rejected", text="no"))
+        await asyncio.sleep(1)
+        pending = [(call.call_id, call.input["path"]) for call in await stage.core.pending("run")]
+        assert pending == [("call_0_2", "/home"), ("call_0_3", "/tmp/x")] and not called
+        await stage.core.decide("run", "call_0_2", Decision(verdict="rejected", text="no"))
+        await stage.core.decide("run", "call_0_3", Decision(verdict="approved"))
+        outcome = await stage.outcome()
+        assert called == ["/tmp/x"] and outcome.run.state == "completed"
+        assert [result.text for result in results(outcome)] == ["rejected: no", "rejected: no", "deleted /tmp/x"]
+
+    play(story())
+
+
 @pytest.mark.parametrize(
     ("decision", "result", "ran"),
     [

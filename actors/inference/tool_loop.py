@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -38,8 +39,9 @@ class ToolLoop:
 
     Every result is recorded before the model sees it, and a call is recorded as begun before its tool is called: so a
     run that is taken up again, after a kill or a decision, goes on behind its last result, and a tool is called twice
-    only if it is `repeatable`. Calls of one answer run side by side, `max_parallel` at most; their results are in the
-    order of the calls.
+    only if it is `repeatable`. Call ids are unique in a run: one that comes again, as some servers count anew in each
+    answer, is given a number, so that no decision or result is taken for another call's. Calls of one answer run side
+    by side, `max_parallel` at most; their results are in the order of the calls.
 
     A step costs one commit for the answer and the start of its tools, and one for the results of each moment in which
     some come in: two, if they come together.
@@ -71,7 +73,7 @@ class ToolLoop:
         while True:
             context.begin_call(limit=self._tools.max_steps)
             await self._show("before_inference", turn, context)
-            answer = await self._runner.run(turn, context)
+            answer = _with_own_ids(await self._runner.run(turn, context), turn.output)
             uses = [block for block in answer if isinstance(block, ToolUse)]
             if not uses:
                 await self._show("after_inference", _with(turn, answer), context)
@@ -226,6 +228,20 @@ class _Calls:
             labels=self._context.labels,
             cancelled=self._signal,
         )
+
+
+def _with_own_ids(answer: Sequence[Block], output: Iterable[Block]) -> list[Block]:
+    """Return the answer with ids for its calls that neither the run's output nor another of them has."""
+    taken = {block.call_id for block in output if isinstance(block, ToolUse)}
+    own: list[Block] = []
+    for block in answer:
+        if isinstance(block, ToolUse) and block.call_id:
+            names = (f"{block.call_id}_{number}" for number in itertools.count(2))
+            call_id = block.call_id if block.call_id not in taken else next(name for name in names if name not in taken)
+            taken.add(call_id)
+            block = block if call_id == block.call_id else block.model_copy(update={"call_id": call_id})  # noqa: PLW2901
+        own.append(block)
+    return own
 
 
 def _with(turn: Turn, answer: Sequence[Block]) -> Turn:

@@ -26,7 +26,7 @@ from turnwise.strategies.conversations import COUNTER, Case, random_budget, rand
 from turnwise.strategies.plan import Law, Plan, refusals
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import OverflowStrategy
-from turnwise.strategies.window import Budget, Window
+from turnwise.strategies.window import TokenBudget, Window
 
 
 def check_contract(make: Callable[[Case], OverflowStrategy], seeds: Iterable[int] = range(1000), grow: int = 1) -> None:
@@ -129,7 +129,7 @@ class _Request:
     def summaries(self) -> list[int]:
         return [at for at, block in enumerate(self.blocks) if isinstance(block, Summary)]
 
-    def tokens(self, budget: Budget) -> int:
+    def tokens(self, budget: TokenBudget) -> int:
         sent = [*self.systems[-1:], *(at for at, block in enumerate(self.blocks) if not isinstance(block, System))]
         return budget.overhead + sum(COUNTER.count(self.blocks[at]) for at in sent)
 

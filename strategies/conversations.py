@@ -28,7 +28,7 @@ from turnwise.memory.token_index import TokenIndex
 from turnwise.memory.tokens import ByteCounter, TokenCounter
 from turnwise.memory.transcript import settle
 from turnwise.strategies.plan import Plan
-from turnwise.strategies.window import Budget, Window
+from turnwise.strategies.window import TokenBudget, Window
 
 COUNTER = ByteCounter()
 """What counts here: exact, and the same everywhere."""
@@ -75,7 +75,7 @@ class Case(NamedTuple):
     """A conversation, and what a request may take."""
 
     conversation: Conversation
-    budget: Budget
+    budget: TokenBudget
 
 
 def random_case(dice: Random) -> Case:
@@ -100,13 +100,13 @@ def random_case(dice: Random) -> Case:
     return Case(conversation, random_budget(dice, conversation.window()))
 
 
-def random_budget(dice: Random, window: Window) -> Budget:
+def random_budget(dice: Random, window: Window) -> TokenBudget:
     """Return a budget that the window fits, or fits in parts, or, now and then, not at all."""
     overhead = dice.choice([0, 0, 7, 300])
-    least = window.overflow(Budget(1, overhead)).needed
+    least = window.overflow(TokenBudget(1, overhead)).needed
     room = window.total + overhead - least
     share = dice.choice([-0.5, 0, 0.05, 0.2, 0.4, 0.6, 0.8, 1, 1.5])
-    return Budget(max(1, least + int(room * share) + dice.choice([-1, 0, 100])), overhead)
+    return TokenBudget(max(1, least + int(room * share) + dice.choice([-1, 0, 100])), overhead)
 
 
 def random_exchange(dice: Random) -> list[Block]:

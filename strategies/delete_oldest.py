@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from turnwise.errors import ConfigError
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.trim import trimmed
-from turnwise.strategies.window import Budget, Window
+from turnwise.strategies.window import TokenBudget, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class DeleteOldest:
         if self.count < 1:
             raise ConfigError("DeleteOldest.count", self.count, "must be 1 or more")
 
-    def decide(self, window: Window, budget: Budget) -> Plan | None:
+    def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         if window.taken(budget) <= budget.max_tokens:
             return None
         oldest = window.end_of_oldest(self.count)
         return trimmed(window, budget, budget.max_tokens, strategy="DeleteOldest", at_least=oldest)
 
-    def due(self, window: Window, budget: Budget) -> bool:
+    def due(self, window: Window, budget: TokenBudget) -> bool:
         return False

@@ -12,7 +12,7 @@ from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.trim import newest_that_fit
-from turnwise.strategies.window import Budget, Window
+from turnwise.strategies.window import TokenBudget, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FlushToMemory:
         if not 0 < self.max_ratio <= self.trigger_ratio:
             raise ConfigError("FlushToMemory.max_ratio", self.max_ratio, "must be above 0 and at most trigger_ratio")
 
-    def decide(self, window: Window, budget: Budget) -> Plan | None:
+    def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         if window.taken(budget) <= budget.max_tokens * self.trigger_ratio:
             return None
         cut = newest_that_fit(window, budget, int(budget.max_tokens * self.max_ratio))
@@ -60,7 +60,7 @@ class FlushToMemory:
             otherwise=self.otherwise,
         )
 
-    def due(self, window: Window, budget: Budget) -> bool:
+    def due(self, window: Window, budget: TokenBudget) -> bool:
         try:
             return self.decide(window, budget) is not None
         except WindowOverflowError:

@@ -15,7 +15,7 @@ from turnwise.memory.transcript import messages_of
 from turnwise.strategies.flush_task import FlushTask
 from turnwise.strategies.ranges import Range, Ranges, gaps, merge, overlap
 from turnwise.strategies.summary_task import SummaryTask
-from turnwise.strategies.window import Budget, Window
+from turnwise.strategies.window import TokenBudget, Window
 
 if TYPE_CHECKING:
     from turnwise.strategies.strategy import OverflowStrategy
@@ -86,7 +86,7 @@ class Plan:
         system = [] if window.system is None else [Range(window.system, window.system + 1)]
         return join(window.spans_of(system), [summary_span] if summary_span else [], window.spans_of(self.keep))
 
-    def retaining(self, window: Window, budget: Budget, ranges: Sequence[Range]) -> Plan | None:
+    def retaining(self, window: Window, budget: TokenBudget, ranges: Sequence[Range]) -> Plan | None:
         """Return the plan that leaves some exchanges of its flush in the window; None if nothing would go then.
 
         It may miss the budget: see `otherwise`.
@@ -117,7 +117,7 @@ class Plan:
 
     # Checking
 
-    def check(self, window: Window, budget: Budget) -> None:
+    def check(self, window: Window, budget: TokenBudget) -> None:
         """Raise if the plan breaks a law. O(what is kept); changes nothing.
 
         - order kept: all ranges are of the window, ascending and apart, and none is empty; what is summarised is older
@@ -224,7 +224,7 @@ def refusals(blocks: Sequence[Block]) -> dict[str, InvalidRequestError]:
 
 def plan_for(
     window: Window,
-    budget: Budget,
+    budget: TokenBudget,
     *,
     strategy: str,
     keep: Ranges,
@@ -264,6 +264,6 @@ def _tokens(window: Window, ranges: Ranges) -> int:
     return sum(window.tokens(*part) for part in ranges)
 
 
-def _taken(window: Window, budget: Budget, keep: Ranges, summary: SummaryTask | None) -> int:
+def _taken(window: Window, budget: TokenBudget, keep: Ranges, summary: SummaryTask | None) -> int:
     most = summary.max_tokens if summary else 0
     return budget.overhead + window.system_tokens + _tokens(window, keep) + most

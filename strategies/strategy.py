@@ -6,7 +6,7 @@ from typing import Protocol
 
 from turnwise.errors import StrategyError, TurnwiseError
 from turnwise.strategies.plan import Plan
-from turnwise.strategies.window import Budget, Window
+from turnwise.strategies.window import TokenBudget, Window
 
 
 class OverflowStrategy(Protocol):
@@ -17,7 +17,7 @@ class OverflowStrategy(Protocol):
     that on random conversations.
     """
 
-    def decide(self, window: Window, budget: Budget) -> Plan | None:
+    def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         """Return what is to become of the window; None if it is to stay as it is.
 
         Asked before a request that would not fit, and, where `due` says so, when a run has ended.
@@ -26,11 +26,11 @@ class OverflowStrategy(Protocol):
             WindowOverflowError: the window is over its budget, and nothing that may go would make it fit.
         """
 
-    def due(self, window: Window, budget: Budget) -> bool:
+    def due(self, window: Window, budget: TokenBudget) -> bool:
         """Return whether to decide now, in the background, though the window may still fit."""
 
 
-def decide(strategy: OverflowStrategy, window: Window, budget: Budget) -> Plan | None:
+def decide(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> Plan | None:
     """Return what a strategy decides, if it may be carried out.
 
     Raises:

@@ -11,7 +11,7 @@ from turnwise.strategies.ranges import Range
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.summary_task import PROMPT, SummaryTask
 from turnwise.strategies.trim import Trim
-from turnwise.strategies.window import Budget, Window
+from turnwise.strategies.window import TokenBudget, Window
 
 _LEAST = 64
 """Tokens in which something can be said; with less, no model is asked."""
@@ -53,7 +53,7 @@ class Summarize:
         if not self.prompt.strip():
             raise ConfigError("Summarize.prompt", self.prompt, "must say what to do")
 
-    def decide(self, window: Window, budget: Budget) -> Plan | None:
+    def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         """Also raises ConfigError where what is kept and the summary would pull the trigger at once."""
         if window.taken(budget) <= self._trigger(budget):
             return None
@@ -62,10 +62,10 @@ class Summarize:
             return plan
         return self.otherwise.decide(window, budget)
 
-    def due(self, window: Window, budget: Budget) -> bool:
+    def due(self, window: Window, budget: TokenBudget) -> bool:
         return window.taken(budget) > self._trigger(budget) and self._plan(window, budget) is not None
 
-    def _trigger(self, budget: Budget) -> int:
+    def _trigger(self, budget: TokenBudget) -> int:
         trigger = int(budget.max_tokens * self.trigger_ratio)
         name = "max_summary_tokens" if self.keep_tokens is None else "keep_tokens"
         if (self.keep_tokens or 0) + self.max_summary_tokens > trigger:
@@ -75,7 +75,7 @@ class Summarize:
             raise ConfigError(f"Summarize.{name}", getattr(self, name), f"{why} of {budget.max_tokens}")
         return trigger
 
-    def _plan(self, window: Window, budget: Budget) -> Plan | None:
+    def _plan(self, window: Window, budget: TokenBudget) -> Plan | None:
         cut = self._cut(window, budget)
         gone = window.tokens(0, cut)
         if gone == window.summary_tokens(cut):
@@ -95,7 +95,7 @@ class Summarize:
             otherwise=self.otherwise,
         )
 
-    def _cut(self, window: Window, budget: Budget) -> int:
+    def _cut(self, window: Window, budget: TokenBudget) -> int:
         """Return where what is kept begins."""
         room = self._trigger(budget) - budget.overhead - window.system_tokens - self.max_summary_tokens
         if self.keep_tokens is not None:

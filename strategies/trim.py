@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from turnwise.errors import ConfigError
 from turnwise.strategies.plan import Plan, plan_for
-from turnwise.strategies.window import Budget, Window
+from turnwise.strategies.window import TokenBudget, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +20,17 @@ class Trim:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError("Trim.max_tokens", self.max_tokens, "must be 1 or more, or None for all that fits")
 
-    def decide(self, window: Window, budget: Budget) -> Plan | None:
+    def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         limit = min(self.max_tokens or budget.max_tokens, budget.max_tokens)
         if window.taken(budget) <= limit:
             return None
         return trimmed(window, budget, limit, strategy="Trim")
 
-    def due(self, window: Window, budget: Budget) -> bool:
+    def due(self, window: Window, budget: TokenBudget) -> bool:
         return False  # there is nothing to wait for, so it is done when it must be
 
 
-def trimmed(window: Window, budget: Budget, limit: int, *, strategy: str, at_least: int = 0) -> Plan | None:
+def trimmed(window: Window, budget: TokenBudget, limit: int, *, strategy: str, at_least: int = 0) -> Plan | None:
     """Return the plan that drops all before `at_least`, and more of the oldest until the rest takes `limit`.
 
     Raises:
@@ -46,7 +46,7 @@ def trimmed(window: Window, budget: Budget, limit: int, *, strategy: str, at_lea
     return plan_for(window, budget, strategy=strategy, keep=window.kept_from(cut), why=why)
 
 
-def newest_that_fit(window: Window, budget: Budget, limit: int) -> int:
+def newest_that_fit(window: Window, budget: TokenBudget, limit: int) -> int:
     """Return where the exchanges begin that fit together: the newest, and those before it while they take `limit`.
 
     O(their blocks and those of one more).

@@ -29,7 +29,7 @@ from turnwise.strategies.ranges import Range, Ranges, merge
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class TokenBudget:
     """What a request may take, in tokens."""
 
     max_tokens: int
@@ -212,15 +212,15 @@ class Window:
         summaries = [Range(at, at + 1) for at in self.summaries if at < cut] if pinned else []
         return merge([*summaries, *self.without(Range(cut, len(self)), System)])
 
-    def tokens_from(self, cut: int, budget: Budget) -> int:
+    def tokens_from(self, cut: int, budget: TokenBudget) -> int:
         """Return what a request takes if all before `cut` goes that may."""
         return budget.overhead + self.system_tokens + self.summary_tokens(cut) + self.tokens(cut)
 
-    def taken(self, budget: Budget) -> int:
+    def taken(self, budget: TokenBudget) -> int:
         """Return what a request takes as things are."""
         return budget.overhead + self.total
 
-    def overflow(self, budget: Budget) -> WindowOverflowError:
+    def overflow(self, budget: TokenBudget) -> WindowOverflowError:
         """Return the error that says what cannot fit."""
         summary = self.summary_tokens()
         newest = self.tokens(*self.newest) - self.summary_tokens() + self.summary_tokens(self.newest.start)

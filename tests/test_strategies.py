@@ -47,7 +47,7 @@ from turnwise.strategies.strategy import OverflowStrategy, decide
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.summary_task import SummaryTask
 from turnwise.strategies.trim import Trim
-from turnwise.strategies.window import Budget, Window
+from turnwise.strategies.window import TokenBudget, Window
 from wire_rules import check_anthropic, check_chat, check_responses
 
 HELLO, YES = User(text="Hello"), Text(text="Yes.")
@@ -76,7 +76,7 @@ def tokens(blocks: Sequence[Block]) -> int:
     return sum(map(COUNTER.count, blocks))
 
 
-def after(strategy: OverflowStrategy, budget: Budget, *blocks: Block) -> list[Block]:
+def after(strategy: OverflowStrategy, budget: TokenBudget, *blocks: Block) -> list[Block]:
     """Return the request's blocks once the strategy has had its way, all laws held."""
     conversation = talk(*blocks)
     check_case(strategy, Case(conversation, budget))
@@ -303,7 +303,7 @@ def test_deciding_on_a_long_history_reads_no_more_than_on_a_short_one(strategy: 
         conversation = long_conversation(size, cache)
         window = conversation.window()
         cache.blocks_read = 0
-        plan = decide(strategy, window, Budget(2000))
+        plan = decide(strategy, window, TokenBudget(2000))
         assert plan
         cost.append(cache.blocks_read)
     assert cost[1] <= 1.1 * cost[0]
@@ -329,10 +329,10 @@ def test_the_last_system_prompt_stays_once_and_counts_once() -> None:
     blocks = [old, *exchanges(1, 2), new, *exchanges(3)]
     room = tokens([new, *exchanges(2, 3)])
     for strategy in (Trim(), DeleteOldest(1)):
-        assert after(strategy, Budget(room), *blocks) == [new, *exchanges(2, 3)]
-        assert after(strategy, Budget(room - 1), *blocks) == [new, *exchanges(3)]
-        assert after(strategy, Budget(tokens([new, *exchanges(1, 2, 3)])), *blocks) == blocks
-    assert [block.kind for block in after(Trim(), Budget(room), new, *exchanges(1, 2, 3), new)] == [
+        assert after(strategy, TokenBudget(room), *blocks) == [new, *exchanges(2, 3)]
+        assert after(strategy, TokenBudget(room - 1), *blocks) == [new, *exchanges(3)]
+        assert after(strategy, TokenBudget(tokens([new, *exchanges(1, 2, 3)])), *blocks) == blocks
+    assert [block.kind for block in after(Trim(), TokenBudget(room), new, *exchanges(1, 2, 3), new)] == [
         "system",
         *["user", "text"] * 2,
     ]
@@ -343,9 +343,9 @@ def test_the_last_system_prompt_stays_once_and_counts_once() -> None:
 )
 def test_what_fits_stays(strategy: OverflowStrategy) -> None:
     """Case 35."""
-    assert after(strategy, Budget(1)) == []
-    assert after(strategy, Budget(tokens([HELLO])), HELLO) == [HELLO]
-    assert after(strategy, Budget(tokens(exchanges(*range(9)))), *exchanges(*range(9))) == exchanges(*range(9))
+    assert after(strategy, TokenBudget(1)) == []
+    assert after(strategy, TokenBudget(tokens([HELLO])), HELLO) == [HELLO]
+    assert after(strategy, TokenBudget(tokens(exchanges(*range(9)))), *exchanges(*range(9))) == exchanges(*range(9))
 
 
 def test_trim_drops_the_oldest_until_the_rest_fits() -> None:
@@ -353,26 +353,26 @@ def test_trim_drops_the_oldest_until_the_rest_fits() -> None:
     blocks = exchanges(*range(10))
     for kept in range(1, 10):
         left = exchanges(*range(10 - kept, 10))
-        assert after(Trim(), Budget(tokens(left)), *blocks) == left
-        assert after(Trim(tokens(left)), Budget(10**6), *blocks) == left
-        assert after(Trim(), Budget(tokens(left) + 27), *blocks) == left
-    assert after(Trim(1), Budget(10**6), *blocks) == exchanges(9), "the newest stays, whatever its own limit is"
+        assert after(Trim(), TokenBudget(tokens(left)), *blocks) == left
+        assert after(Trim(tokens(left)), TokenBudget(10**6), *blocks) == left
+        assert after(Trim(), TokenBudget(tokens(left) + 27), *blocks) == left
+    assert after(Trim(1), TokenBudget(10**6), *blocks) == exchanges(9), "the newest stays, whatever its own limit is"
 
 
 def test_delete_drops_so_many_and_more_if_they_are_not_enough() -> None:
     """Case 35: fewer than there are, as many, more."""
     blocks = exchanges(*range(5))
-    over = Budget(tokens(blocks) - 1)
+    over = TokenBudget(tokens(blocks) - 1)
     for count, left in [(1, [1, 2, 3, 4]), (3, [3, 4]), (4, [4]), (5, [4]), (10**9, [4])]:
         assert after(DeleteOldest(count), over, *blocks) == exchanges(*left)
-    assert after(DeleteOldest(1), Budget(tokens(exchanges(3, 4))), *blocks) == exchanges(3, 4)
+    assert after(DeleteOldest(1), TokenBudget(tokens(exchanges(3, 4))), *blocks) == exchanges(3, 4)
 
 
 def test_a_greeting_goes_first() -> None:
     greeting = Text(text="How may I help?")
     system = System(text="Be brief.")
     blocks = [system, CacheCheckpoint(), greeting, *exchanges(1, 2)]
-    budget = Budget(tokens(blocks) - 1)
+    budget = TokenBudget(tokens(blocks) - 1)
     assert after(Trim(), budget, *blocks) == [system, *exchanges(1, 2)]
     assert after(DeleteOldest(1), budget, *blocks) == [system, *exchanges(2)]
 
@@ -381,7 +381,7 @@ def test_a_summary_outlives_what_follows_it() -> None:
     summary = Summary(text="They met.", of=(("gone", 0, 9),))
     for strategy in (Trim(), DeleteOldest(1), FlushToMemory([Memory()], max_ratio=1, trigger_ratio=1)):
         left = [System(text="Be brief."), summary, *exchanges(2)]
-        assert after(strategy, Budget(tokens(left)), System(text="Be brief."), summary, *exchanges(1, 2)) == left
+        assert after(strategy, TokenBudget(tokens(left)), System(text="Be brief."), summary, *exchanges(1, 2)) == left
 
 
 # What does not fit
@@ -393,7 +393,7 @@ def test_a_newest_turn_that_cannot_fit_is_an_error_that_says_what_takes_how_much
     system, summary, prompt = System(text="Be brief."), Summary(text="They met."), User(text="x" * 500)
     window = talk(system, summary, *exchanges(1, 2), prompt).window()
     with pytest.raises(WindowOverflowError) as caught:
-        decide(strategy, window, Budget(400, overhead=77))
+        decide(strategy, window, TokenBudget(400, overhead=77))
     error = caught.value
     assert (error.max_tokens, error.newest, error.summary) == (400, tokens([prompt]), tokens([summary]))
     assert error.overhead == 77 + tokens([system])
@@ -407,16 +407,16 @@ def test_a_system_prompt_and_tools_that_alone_are_too_much_are_an_error() -> Non
     cases: list[tuple[list[Block], int]] = [([System(text="x" * 100), HELLO], 0), ([HELLO], 99)]
     for blocks, overhead in cases:
         with pytest.raises(WindowOverflowError, match="for the system prompt and tools"):
-            decide(Trim(), talk(*blocks).window(), Budget(100, overhead))
+            decide(Trim(), talk(*blocks).window(), TokenBudget(100, overhead))
 
 
 def test_a_prompt_that_does_not_fit_beside_the_summary_is_told_so() -> None:
     """The summary is all that is left of what was before: it does not go in silence."""
     window = talk(Summary(text="x" * 200), *exchanges(1), User(text="y" * 200)).window()
     with pytest.raises(WindowOverflowError) as caught:
-        decide(Trim(), window, Budget(300))
+        decide(Trim(), window, TokenBudget(300))
     assert caught.value.summary == window.tokens(0, 1)
-    assert decide(rolling(), window, Budget(310)), "it can be folded into a shorter one"
+    assert decide(rolling(), window, TokenBudget(310)), "it can be folded into a shorter one"
 
 
 def test_the_trigger_counts_system_prompt_and_tools() -> None:
@@ -427,13 +427,13 @@ def test_the_trigger_counts_system_prompt_and_tools() -> None:
     overhead = COUNTER.overhead("Be brief.", tools)
     assert overhead > 50
     for strategy in (Trim(), DeleteOldest(1)):
-        assert decide(strategy, talk(*blocks).window(), Budget(room)) is None
-        assert decide(strategy, talk(*blocks).window(), Budget(room, 1)) is not None
-        assert decide(strategy, talk(System(text=""), *blocks).window(), Budget(room)) is not None
+        assert decide(strategy, talk(*blocks).window(), TokenBudget(room)) is None
+        assert decide(strategy, talk(*blocks).window(), TokenBudget(room, 1)) is not None
+        assert decide(strategy, talk(System(text=""), *blocks).window(), TokenBudget(room)) is not None
     rolling = Summarize(None, trigger_ratio=0.5, max_summary_tokens=64)
-    assert not rolling.due(talk(*blocks).window(), Budget(2 * room))
-    assert rolling.due(talk(*blocks).window(), Budget(2 * room, overhead))
-    assert rolling.due(talk(System(text="Be brief."), *blocks).window(), Budget(2 * room))
+    assert not rolling.due(talk(*blocks).window(), TokenBudget(2 * room))
+    assert rolling.due(talk(*blocks).window(), TokenBudget(2 * room, overhead))
+    assert rolling.due(talk(System(text="Be brief."), *blocks).window(), TokenBudget(2 * room))
 
 
 # Summarize
@@ -466,7 +466,7 @@ def test_the_model_sees_exactly_what_goes_once() -> None:
     ]
     kept = [*exchange(3), User(text="q004")]
     window = talk(System(text="SYSTEM"), *gone, *kept).window()
-    plan = decide(rolling(), window, Budget(600))
+    plan = decide(rolling(), window, TokenBudget(600))
     assert plan and plan.summary
     assert plan.summary.model == Engine()
     assert read_ranges(window, plan.keep) == kept, "the trailing prompt stays, and the exchange before it"
@@ -519,7 +519,7 @@ def test_in_random_conversations_too_the_model_sees_what_goes_and_nothing_else()
 
 def test_a_summary_takes_in_the_one_before_and_moves_on() -> None:
     """Cases 37 and 43: each exchange is summed up once, however long it goes on."""
-    conversation, budget = talk(System(text="Be brief.")), Budget(600)
+    conversation, budget = talk(System(text="Be brief.")), TokenBudget(600)
     strategy = rolling()
     summed_up: list[str] = []
     texts: list[str] = []
@@ -541,7 +541,7 @@ def test_a_summary_takes_in_the_one_before_and_moves_on() -> None:
 
 
 def check_case_of(
-    strategy: Summarize, conversation: Conversation, budget: Budget, texts: list[str], summed_up: list[str]
+    strategy: Summarize, conversation: Conversation, budget: TokenBudget, texts: list[str], summed_up: list[str]
 ) -> Plan | None:
     """Do as a session does: decide, ask, put the summary in the place of what it stands for."""
     window = conversation.window()
@@ -593,7 +593,7 @@ def test_a_summary_may_be_as_long_as_was_said_and_no_longer() -> None:
 
 def test_what_is_kept_is_the_newest_turns_or_fewer() -> None:
     blocks = exchanges(*range(20), length=20)
-    budget = Budget(tokens(blocks))
+    budget = TokenBudget(tokens(blocks))
     one = tokens(exchange(1, 20))
 
     def kept(**settings: Any) -> int:
@@ -611,19 +611,19 @@ def test_the_window_is_summed_up_past_the_trigger_and_not_before() -> None:
     for ratio in (0.5, 0.8, 1.0):
         strategy = rolling(trigger_ratio=ratio)
         at = int(tokens(blocks) / ratio)
-        assert not strategy.due(window, Budget(at + 2)) and decide(strategy, window, Budget(at + 2)) is None
-        assert strategy.due(window, Budget(at - 2)) and decide(strategy, window, Budget(at - 2))
+        assert not strategy.due(window, TokenBudget(at + 2)) and decide(strategy, window, TokenBudget(at + 2)) is None
+        assert strategy.due(window, TokenBudget(at - 2)) and decide(strategy, window, TokenBudget(at - 2))
 
 
 def test_where_no_summary_helps_another_strategy_decides() -> None:
     """Strategies compose: `Trim` is the last resort of `Summarize`."""
     blocks = [*exchanges(*range(9)), User(text="x" * 150)]
     window = talk(*blocks).window()
-    fits = decide(rolling(), window, Budget(300))
+    fits = decide(rolling(), window, TokenBudget(300))
     assert fits and fits.summary and fits.otherwise == Trim()
-    tight = decide(rolling(), window, Budget(200))
+    tight = decide(rolling(), window, TokenBudget(200))
     assert tight and tight.strategy == "Trim" and not tight.summary
-    two = decide(rolling(otherwise=DeleteOldest(9)), window, Budget(200))
+    two = decide(rolling(otherwise=DeleteOldest(9)), window, TokenBudget(200))
     assert two and two.strategy == "DeleteOldest"
     assert two.otherwise is None
 
@@ -631,7 +631,7 @@ def test_where_no_summary_helps_another_strategy_decides() -> None:
 def test_a_window_that_is_full_of_its_newest_turn_is_left_alone_while_it_fits() -> None:
     """No endless loop over what cannot be made smaller."""
     window = talk(Summary(text="They met. " * 20), User(text="x" * 500)).window()
-    budget = Budget(800)
+    budget = TokenBudget(800)
     assert decide(rolling(), window, budget) is None
     assert not rolling().due(window, budget)
     assert not FlushToMemory([Memory()]).due(window, budget)
@@ -663,12 +663,12 @@ def test_what_goes_is_handed_over_whole_with_where_it_comes_from() -> None:
     ]
     conversation = talk(*blocks)
     window = conversation.window()
-    plan = decide(FlushToMemory([memory]), window, Budget(300))
+    plan = decide(FlushToMemory([memory]), window, TokenBudget(300))
     assert plan and plan.flush
     assert plan.flush.memories == (memory,)
     acknowledged = flush(plan, window, [memory])
     assert plan.flush.unacknowledged(window, acknowledged) == ()
-    assert plan.retaining(window, Budget(300), ()) is plan
+    assert plan.retaining(window, TokenBudget(300), ()) is plan
     first, *_ = memory.items.values()
     assert first.text == 'user: Paris?\nassistant calls look: {"at": "Paris"}\nresult: rain\nassistant: Yes.'
     assert first.blocks == tuple(blocks[2:6])
@@ -676,14 +676,14 @@ def test_what_goes_is_handed_over_whole_with_where_it_comes_from() -> None:
     kept = list(window.blocks(plan.keep))
     assert [block for item in memory.items.values() for block in item.blocks] + kept[1:] == blocks[2:]
     assert kept[0] == Summary(text="They met.")
-    assert window.tokens_from(plan.keep[-1].start, Budget(300)) <= 150
+    assert window.tokens_from(plan.keep[-1].start, TokenBudget(300)) <= 150
 
 
 def test_a_memory_that_fails_keeps_in_the_window_what_it_has_not_and_a_retry_makes_no_duplicates() -> None:
     """Case 42: one memory's failure is not another's."""
     good, bad, static = Memory("good"), Memory("bad"), Memory("static", read_only=True)
     strategy = FlushToMemory([static, good, bad])
-    budget = Budget(300)
+    budget = TokenBudget(300)
     conversation = talk(*exchanges(*range(10)))
     window = conversation.window()
     plan = decide(strategy, window, budget)
@@ -694,7 +694,7 @@ def test_a_memory_that_fails_keeps_in_the_window_what_it_has_not_and_a_retry_mak
     assert len(stay) == everything - 2
     less = plan.retaining(window, budget, stay)
     assert less and less.flush
-    less.check(window, Budget(10**6))
+    less.check(window, TokenBudget(10**6))
     assert list(window.blocks(less.keep)) == exchanges(*range(2, 10))
     assert "has not acknowledged" in less.explain()
     assert less.tokens_after == tokens(exchanges(*range(2, 10)))
@@ -717,10 +717,10 @@ def test_where_no_memory_acknowledges_nothing_goes() -> None:
     memory = Memory()
     memory.fails_from = 0
     window = talk(*exchanges(*range(10))).window()
-    plan = decide(FlushToMemory([memory], otherwise=Trim()), window, Budget(200))
+    plan = decide(FlushToMemory([memory], otherwise=Trim()), window, TokenBudget(200))
     assert plan and plan.flush
     stay = plan.flush.unacknowledged(window, flush(plan, window, [memory]))
-    assert plan.retaining(window, Budget(200), stay) is None
+    assert plan.retaining(window, TokenBudget(200), stay) is None
     assert plan.flush.unacknowledged(window, []) == stay
     assert plan.otherwise == Trim(), "who decides then"
 
@@ -744,7 +744,7 @@ def test_whichever_exchanges_stay_the_rest_of_the_laws_holds() -> None:
         less = plan.retaining(window, budget, stay)
         if less is None:
             continue
-        less.check(window, Budget(10**6))
+        less.check(window, TokenBudget(10**6))
         both = set(acknowledged[0]) & set(acknowledged[1])
         assert less.flush
         assert {item.id for item in less.flush.items(window, "s")} == both, seed
@@ -773,8 +773,8 @@ def test_whichever_exchanges_stay_the_rest_of_the_laws_holds() -> None:
         (lambda: FlushToMemory([Memory()], max_ratio=0), "FlushToMemory.max_ratio"),
         (lambda: FlushToMemory([Memory()], max_ratio=0.9), "FlushToMemory.max_ratio"),
         (lambda: FlushToMemory([Memory()], trigger_ratio=-1), "FlushToMemory.trigger_ratio"),
-        (lambda: Budget(0), "max_tokens"),
-        (lambda: Budget(5, -1), "overhead"),
+        (lambda: TokenBudget(0), "max_tokens"),
+        (lambda: TokenBudget(5, -1), "overhead"),
     ],
 )
 def test_a_setting_out_of_its_range_is_refused(make: Callable[[], object], setting: str) -> None:
@@ -795,9 +795,9 @@ def test_keeping_more_than_pulls_the_trigger_is_refused(settings: dict[str, int]
     window = talk(*exchanges(1)).window()
     for ask in (decide, lambda strategy, window, budget: strategy.due(window, budget)):
         with pytest.raises(ConfigError, match="under the trigger, 240 of 300") as caught:
-            ask(rolling(**settings), window, Budget(300))
+            ask(rolling(**settings), window, TokenBudget(300))
         assert caught.value.setting == setting
-    assert decide(rolling(keep_tokens=140), window, Budget(300)) is None
+    assert decide(rolling(keep_tokens=140), window, TokenBudget(300)) is None
 
 
 # Strategies of others
@@ -811,13 +811,13 @@ class Custom:
     more: Callable[[Window], dict[str, Any]] = lambda window: {}
     always: bool = False
 
-    def decide(self, window: Window, budget: Budget) -> Plan | None:
+    def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         if window.taken(budget) <= budget.max_tokens and not self.always:
             return None
         keep = tuple(Range(*part) for part in self.keeps(window))
         return plan_for(window, budget, strategy="Custom", keep=keep, why="so it is", **self.more(window))
 
-    def due(self, window: Window, budget: Budget) -> bool:
+    def due(self, window: Window, budget: TokenBudget) -> bool:
         return False
 
 
@@ -877,7 +877,7 @@ def test_a_plan_that_breaks_a_law_is_refused_with_the_laws_name(law: str, strate
     """Whatever it would do, the conversation stays as it is."""
     conversation = talk(*FULL)
     window = conversation.window()
-    budget = Budget(window.total - 60)
+    budget = TokenBudget(window.total - 60)
     with pytest.raises(StrategyError) as caught:
         decide(strategy, window, budget)
     assert (caught.value.strategy, caught.value.law) == ("Custom", law)
@@ -891,7 +891,7 @@ def test_a_plan_that_breaks_a_law_is_refused_with_the_laws_name(law: str, strate
 def test_a_plan_that_holds_to_the_laws_passes() -> None:
     """However odd it is: what goes need not be the oldest."""
     window = talk(*FULL).window()
-    budget = Budget(window.total - 10)
+    budget = TokenBudget(window.total - 10)
     check_case(Custom(lambda w: [(1, 6), (9, 13)]), Case(talk(*FULL), budget))
     plan = decide(Custom(lambda w: [(1, 6), (9, 13)], lambda w: to_memory((6, 9))), window, budget)
     assert plan and plan.flush
@@ -899,21 +899,21 @@ def test_a_plan_that_holds_to_the_laws_passes() -> None:
 
 
 def test_a_strategy_that_fails_is_told_as_one_that_breaks_a_law() -> None:
-    window, budget = talk(*FULL).window(), Budget(10)
+    window, budget = talk(*FULL).window(), TokenBudget(10)
 
     class Nonsense:
-        def due(self, window: Window, budget: Budget) -> bool:
+        def due(self, window: Window, budget: TokenBudget) -> bool:
             return False
 
-        def decide(self, window: Window, budget: Budget) -> Any:
+        def decide(self, window: Window, budget: TokenBudget) -> Any:
             return [Range(0, 1)]
 
     class Failing(Nonsense):
-        def decide(self, window: Window, budget: Budget) -> Any:
+        def decide(self, window: Window, budget: TokenBudget) -> Any:
             raise ZeroDivisionError("oh")
 
     class Idle(Nonsense):
-        def decide(self, window: Window, budget: Budget) -> Any:
+        def decide(self, window: Window, budget: TokenBudget) -> Any:
             return None
 
     for strategy, law, why in [
@@ -932,11 +932,11 @@ class Moody:
 
     times: int = 0
 
-    def decide(self, window: Window, budget: Budget) -> Plan | None:
+    def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         self.times += 1
         return Trim(window.tokens() - self.times).decide(window, budget)
 
-    def due(self, window: Window, budget: Budget) -> bool:
+    def due(self, window: Window, budget: TokenBudget) -> bool:
         return False
 
 
@@ -946,14 +946,14 @@ class Greedy:
 
     is_due: bool = False
 
-    def decide(self, window: Window, budget: Budget) -> Plan | None:
+    def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         plan = Trim().decide(window, budget)
         oldest = window.end_of_oldest(1)
         if plan or self.is_due or not oldest:
             return plan
         return plan_for(window, budget, strategy="Greedy", keep=window.kept_from(oldest), why="it is there")
 
-    def due(self, window: Window, budget: Budget) -> bool:
+    def due(self, window: Window, budget: TokenBudget) -> bool:
         return self.is_due
 
 
@@ -961,12 +961,12 @@ class Greedy:
 class Hasty:
     """Gives up at once."""
 
-    def decide(self, window: Window, budget: Budget) -> Plan | None:
+    def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         if window.taken(budget) > budget.max_tokens:
             raise window.overflow(budget)
         return None
 
-    def due(self, window: Window, budget: Budget) -> bool:
+    def due(self, window: Window, budget: TokenBudget) -> bool:
         return False
 
 
@@ -993,14 +993,14 @@ def test_a_strategy_of_ones_own_passes_the_contract() -> None:
 
     @dataclass(frozen=True)
     class Newest:
-        def decide(self, window: Window, budget: Budget) -> Plan | None:
+        def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
             if window.taken(budget) <= budget.max_tokens:
                 return None
             if window.tokens_from(window.newest.start, budget) > budget.max_tokens:
                 raise window.overflow(budget)
             return Custom(newest).decide(window, budget)
 
-        def due(self, window: Window, budget: Budget) -> bool:
+        def due(self, window: Window, budget: TokenBudget) -> bool:
             return False
 
     check_contract(lambda case: Newest(), range(300))
@@ -1012,7 +1012,7 @@ def test_a_strategy_of_ones_own_passes_the_contract() -> None:
 def test_a_plan_explains_itself() -> None:
     window = talk(*FULL).window()
     limit = window.total - 40
-    plan = decide(Trim(), window, Budget(limit))
+    plan = decide(Trim(), window, TokenBudget(limit))
     assert plan
     newest = tokens(FULL[9:])
     assert plan.explain().splitlines() == [
@@ -1026,7 +1026,7 @@ def test_a_plan_explains_itself() -> None:
 
 def test_a_plan_with_a_summary_needs_its_place_and_one_without_takes_none() -> None:
     window = talk(*exchanges(*range(20))).window()
-    trim, sum_up = decide(Trim(), window, Budget(300)), decide(rolling(), window, Budget(300))
+    trim, sum_up = decide(Trim(), window, TokenBudget(300)), decide(rolling(), window, TokenBudget(300))
     assert trim and sum_up
     for plan, span in [(trim, Span("own", 40, 41)), (sum_up, None)]:
         with pytest.raises(ValueError, match="a plan with a summary takes its span"):
@@ -1039,7 +1039,7 @@ def test_a_plan_with_a_summary_needs_its_place_and_one_without_takes_none() -> N
 )
 def test_a_strategy_and_its_plan_travel(strategy: OverflowStrategy) -> None:
     assert pickle.loads(pickle.dumps(strategy)) == strategy
-    plan = strategy.decide(talk(*exchanges(*range(99), length=60)).window(), Budget(10_000))
+    plan = strategy.decide(talk(*exchanges(*range(99), length=60)).window(), TokenBudget(10_000))
     assert plan and pickle.loads(pickle.dumps(plan)) == plan
 
 
@@ -1047,6 +1047,6 @@ def test_what_was_dropped_is_still_there() -> None:
     """Nothing is rewritten: a turn that spans it reads as before."""
     conversation = talk(*FULL)
     before = conversation.spans
-    check_case(Trim(), Case(conversation, Budget(conversation.window().total - 40)))
+    check_case(Trim(), Case(conversation, TokenBudget(conversation.window().total - 40)))
     assert conversation.spans != before
     assert list(conversation.cache.read(before)) == FULL

@@ -150,3 +150,25 @@ class EngineBuilder(Protocol):
 
         A runner serves the session's runs in this process until the engine changes.
         """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFrame:
+    """What an engine's requests hold beside the conversation, and the model that they go to."""
+
+    model: str = ""
+    """Empty if it is not known."""
+    system: str | None = None
+    """Instructions that take the place of the conversation's own; None if those are sent."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """What is declared to the model, as JSON objects."""
+    max_output_tokens: int | None = None
+    """What an answer may take; None if that is the provider's matter."""
+
+
+@runtime_checkable
+class Framed(Protocol):
+    """An engine builder that says what its requests hold may also have this."""
+
+    def frame(self) -> RequestFrame:
+        """Return it. Imports no client, connects nothing, and says the same each time."""

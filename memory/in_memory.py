@@ -48,11 +48,11 @@ class InMemoryStore:
         self._order = itertools.count(1)
         self._closed = False
 
-    async def create(self, session: SessionRecord, turn: TurnRecord | None = None) -> SessionRecord:
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         self._check_open()
         if session.session_id in self._rows:
             raise SessionExistsError(session.session_id)
-        borrowed = union(turn.prompt, turn.input, turn.output) if turn else ()
+        borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
         await self.blocks(borrowed)
         order = next(self._order)
         session = replace(session, log=str(order))

@@ -63,6 +63,31 @@ def subtract(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
     return tuple(left)
 
 
+def cut(spans: Iterable[Span], count: int) -> tuple[Spans, Spans]:
+    """Return the first `count` positions and the rest, each in reading order and joined.
+
+    If there are no more than `count`, the rest is empty.
+    """
+    first: list[Span] = []
+    rest: list[Span] = []
+    left = max(count, 0)
+    for log, start, stop in join(spans):
+        middle = min(start + left, stop)
+        left -= middle - start
+        first.append(Span(log, start, middle))
+        rest.append(Span(log, middle, stop))
+    return join(first), join(rest)
+
+
+def begins_with(spans: Iterable[Span], prefix: Iterable[Span]) -> bool:
+    """Return whether the first positions of `spans`, in reading order, are those of `prefix`.
+
+    However either is joined. Everything begins with no positions.
+    """
+    wanted = join(prefix)
+    return cut(spans, size(wanted))[0] == wanted
+
+
 def size(spans: Iterable[Span]) -> int:
     """Return the number of positions."""
     return sum(span.stop - span.start for span in spans)

@@ -23,7 +23,7 @@ from turnwise.memory import sql_schema as schema
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
-from turnwise.memory.spans import Span, subtract, union
+from turnwise.memory.spans import Span, Spans, subtract, union
 from turnwise.memory.sql_database import SQLDatabase
 from turnwise.memory.sql_rows import (
     changed_run_row,
@@ -66,8 +66,8 @@ class SQLStore(SQLDatabase):
         super().__init__(url, schema.SCHEMA, lock_timeout_s=lock_timeout_s, connections=connections)
         self._sql = Statements(self._engine.dialect)
 
-    async def create(self, session: SessionRecord, turn: TurnRecord | None = None) -> SessionRecord:
-        borrowed = union(turn.prompt, turn.input, turn.output) if turn else ()
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+        borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
 
         def create(connection: sa.Connection) -> SessionRecord:
             if borrowed:

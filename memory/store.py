@@ -11,7 +11,7 @@ from turnwise.errors import ConfigError
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
-from turnwise.memory.spans import Span
+from turnwise.memory.spans import Span, Spans
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
 
@@ -118,14 +118,18 @@ class SessionStore(Protocol):
     `limit` below 1 is a `ConfigError`.
     """
 
-    async def create(self, session: SessionRecord, turn: TurnRecord | None = None) -> SessionRecord:
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         """Store a new session, a fork's with its first `turn`; return it with the name of its log.
 
-        What the turn spans of other logs stays readable while the fork lives, whoever else is deleted.
+        What the turn spans of other logs, carried or not, stays readable while the fork lives, whoever else is
+        deleted, and so does `also`.
+
+        Args:
+            also: blocks that stay readable too: what summaries among the turn's stand for. Nothing without a turn.
 
         Raises:
             SessionExistsError: the id is taken.
-            CorruptRecordError: the turn spans blocks that are not there, or no longer; nothing is stored.
+            CorruptRecordError: the turn or `also` spans blocks that are not there, or no longer; nothing is stored.
         """
 
     async def get(self, session_id: str) -> SessionRecord:
@@ -197,7 +201,7 @@ class SessionStore(Protocol):
         """Return what the sessions that match all filters given have spent together. Deleted ones count no more."""
 
     async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
-        """Delete the session, its turns, runs and events, and those of its blocks that no fork spans.
+        """Delete the session, its turns, runs and events, and those of its blocks that no fork keeps.
 
         Raises:
             SessionFencedError: `epoch` was given and a later activation owns the session; nothing is deleted.

@@ -34,6 +34,10 @@ class TurnRecord:
     """The part of `prompt` that was appended on its own: it outlives the run, should that be discarded."""
     input: Spans = ()
     output: Spans = ()
+    carried: Spans = field(default=(), compare=False)
+    """What the next turn is given in place of `input`, before the output: what an overflow strategy made of it while
+    or after this turn ran; empty if that is `input`. Not part of the snapshot, so two records that differ only here
+    are equal."""
     usage: Usage | None = None
     stop_reason: str | None = None
     created_at: float = 0.0
@@ -43,6 +47,11 @@ class TurnRecord:
     def spans(self) -> Spans:
         """The snapshot: what the model was given, then what it answered."""
         return join(self.input or self.prompt, self.output)
+
+    @property
+    def base(self) -> Spans:
+        """What the next turn continues from: the snapshot, or what an overflow strategy made of it."""
+        return join(self.carried or self.input or self.prompt, self.output)
 
 
 class Turn:
@@ -142,7 +151,7 @@ class Turn:
         """Return this turn with other blocks, for a request to a model. It is never stored."""
         cache = BlockCache()
         cache.add("", 0, list(blocks))
-        record = replace(self._record, prompt=(), input=(Span("", 0, len(blocks)),), output=())
+        record = replace(self._record, prompt=(), input=(Span("", 0, len(blocks)),), output=(), carried=())
         return Turn(self._session_id, record, cache)
 
     def __eq__(self, other: object) -> bool:

@@ -13,7 +13,7 @@ from turnwise.errors import CorruptRecordError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import Block, Citations, Text, Thinking, ToolResult, ToolUse, Unknown, User, encode
 from turnwise.memory.frozen import freeze
-from turnwise.memory.spans import Span, Spans, join, size, subtract, union
+from turnwise.memory.spans import Span, Spans, begins_with, cut, join, size, subtract, union
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
 
@@ -59,6 +59,23 @@ def test_a_difference_has_the_positions_that_are_not_held(a: Spans, b: Spans) ->
     assert subtract(a, ()) == union(a)
     assert subtract(a, a) == ()
     assert union(left) == left
+
+
+@given(SPANS, st.integers(-1, 40))
+def test_spans_are_cut_in_reading_order_and_joined_again_they_are_whole(spans: Spans, count: int) -> None:
+    first, rest = cut(spans, count)
+    assert positions(first) == positions(spans)[: max(count, 0)]
+    assert positions(first) + positions(rest) == positions(spans)
+    assert (join(first), join(rest), join(first, rest)) == (first, rest, join(spans))
+
+
+@given(SPANS, SPANS, st.integers(0, 40))
+def test_spans_begin_with_their_first_positions_and_with_nothing_else(a: Spans, b: Spans, count: int) -> None:
+    first, rest = cut(a, count)
+    single = [Span(log, at, at + 1) for log, at in positions(first)]
+    assert begins_with(a, single) and begins_with(single, first) and begins_with([*single, *rest], first)
+    assert begins_with(single, a) == (not rest)
+    assert begins_with(a, b) == (positions(a)[: len(positions(b))] == positions(b))
 
 
 # The cache
@@ -130,6 +147,23 @@ def test_a_turn_is_a_whole_snapshot_and_knows_what_it_added() -> None:
     assert (turn.status, turn.usage, turn.stop_reason, turn.created_at) == ("completed", usage, "stop", 5.0)
     assert turn.metadata == {"a": (1,)}
     assert repr(turn) == "<Turn s#1 completed text='two'>"
+
+
+def test_the_next_turn_continues_from_what_was_carried_or_else_from_the_snapshot() -> None:
+    record = turn_of(Text(text="two")).record
+    carried = replace(record, carried=(Span("1", 0, 1), Span("1", 2, 3)))
+    assert record.base == record.spans == carried.spans == (Span("1", 0, 4),)
+    assert carried.base == (Span("1", 0, 1), Span("1", 2, 4))
+    assert (carried, hash(carried)) == (record, hash(record)) and carried.carried != record.carried
+    waiting = replace(record, input=(), output=())
+    assert waiting.base == record.prompt
+    assert replace(waiting, carried=carried.carried).base == carried.carried
+
+
+def test_a_turn_keeps_what_was_carried_in_a_pickle_and_not_in_what_it_shows() -> None:
+    turn = turn_of(Text(text="two"), carried=(Span("1", 0, 1),))
+    assert pickle.loads(pickle.dumps(turn)).record.carried == turn.record.carried
+    assert turn.showing([User(text="x")]).record.base == (Span("", 0, 1),)
 
 
 def test_a_turn_that_waits_has_its_prompts_and_no_text() -> None:

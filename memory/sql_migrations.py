@@ -24,4 +24,6 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
         """UPDATE turnwise_runs SET (usage, stop_reason) = (SELECT usage, stop_reason FROM turnwise_turns
         WHERE turnwise_turns.session = turnwise_runs.session AND turnwise_turns.idx = turnwise_runs.turn_index)""",
     ),
+    # Turns have what they carry on to the next.
+    2: ("ALTER TABLE turnwise_turns ADD COLUMN carried TEXT",),
 }

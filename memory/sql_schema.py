@@ -16,7 +16,7 @@ from turnwise.memory.usage import Usage
 
 tables = MetaData()
 
-SCHEMA = Schema(name="schema_version", version=2, tables=tables, migrations=MIGRATIONS)
+SCHEMA = Schema(name="schema_version", version=3, tables=tables, migrations=MIGRATIONS)
 
 # SQLite gives keys only to a column of its own INTEGER type; the key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -83,6 +83,7 @@ turns = Table(
     Column("appended", Text),
     Column("input", Text, nullable=False),
     Column("output", Text, nullable=False),
+    Column("carried", Text),
     Column("usage", Text),
     Column("stop_reason", Text),
     Column("created_at", Double, nullable=False),

@@ -340,14 +340,14 @@ def test_a_file_that_cannot_be_written_can_be_read(filled: Path) -> None:
 
 
 def test_a_store_of_a_newer_schema_is_refused_and_left_as_it_is(filled: Path) -> None:
-    edit(filled, "UPDATE turnwise_meta SET value = '3' WHERE name = 'schema_version'")
+    edit(filled, "UPDATE turnwise_meta SET value = '4' WHERE name = 'schema_version'")
     for use in (count, create):
         with pytest.raises(
-            SchemaVersionError, match="has schema version 3, this turnwise writes 2: use a turnwise"
+            SchemaVersionError, match="has schema version 4, this turnwise writes 3: use a turnwise"
         ) as error:
             using(f"sqlite:///{filled}", use)
-        assert (error.value.found, error.value.known) == ("3", 2)
-    edit(filled, "UPDATE turnwise_meta SET value = '2' WHERE name = 'schema_version'")
+        assert (error.value.found, error.value.known) == ("4", 3)
+    edit(filled, "UPDATE turnwise_meta SET value = '3' WHERE name = 'schema_version'")
     assert using(f"sqlite:///{filled}", count) == 1
 
 

@@ -65,11 +65,38 @@ def test_a_server_that_was_restarted_fails_no_verb_after_it(database: str) -> No
     asyncio.run(use())
 
 
-VERSION_1 = """
-CREATE TABLE turnwise_meta (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+SESSIONS_1 = """
 CREATE TABLE turnwise_sessions (key {key}, session_id TEXT NOT NULL UNIQUE, user_id TEXT NOT NULL, agent TEXT,
   metadata TEXT, status TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL, updated_at DOUBLE PRECISION NOT NULL,
   parent TEXT, log_size BIGINT NOT NULL, next_index BIGINT NOT NULL, epoch BIGINT NOT NULL, seq BIGINT NOT NULL);
+"""
+SESSIONS_2 = """
+CREATE TABLE turnwise_sessions (key {key}, session_id TEXT NOT NULL UNIQUE, user_id TEXT NOT NULL, agent TEXT,
+  metadata TEXT, status TEXT NOT NULL, created_at DOUBLE PRECISION NOT NULL, updated_at DOUBLE PRECISION NOT NULL,
+  parent TEXT, log_size BIGINT NOT NULL, next_index BIGINT NOT NULL, epoch BIGINT NOT NULL, seq BIGINT NOT NULL,
+  input_tokens BIGINT DEFAULT 0 NOT NULL, output_tokens BIGINT DEFAULT 0 NOT NULL,
+  cached_tokens BIGINT DEFAULT 0 NOT NULL, reasoning_tokens BIGINT DEFAULT 0 NOT NULL, calls BIGINT DEFAULT 0 NOT NULL,
+  tool_calls BIGINT DEFAULT 0 NOT NULL, seconds DOUBLE PRECISION DEFAULT 0 NOT NULL,
+  cost DOUBLE PRECISION DEFAULT 0 NOT NULL);
+"""
+RUNS_1 = """
+CREATE TABLE turnwise_runs (run_id TEXT NOT NULL UNIQUE, session BIGINT NOT NULL, turn_index BIGINT NOT NULL,
+  state TEXT NOT NULL, first_seq BIGINT NOT NULL, created_at DOUBLE PRECISION NOT NULL, started_at DOUBLE PRECISION,
+  ended_at DOUBLE PRECISION, why TEXT, labels TEXT, timeout_s DOUBLE PRECISION, idempotency_key TEXT,
+  fingerprint TEXT, PRIMARY KEY (session, turn_index));
+CREATE INDEX turnwise_runs_open ON turnwise_runs (session, turn_index) WHERE state IN ('queued', 'running');
+"""
+RUNS_2 = """
+CREATE TABLE turnwise_runs (run_id TEXT NOT NULL UNIQUE, session BIGINT NOT NULL, turn_index BIGINT NOT NULL,
+  state TEXT NOT NULL, first_seq BIGINT NOT NULL, created_at DOUBLE PRECISION NOT NULL, started_at DOUBLE PRECISION,
+  ended_at DOUBLE PRECISION, why TEXT, labels TEXT, timeout_s DOUBLE PRECISION, idempotency_key TEXT,
+  fingerprint TEXT, code TEXT, usage TEXT, stop_reason TEXT, calls TEXT, resumes BIGINT DEFAULT 0 NOT NULL,
+  PRIMARY KEY (session, turn_index));
+CREATE INDEX turnwise_runs_open ON turnwise_runs (session, turn_index)
+  WHERE state IN ('queued', 'running', 'awaiting_approval');
+"""
+OTHERS = """
+CREATE TABLE turnwise_meta (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL);
 CREATE INDEX turnwise_sessions_created ON turnwise_sessions (created_at, key);
 CREATE INDEX turnwise_sessions_user ON turnwise_sessions (user_id, created_at, key);
 CREATE TABLE turnwise_borrowed (session BIGINT NOT NULL, log BIGINT NOT NULL, start BIGINT NOT NULL,
@@ -80,17 +107,12 @@ CREATE TABLE turnwise_turns (session BIGINT NOT NULL, idx BIGINT NOT NULL, paren
   status TEXT NOT NULL, prompt TEXT NOT NULL, appended TEXT, input TEXT NOT NULL, output TEXT NOT NULL, usage TEXT,
   stop_reason TEXT, created_at DOUBLE PRECISION NOT NULL, metadata TEXT, PRIMARY KEY (session, idx));
 CREATE INDEX turnwise_turns_open ON turnwise_turns (session, idx) WHERE status IN ('pending', 'queued', 'running');
-CREATE TABLE turnwise_runs (run_id TEXT NOT NULL UNIQUE, session BIGINT NOT NULL, turn_index BIGINT NOT NULL,
-  state TEXT NOT NULL, first_seq BIGINT NOT NULL, created_at DOUBLE PRECISION NOT NULL, started_at DOUBLE PRECISION,
-  ended_at DOUBLE PRECISION, why TEXT, labels TEXT, timeout_s DOUBLE PRECISION, idempotency_key TEXT,
-  fingerprint TEXT, PRIMARY KEY (session, turn_index));
-CREATE INDEX turnwise_runs_open ON turnwise_runs (session, turn_index) WHERE state IN ('queued', 'running');
 CREATE UNIQUE INDEX turnwise_runs_key ON turnwise_runs (session, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE TABLE turnwise_events (session BIGINT NOT NULL, seq BIGINT NOT NULL, at DOUBLE PRECISION NOT NULL,
   turn_index BIGINT, run_id TEXT, event_key TEXT, kind TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (session, seq));
 CREATE UNIQUE INDEX turnwise_events_key ON turnwise_events (session, event_key) WHERE event_key IS NOT NULL;
-
-INSERT INTO turnwise_meta VALUES ('schema_version', '1');
+"""
+ROWS = """
 INSERT INTO turnwise_sessions (session_id, user_id, agent, metadata, status, created_at, updated_at, parent, log_size,
   next_index, epoch, seq) VALUES ('s', 'u', 'a', '{{"n":1}}', 'active', 1.5, 9.5, NULL, 4, 3, 1, 10000006);
 INSERT INTO turnwise_blocks VALUES (1, 0, 'p0'), (1, 1, 'a0'), (1, 2, 'p1'), (1, 3, 'p2');
@@ -99,7 +121,8 @@ INSERT INTO turnwise_turns VALUES
    2.5, '{{"n":2}}'),
   (1, 1, 's#0', 'r1', 'running', '[[1,2,3]]', NULL, '[[1,0,3]]', '[]', NULL, NULL, 3.5, NULL),
   (1, 2, 's#1', 'r2', 'queued', '[[1,3,4]]', NULL, '[]', '[]', NULL, NULL, 4.5, NULL);
-INSERT INTO turnwise_runs VALUES
+INSERT INTO turnwise_runs (run_id, session, turn_index, state, first_seq, created_at, started_at, ended_at, why, labels,
+  timeout_s, idempotency_key, fingerprint) VALUES
   ('r0', 1, 0, 'completed', 2, 2.5, 2.5, 3.0, NULL, '{{"l":"x"}}', 0.5, 'k0', 'f'),
   ('r1', 1, 1, 'running', 4, 3.5, 3.5, NULL, NULL, NULL, NULL, NULL, NULL),
   ('r2', 1, 2, 'queued', 5, 4.5, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
@@ -108,20 +131,26 @@ INSERT INTO turnwise_events VALUES
   (1, 3, 3.0, 0, 'r0', NULL, 'run_completed', '{{"stop_reason":"stop","usage":{{"input_tokens":3}}}}'),
   (1, 4, 3.5, 1, 'r1', NULL, 'run_started', '{{}}'), (1, 5, 4.5, 2, 'r2', NULL, 'run_queued', '{{}}');
 """
-"""The tables of schema version 1, and a session with an answer, a run that runs and one that waits."""
+OLD = {
+    1: f"{SESSIONS_1}{RUNS_1}{OTHERS}{ROWS} INSERT INTO turnwise_meta VALUES ('schema_version', '1');",
+    2: f"""{SESSIONS_2}{RUNS_2}{OTHERS}{ROWS} INSERT INTO turnwise_meta VALUES ('schema_version', '2');
+    UPDATE turnwise_runs SET usage = '{{{{"in":3}}}}', stop_reason = '"stop"' WHERE run_id = 'r0';""",
+}
+"""The tables of older schema versions, and a session with an answer, a run that runs and one that waits."""
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=[(version, kind) for version in OLD for kind in ("sqlite", "postgresql")], ids=str)
 def old_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a database of schema version 1."""
-    if request.param == "sqlite":
+    """The URL of a database of an older schema version."""
+    version, kind = request.param
+    if kind == "sqlite":
         connection = sqlite3.connect(tmp_path / "old.db")
-        connection.executescript(VERSION_1.format(key="INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT"))
+        connection.executescript(OLD[version].format(key="INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT"))
         connection.close()
         return f"sqlite:///{tmp_path}/old.db"
     url = str(request.getfixturevalue("database"))
     with psycopg.connect(url, autocommit=True) as database:
-        database.execute(VERSION_1.format(key="BIGSERIAL PRIMARY KEY").encode())
+        database.execute(OLD[version].format(key="BIGSERIAL PRIMARY KEY").encode())
     return url
 
 
@@ -139,7 +168,7 @@ def tables_of(store: SQLStore) -> dict[str, tuple[object, ...]]:
     return tables
 
 
-def test_a_store_of_version_1_is_migrated_and_goes_on(old_url: str) -> None:
+def test_a_store_of_an_older_version_is_migrated_and_goes_on(old_url: str) -> None:
     async def use() -> None:
         store = SQLStore(old_url)
         usage = Usage(input_tokens=3)
@@ -175,11 +204,19 @@ def test_a_store_of_version_1_is_migrated_and_goes_on(old_url: str) -> None:
         found = await store.activate("s")
         assert found.head and found.head.usage == usage and found.head.metadata == {"n": 2}
         assert [turn.index for turn in found.open_turns] == [1, 2] and list(found.open_runs) == runs[1:]
+        turns = await store.turns("s")
+        assert [(turn.index, turn.carried) for turn in turns] == [(0, ()), (1, ()), (2, ())]
+        assert turns == [found.head, *found.open_turns]
+        carries = replace(found.head, carried=(Span("1", 1, 2),))
         waits = replace(runs[1], state="awaiting_approval", calls=freeze({"c": {"name": "x"}}), usage=usage, resumes=1)
         session = replace(found.session, usage=usage, log_size=5)
-        await store.commit("s", 2, Commit(session=session, blocks=["a1"], runs=[waits], forget_events=4))
+        changed = Commit(session=session, blocks=["a1"], turns=[carries], runs=[waits], forget_events=4)
+        await store.commit("s", 2, changed)
         found = await store.activate("s")
         assert found.session == replace(session, epoch=3) and found.open_runs == (waits, runs[2])
+        turns = await store.turns("s")
+        assert [turn.carried for turn in turns] == [(Span("1", 1, 2),), (), ()]
+        assert turns == [found.head, *found.open_turns]
         assert await store.usage(user_id="u") == usage
         assert await store.events("s") == [events[0], events[4]]
         created = await store.create(SessionRecord(session_id="new"))
@@ -230,7 +267,7 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(old_url: str, monkeyp
             await store.close()
 
     with monkeypatch.context() as patch:
-        broken = {1: [*MIGRATIONS[1], "UPDATE turnwise_no_such_table SET x = 1"]}
+        broken = {**MIGRATIONS, 2: [*MIGRATIONS[2], "UPDATE turnwise_no_such_table SET x = 1"]}
         patch.setattr(sql_schema, "SCHEMA", replace(sql_schema.SCHEMA, migrations=broken))
         with pytest.raises(StoreError, match="turnwise_no_such_table"):
             asyncio.run(count())

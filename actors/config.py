@@ -8,6 +8,7 @@ from typing import Literal
 
 from turnwise.actors.budget import Budget, Price
 from turnwise.errors import ConfigError
+from turnwise.memory.tokens import TokenCounter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,22 @@ class SessionConfig:
     prices: Mapping[str, Price] = field(default_factory=dict)
     """What models cost, by name: needed where a budget has a limit of cost."""
 
+    max_context_tokens: int | None = None
+    """What a request and its answer may take together; the model's own limit, where that is known, if left out."""
+
+    reserve_output_tokens: int | None = None
+    """What of it is kept free for the answer. If left out, what the engine lets an answer take at most, else an eighth,
+    but no more than 4,096."""
+
+    token_counter: TokenCounter | None = None
+    """Counts what blocks take; by the vocabulary of the engine's model if left out: see `counter_for`."""
+
+    compaction_attempts: int = 3
+    """How often a model is asked for a summary, or a memory to take what goes, before the plan is given up."""
+
+    compaction_timeout_s: float = 120.0
+    """How long an attempt may take, in seconds."""
+
     cancel_grace_s: float = 2.0
     """How long a cancelled engine may take to stop before it is left behind, in seconds."""
 
@@ -62,9 +79,14 @@ class SessionConfig:
             raise ConfigError("on_lost", self.on_lost, "must be 'interrupt' or 'resume'")
         if self.over_budget not in ("fail", "ask"):
             raise ConfigError("over_budget", self.over_budget, "must be 'fail' or 'ask'")
+        window, reserve = self.max_context_tokens, self.reserve_output_tokens
+        if reserve is not None and (reserve < 0 or (window is not None and reserve >= window)):
+            raise ConfigError("reserve_output_tokens", reserve, "must be 0 or more, and less than max_context_tokens")
+        if window is not None and window < 1:
+            raise ConfigError("max_context_tokens", window, "must be 1 or more, or None for the model's own limit")
         for name in ("max_resumes", "cancel_grace_s", "max_queued", "delta_interval_s", "store_retry_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must be 0 or more")
-        for name in ("max_prompt_bytes", "idle_s"):
+        for name in ("max_prompt_bytes", "idle_s", "compaction_attempts", "compaction_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(name, getattr(self, name), "must be more than 0")

@@ -47,6 +47,7 @@ from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import join
 from turnwise.memory.store import SessionStore
 from turnwise.memory.transcript import Ledger
+from turnwise.strategies.strategy import OverflowStrategy
 
 FLUSH_S = 5.0
 """How long a process that leaves waits for its events to reach their history; the next one sees to the rest."""
@@ -120,18 +121,24 @@ class SessionCore(RunningSession):
         builder: EngineBuilder,
         config: SessionConfig | None = None,
         *,
+        overflow: OverflowStrategy | None = None,
         history: HistoryStore | None = None,
         clock: Callable[[], float] = time.time,
         off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
         super().__init__(
-            session_id, Journal(session_id, store, clock, history), builder, config or SessionConfig(), off_loop
+            session_id,
+            Journal(session_id, store, clock, history),
+            builder,
+            config or SessionConfig(),
+            overflow=overflow,
+            off_loop=off_loop,
         )
 
-    def use(self, builder: EngineBuilder, config: SessionConfig) -> None:
-        """Take another engine and other settings over, from the next run on."""
+    def use(self, builder: EngineBuilder, config: SessionConfig, overflow: OverflowStrategy | None = None) -> None:
+        """Take another engine, other settings and another overflow strategy over, from the next run on."""
         self._spawn(retire(self._runner, self._active))
-        self._builder, self._config, self._runner = builder, config, None
+        self._equip(builder, config, overflow)
 
     async def append(self, prompts: Sequence[Prompt], key: str) -> int:
         """Store prompts for the next run to take up; return the index of its turn.
@@ -322,6 +329,8 @@ class SessionCore(RunningSession):
             if self._active:
                 raise SessionBusyError(self.session_id, self._active.run_id)
             await self._journal.delete()
+            if self._beside:
+                self._beside.cancel()
             self._journal.lost = SessionNotFoundError(self.session_id)
             self._journal.log.publish()
 
@@ -368,7 +377,7 @@ class SessionCore(RunningSession):
         """
         async with self._change:
             waits = self._active and self._active.record.state == "awaiting_approval" and self._active.is_waiting
-            if (self._active and not waits) or (self._backlog.queue and not waits):
+            if (self._active and not waits) or (self._backlog.queue and not waits) or self._is_compacting:
                 return False
             self._journal.lost = SessionFencedError(self.session_id, self._journal.session.epoch)
         if self._journal.feed:

@@ -78,7 +78,8 @@ class Journal:
             self.log.catch_up(missed, found.session.seq)
         else:
             self.log = EventLog(found.session.seq)
-        await self.hold(union(*(turn.spans for turn in (found.head, *found.open_turns) if turn)))
+        turns = [turn for turn in (found.head, *found.open_turns) if turn]
+        await self.hold(union(*(part for turn in turns for part in (turn.spans, turn.base))))
         self.session = found.session
         if self.feed:
             self.feed.poke()

@@ -114,7 +114,7 @@ class SessionReads:
         """Return the newest turn: pending prompts on top of all before them, else the last queued, running or ended."""
         await self._loaded()
         if waiting := self._backlog.turns:
-            base = self._active.turn.input if self._active else self._head.spans if self._head else ()
+            base = self._active.turn.input if self._active else self._head.base if self._head else ()
             turn = replace(waiting[-1], input=join(base, *(turn.prompt for turn in waiting)))
             return self._journal.turn(turn)
         newest = self._active.turn if self._active else self._head

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from turnwise.actors.active_run import ActiveRun, grants
 from turnwise.actors.backlog import Backlog
 from turnwise.actors.budget import priced
+from turnwise.actors.changes import Doubt, fail
+from turnwise.actors.compacting import CompactingSession
+from turnwise.actors.compactor import Compactor
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.attempt import Attempt, Ending
 from turnwise.actors.inference.engine import (
@@ -18,14 +21,12 @@ from turnwise.actors.inference.engine import (
     EngineBuilder,
     InferenceRunner,
     NewEvent,
-    SessionView,
     Suspend,
 )
 from turnwise.actors.journal import Journal, settled
 from turnwise.actors.output import Output
-from turnwise.actors.reads import SessionReads
 from turnwise.actors.run_events import about, end_event, placed, request_event, start_event
-from turnwise.errors import CorruptRecordError, EngineError, LimitError, SessionFencedError, StoreError, TurnwiseError
+from turnwise.errors import EngineError, LimitError, StoreError, TurnwiseError
 from turnwise.memory.blocks import Block, encode
 from turnwise.memory.calls import CallState, encode_calls
 from turnwise.memory.events import (
@@ -35,12 +36,10 @@ from turnwise.memory.events import (
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, join
-from turnwise.memory.store import Commit
 from turnwise.memory.transcript import Ledger
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
-
-Result = TypeVar("Result")
+from turnwise.strategies.strategy import OverflowStrategy
 
 REMEMBERED = 128
 """How many ended runs are kept in memory, for waits that come late."""
@@ -51,21 +50,8 @@ _Begun = tuple[ActiveRun, RunRecord, TurnRecord]
 """A run, and its record and turn as they are when it has the claim."""
 
 
-@dataclass(slots=True)
-class _Doubt:
-    """A record whose commit has an unknown outcome: the next activation finds out, by the number of its event."""
-
-    seq: int
-    stored: bool = False
-
-
-class RunningSession(SessionReads):
-    """Changes a session, one change at a time, and drives its active run. The verbs are `SessionCore`'s.
-
-    Every state change runs alone, behind one lock, as decide, commit, apply. Memory changes only after the commit, so
-    a kill anywhere leaves what the last commit left. After a store error whose outcome is unknown, the next change
-    first activates the session anew and takes over what the store says.
-    """
+class RunningSession(CompactingSession):
+    """Drives a session's active run: starts it, records what it hands in, ends it, starts the next of the queue."""
 
     def __init__(
         self,
@@ -73,91 +59,18 @@ class RunningSession(SessionReads):
         journal: Journal,
         builder: EngineBuilder,
         config: SessionConfig,
+        *,
+        overflow: OverflowStrategy | None,
         off_loop: Callable[..., Awaitable[Any]],
     ) -> None:
-        super().__init__(session_id, journal)
-        self._clock = journal.clock
-        self._off_loop = off_loop
-        """How to call what may block."""
-        self._builder = builder
-        self._config = config
+        super().__init__(session_id, journal, config, off_loop)
         self._runner: InferenceRunner | None = None
-        self._change = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._doubt: _Doubt | None = None
+        self._equip(builder, config, overflow)
 
-    async def activate(self) -> None:
-        """Take the session over from whoever had it: raise the epoch, see to the run that was lost, go on.
-
-        Runs by itself before the first change or read. Other cores of the session are fenced from here on.
-        """
-        if self._journal.stale:
-            await self._atomically(_nothing)
-
-    # Changing
-
-    async def _atomically(self, change: Callable[[], Awaitable[Result]]) -> Result:
-        """Carry out one change alone, and to its end even if the caller is cancelled."""
-        return await asyncio.shield(self._spawn(self._exclusively(change)))
-
-    async def _exclusively(self, change: Callable[[], Awaitable[Result]]) -> Result:
-        async with self._change:
-            if self._journal.lost:
-                raise self._journal.lost
-            if self._journal.stale:
-                await self._load()
-            return await change()
-
-    async def _persistently(self, change: Callable[[], Awaitable[Result]], *, shielded: bool = True) -> Result:
-        """Carry out one change that bears repetition, however often the store has to be asked.
-
-        Args:
-            shielded: a change that has begun ends even if the caller is cancelled; which costs a task.
-
-        Raises:
-            StoreError: for `store_retry_s`, or the session is owned by another.
-        """
-        deadline = asyncio.get_running_loop().time() + self._config.store_retry_s
-        pause_s = 0.01
-        while True:
-            try:
-                return await (self._atomically(change) if shielded else self._exclusively(change))
-            except CorruptRecordError:
-                raise
-            except StoreError as error:
-                late = asyncio.get_running_loop().time() + pause_s > deadline
-                if late or isinstance(error, SessionFencedError):
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 1.0)
-
-    async def _commit(
-        self, session: SessionRecord, events: Sequence[NewEvent], *, live: bool | None = None, **parts: Any
-    ) -> None:
-        """Number the events and store the commit of these `parts`; `live` is as now if None."""
-        live = self._active is not None if live is None else live
-        numbered = self._journal.number(events)
-        if self._doubt and numbered:
-            self._doubt.seq = numbered[0].seq
-        try:
-            await self._journal.commit(Commit(session=session, events=numbered, **parts), live=live)
-        except SessionFencedError as error:
-            # Another activation owns the session: stop the engine, answer everybody, change nothing.
-            for run in [*([self._active] if self._active else []), *self._backlog.queue]:
-                run.request_cancel("the session was taken over", discard=False)
-                run.close()
-                _fail(run, error)
-            self._active = None
-            self._backlog = Backlog()
-            raise
-
-    def _spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Start a task that is held until it ends, and whose error is not lost if nobody waits for it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
+    def _equip(self, builder: EngineBuilder, config: SessionConfig, overflow: OverflowStrategy | None) -> None:
+        """Take over what the next runs work with."""
+        self._builder, self._config, self._runner = builder, config, None
+        self._compactor = Compactor(overflow, builder, config, self._off_loop) if overflow else None
 
     @property
     def _discards(self) -> bool:
@@ -199,6 +112,8 @@ class RunningSession(SessionReads):
             run = known.get(record.run_id) or self._new_run(record, turns[record.turn_index])
             if run.record.state != record.state:
                 run.restart_clock()
+            if record.usage != run.record.usage:
+                run.billed(record)  # by a commit that was stored while only the store's answer was lost
             run.record, run.turn = record, turns[record.turn_index]
             run.output = Output.read(run.turn.output, self._journal.cache)
             if run.is_waiting:
@@ -287,11 +202,7 @@ class RunningSession(SessionReads):
         return self._config.on_lost == "resume" and run.record.resumes < self._config.max_resumes
 
     def _new_run(self, record: RunRecord, turn: TurnRecord) -> ActiveRun:
-        session = self._journal.session
-        view = SessionView(
-            session_id=self.session_id, user_id=session.user_id, agent=session.agent, metadata=session.metadata
-        )
-        return ActiveRun(view, record, turn)
+        return ActiveRun(self._view(), record, turn)
 
     # Starting
 
@@ -301,7 +212,7 @@ class RunningSession(SessionReads):
             turn,
             status="running",
             parent=f"{self.session_id}#{head.index}" if head else None,
-            input=join(head.spans if head else (), turn.prompt),
+            input=join(head.base if head else (), turn.prompt),
         )
         return replace(record, state="running", started_at=self._clock()), turn
 
@@ -357,7 +268,7 @@ class RunningSession(SessionReads):
         self._journal.stale = True
         if self._active is run:
             self._active = None
-        _fail(run, failure)
+        fail(run, failure)
         while self._journal.stale and self._journal.lost is None:
             try:
                 await self.activate()
@@ -381,7 +292,7 @@ class RunningSession(SessionReads):
             if builder is self._builder:
                 self._runner = runner
         self.check_budget(run)
-        return await runner.run(self._journal.turn(run.turn), attempt)
+        return await runner.run(await self._make_room(run), attempt)
 
     async def _decided(self, run: ActiveRun) -> Ending | None:
         """Wait until nothing is left to decide (None), or the run is cancelled. Costs nothing meanwhile."""
@@ -438,6 +349,7 @@ class RunningSession(SessionReads):
         self._head, self._active = head, None
         self._remember(run, end, None if drop else turn)
         self._launch_next(begun)
+        self._watch_window()
 
     # What an attempt hands in
 
@@ -483,6 +395,10 @@ class RunningSession(SessionReads):
                 raise LimitError(f"{why}: raise SessionConfig({of}_budget=...)", "budget")
             raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=why)})
 
+    async def make_room(self, run: ActiveRun) -> Turn:
+        """See `StepContext.make_room`."""
+        return await self._make_room(run)
+
     async def record(
         self,
         attempt: Attempt,
@@ -492,7 +408,7 @@ class RunningSession(SessionReads):
     ) -> Turn:
         """See `StepContext.record`."""
         run = attempt.run
-        doubt = _Doubt(0)
+        doubt = Doubt(0)
 
         async def change() -> Turn:
             if doubt.stored:
@@ -512,7 +428,7 @@ class RunningSession(SessionReads):
         blocks: Sequence[Block],
         events: Sequence[NewEvent],
         calls: Mapping[str, CallState | None],
-        doubt: _Doubt,
+        doubt: Doubt,
     ) -> None:
         run = attempt.run
         ledger = Ledger(run.output.blocks)
@@ -550,22 +466,6 @@ class RunningSession(SessionReads):
         grown = run.output.grown(output, span)
         return replace(run.turn, output=grown.spans, **changes), new, replace(session, log_size=span.stop)
 
-    def _hold(self, blocks: Sequence[Block], session: SessionRecord) -> None:
-        """Hold the blocks that a commit stored at the end of the log."""
-        self._journal.cache.add(session.log, session.log_size - len(blocks), blocks)
-
-    @staticmethod
-    def _charged(session: SessionRecord, run: ActiveRun, record: RunRecord) -> SessionRecord:
-        """Return the session's row with what the run has spent since its last commit."""
-        spent = record.usage or Usage()
-        if run.record.usage:
-            spent -= run.record.usage
-        return replace(session, usage=session.usage + spent)
-
-
-async def _nothing() -> None:
-    return None
-
 
 async def retire(runner: object, user: ActiveRun | None) -> None:
     """Close a runner that can be closed, once the run that may use it has ended."""
@@ -573,10 +473,3 @@ async def retire(runner: object, user: ActiveRun | None) -> None:
         if user:
             await settled(user.done)
         await runner.close()
-
-
-def _fail(run: ActiveRun, error: Exception) -> None:
-    """Give the run's waiters an error in place of its end."""
-    if not run.done.done():
-        run.done.set_exception(error)
-        run.done.exception()  # there need not be any

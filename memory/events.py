@@ -193,6 +193,32 @@ class RunInterrupted(RunEnded):
     why: str
 
 
+class WindowCompacted(Event):
+    """An overflow strategy's plan was carried out: the next request holds less. The history holds what it did."""
+
+    kind: Literal["window_compacted"] = "window_compacted"
+    strategy: str
+    tokens_before: int
+    tokens_after: int
+    summary: tuple[int, int] | None = None
+    """Where the new summary is in the session's log, if there is one: from the first position up to the second."""
+    usage: Usage | None = None
+    """What it cost, failed attempts not included."""
+
+
+class CompactionFailed(Event):
+    """An attempt to carry an overflow strategy's plan out failed, or its outcome came too late; nothing was lost."""
+
+    kind: Literal["compaction_failed"] = "compaction_failed"
+    strategy: str
+    attempt: int
+    """From 1."""
+    of: int
+    """How many there are, at most."""
+    why: str
+    usage: Usage | None = None
+
+
 class SessionEnded(Event):
     """The session takes no more runs."""
 
@@ -225,6 +251,8 @@ KINDS: dict[str, type[Event]] = {
         RunCancelled,
         RunFailed,
         RunInterrupted,
+        WindowCompacted,
+        CompactionFailed,
         SessionEnded,
     )
 }

@@ -14,7 +14,7 @@ OPEN_STATES: frozenset[str] = frozenset({"queued", "running", "awaiting_approval
 
 FinishClass = Literal["completed", "max_tokens", "tool_calls_pending", "interrupted", "error"]
 
-_CUT_SHORT = ("length", "max_tokens", "max_output_tokens", "model_length")
+CUT_SHORT = ("length", "max_tokens", "max_output_tokens", "model_length")
 """What providers call a stop at the limit of tokens."""
 
 
@@ -34,7 +34,7 @@ class RunRecord:
     why: str | None = None
     """Why it ended, where it did not complete."""
     code: str | None = None
-    """A word for `why` that programs can compare: `step_limit`, `budget`, `tool_abort`, `timeout`; None for others."""
+    """A word for `why` that programs can compare: `step_limit`, `budget`, `timeout`, `window`, `compaction`; None for others."""
     labels: FrozenDict = field(default_factory=FrozenDict)
     timeout_s: float | None = None
     idempotency_key: str | None = None
@@ -65,4 +65,4 @@ class RunRecord:
             return "error"
         if self.state != "completed":
             return "interrupted"
-        return "max_tokens" if self.stop_reason in _CUT_SHORT else "completed"
+        return "max_tokens" if self.stop_reason in CUT_SHORT else "completed"

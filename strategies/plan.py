@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from turnwise.errors import InvalidRequestError, StrategyError
 from turnwise.memory.blocks import Block, Summary, System, ToolResult, ToolUse, User
 from turnwise.memory.rules import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.spans import Span, Spans, join
 from turnwise.memory.transcript import messages_of
+from turnwise.strategies.compaction import Compaction, Reason
 from turnwise.strategies.flush_task import FlushTask
 from turnwise.strategies.ranges import Range, Ranges, gaps, merge, overlap
 from turnwise.strategies.summary_task import SummaryTask
@@ -39,18 +40,6 @@ Law = Literal[
 LAWS: tuple[Law, ...] = get_args(Law)
 
 
-class Reason(NamedTuple):
-    """Why a part of the window stays or goes."""
-
-    part: Range
-    fate: Literal["kept", "dropped", "summarised", "flushed"]
-    tokens: int
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.fate}: blocks {self.part.start} to {self.part.stop - 1}, {self.tokens} tokens, {self.why}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What becomes of a window: made by `plan_for`, which counts. Making one does nothing.
@@ -74,6 +63,11 @@ class Plan:
     """Who decides if the summary or the flush fails for good and the window is over its budget."""
 
     # Carrying out
+
+    @property
+    def waits(self) -> bool:
+        """Whether a model or a memory has to do something first."""
+        return self.summary is not None or self.flush is not None
 
     def spans(self, window: Window, summary_span: Span | None = None) -> Spans:
         """Return what the input of the next turn spans, once the plan is carried out.
@@ -110,10 +104,14 @@ class Plan:
         )
         return replace(plan, summary=self.summary)
 
-    def explain(self) -> str:
-        """Return what goes, what stays, why, and how many tokens that is, a line each."""
-        head = f"{self.strategy}: {self.tokens_before} tokens become {self.tokens_after} at most"
-        return "\n".join([head, *map(str, self.reasons)])
+    def explain(self) -> Compaction:
+        """Return what goes, what stays, why, and how many tokens that is."""
+        return Compaction(
+            strategy=self.strategy,
+            tokens_before=self.tokens_before,
+            tokens_after=self.tokens_after,
+            reasons=self.reasons,
+        )
 
     # Checking
 

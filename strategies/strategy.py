@@ -30,6 +30,21 @@ class OverflowStrategy(Protocol):
         """Return whether to decide now, in the background, though the window may still fit."""
 
 
+def is_due(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> bool:
+    """Return what `due` says.
+
+    Raises:
+        ConfigError: the strategy's settings do not fit the budget.
+        StrategyError: the strategy raised something else.
+    """
+    try:
+        return strategy.due(window, budget)
+    except TurnwiseError:
+        raise
+    except Exception as error:
+        raise StrategyError(type(strategy).__name__, "decides", f"due() raised {error!r}") from error
+
+
 def decide(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> Plan | None:
     """Return what a strategy decides, if it may be carried out.
 

@@ -56,8 +56,10 @@ class Window:
     exchanges.
     """
 
-    def __init__(self, spans: Spans, cache: BlockCache, index: TokenIndex) -> None:
+    def __init__(self, spans: Spans, cache: BlockCache, index: TokenIndex, *, sends_system: bool = True) -> None:
         index.cover(spans, cache)
+        self._sends_system = sends_system
+        """Whether the conversation's own system prompt is sent: an engine may have another in its place."""
         self._spans = spans
         self._cache = cache
         self._index = index
@@ -100,7 +102,9 @@ class Window:
     @cached_property
     def system_tokens(self) -> int:
         """What the system prompt takes."""
-        return 0 if self.system is None else self._index.sum(self.spans_of([Range(self.system, self.system + 1)]))
+        if self.system is None or not self._sends_system:
+            return 0
+        return self._index.sum(self.spans_of([Range(self.system, self.system + 1)]))
 
     @property
     def total(self) -> int:

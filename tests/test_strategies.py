@@ -696,7 +696,7 @@ def test_a_memory_that_fails_keeps_in_the_window_what_it_has_not_and_a_retry_mak
     assert less and less.flush
     less.check(window, TokenBudget(10**6))
     assert list(window.blocks(less.keep)) == exchanges(*range(2, 10))
-    assert "has not acknowledged" in less.explain()
+    assert "has not acknowledged" in str(less.explain())
     assert less.tokens_after == tokens(exchanges(*range(2, 10)))
     conversation.spans = less.spans(window)
     bad.fails_from = 10**9
@@ -1015,7 +1015,7 @@ def test_a_plan_explains_itself() -> None:
     plan = decide(Trim(), window, TokenBudget(limit))
     assert plan
     newest = tokens(FULL[9:])
-    assert plan.explain().splitlines() == [
+    assert str(plan.explain()).splitlines() == [
         f"Trim: {window.total} tokens become {plan.tokens_after} at most",
         f"dropped: blocks 2 to 5, {tokens(FULL[2:6])} tokens, it is oldest, and a request may take {limit} tokens",
         f"kept: blocks 0 to 0, {tokens(FULL[:1])} tokens, it is the system prompt",

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
-from turnwise.errors import EngineError, LimitError
+from turnwise.errors import (
+    CompactionError,
+    EngineError,
+    LimitError,
+    StrategyError,
+    TurnwiseError,
+    WindowOverflowError,
+)
 from turnwise.memory.blocks import Block, Text, Thinking, ToolResult, encode
 from turnwise.memory.calls import CallState
 from turnwise.memory.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
@@ -31,6 +38,9 @@ class Desk(Protocol):
 
     def price(self, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost."""
+
+    async def make_room(self, run: ActiveRun) -> Turn:
+        """See `StepContext.make_room`."""
 
     async def record(
         self,
@@ -84,7 +94,7 @@ class Attempt:
         is left behind after `grace_s`. A cancel that meets the answer wins, and keeps the answer.
         """
         cancelled = self.run.cancelled
-        engine = asyncio.ensure_future(_checked(answer))
+        engine = asyncio.ensure_future(checked(answer))
         first: set[asyncio.Future[Any]] = {engine, cancelled}
         await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         late = not engine.done() and not cancelled.done()
@@ -92,8 +102,7 @@ class Attempt:
             engine.cancel()
             await asyncio.wait({engine}, timeout=grace_s)
         if not engine.done():
-            _LEFT_BEHIND.add(engine)
-            engine.add_done_callback(_forget)
+            leave_behind(engine)
         self.close()
         error = engine.exception() if engine.done() and not engine.cancelled() else None
         finished = engine.result() if engine.done() and not engine.cancelled() and error is None else None
@@ -107,8 +116,7 @@ class Attempt:
             return Ending("suspended", calls=error.calls)
         if error is None:
             return Ending("failed", "the engine cancelled itself")
-        why = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-        return Ending("failed", storable(why), error.code if isinstance(error, LimitError) else None)
+        return Ending("failed", reason(error), error.code if isinstance(error, LimitError) else _code(error))
 
     def close(self) -> None:
         """Publish what is left, and end the context."""
@@ -216,6 +224,11 @@ class Attempt:
         self._flush()
         return await self._desk.record(self, blocks, events, calls or {})
 
+    async def make_room(self) -> Turn:
+        if self.closed:
+            raise _ended()
+        return await self._desk.make_room(self.run)
+
     # Publishing
 
     def _tick(self) -> None:
@@ -234,17 +247,28 @@ class Attempt:
             self._desk.publish_live(self.run, TextDelta, {"text": text})
 
 
-_LEFT_BEHIND: set[asyncio.Future[list[Block]]] = set()
-"""Engines that did not stop: held so that they are not collected while they run."""
+_LEFT_BEHIND: set[asyncio.Future[Any]] = set()
+"""What did not stop: held so that it is not collected while it runs."""
 
 
-def _forget(engine: asyncio.Future[list[Block]]) -> None:
-    _LEFT_BEHIND.discard(engine)
-    if not engine.cancelled():
-        engine.exception()  # it comes too late to matter, and must not be reported as never retrieved
+def leave_behind(work: asyncio.Future[Any]) -> None:
+    """Let work that ignores its cancellation go on; nobody hears of it any more."""
+    _LEFT_BEHIND.add(work)
+    work.add_done_callback(_forget)
 
 
-async def _checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Block]:
+def _forget(work: asyncio.Future[Any]) -> None:
+    _LEFT_BEHIND.discard(work)
+    if not work.cancelled():
+        work.exception()  # it comes too late to matter, and must not be reported as never retrieved
+
+
+async def checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Block]:
+    """Return an engine's answer, if it is one.
+
+    Raises:
+        EngineError: it is none, or cannot be stored.
+    """
     try:
         output = list(await answer())
     except (SystemExit, KeyboardInterrupt) as error:
@@ -264,6 +288,22 @@ _NOT_UNICODE = "the engine returned text that is not valid Unicode: it holds lon
 
 def _ended() -> EngineError:
     return EngineError("the run's end is decided: what comes now changes nothing")
+
+
+def reason(error: BaseException) -> str:
+    """Return why something failed, as it may be stored: our own errors say it all."""
+    return storable(str(error) if isinstance(error, TurnwiseError) else f"{type(error).__name__}: {error}")
+
+
+def _code(error: BaseException) -> str | None:
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
+
+
+_CODES: Mapping[type[TurnwiseError], str] = {
+    WindowOverflowError: "window",
+    StrategyError: "compaction",
+    CompactionError: "compaction",
+}
 
 
 def storable(text: str) -> str:

@@ -103,6 +103,17 @@ class StepContext(RunContext, Protocol):
             StoreError: it could not be stored within `SessionConfig.store_retry_s`.
         """
 
+    async def make_room(self) -> Turn:
+        """Return the run's turn, such that a request with it fits the model's window. For after each record.
+
+        Where it does not, the session's overflow strategy decides what goes, and the turn's input holds less from here
+        on: a commit of its own. The run's prompt and output stay. Before an engine is asked this has been done.
+
+        Raises:
+            WindowOverflowError: the newest turn alone does not fit.
+            StrategyError, CompactionError: the strategy does not make room.
+        """
+
 
 class Suspend(Exception):  # noqa: N818 - not an error but a way to return
     """Raised by a runner that cannot go on before somebody decides about a call that it recorded as waiting.

@@ -9,8 +9,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from turnwise.actors.inference.engine import SessionView
-from turnwise.actors.inference.middleware import Middleware, wrap
+from turnwise.actors.inference.engine import RequestFrame, SessionView
+from turnwise.actors.inference.middleware import Middleware, SystemPrompt, wrap
 from turnwise.actors.inference.openai_chat import ChatAPI
 from turnwise.actors.inference.openai_responses import ResponsesAPI
 from turnwise.actors.inference.openai_runner import OpenAIRunner
@@ -24,6 +24,9 @@ _RESERVED = {
     "chat": {"model", "messages", "stream", "stream_options"},
     "responses": {"model", "input", "instructions", "stream", "store"},
 }
+
+_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+"""What the limit of an answer is called, by one server or another."""
 
 _NO_KEY = "no-api-key"
 """What a server that asks for no key is sent as one."""
@@ -106,6 +109,26 @@ class OpenAIEngine:
         runner = self._runner(self.registry.definitions())
         return ToolLoop(wrap(runner, self.middleware), self.registry, self.hooks, close=runner.close)
 
+    def frame(self) -> RequestFrame:
+        """See `Framed`.
+
+        `system` is the engine's own, else the text of the last `SystemPrompt` that replaces. One that keeps is left
+        out, as it is sent only where the conversation has none: there, a request holds that text more than this says.
+        What any other middleware changes is not seen. Of several limits of an answer, the largest counts.
+        """
+        replacing = [one for one in self.middleware if isinstance(one, SystemPrompt) and one.if_present == "replace"]
+        fields = self._api(self.registry.definitions()).fields
+        limits = [limit for name in _LIMITS if isinstance(limit := fields.get(name), int) and limit > 0]
+        return RequestFrame(
+            model=self.model,
+            system=replacing[-1].text if replacing and self.system is None else self.system,
+            tools=tuple(fields.get("tools") or ()),
+            max_output_tokens=max(limits, default=None),
+        )
+
+    def _api(self, tools: Sequence[ToolDefinition]) -> ChatAPI | ResponsesAPI:
+        return ChatAPI(self, tools) if self.api == "chat" else ResponsesAPI(self, tools)
+
     def _runner(self, tools: Sequence[ToolDefinition] = ()) -> OpenAIRunner:
         """Return a runner that tells the model of these tools."""
         import openai
@@ -126,8 +149,7 @@ class OpenAIEngine:
             timeout=openai.Timeout(self.timeout_s, connect=min(self.timeout_s, _CONNECT_S)),
             max_retries=self.max_retries,
         )
-        api = ChatAPI(self, tools) if self.api == "chat" else ResponsesAPI(self, tools)
-        return OpenAIRunner(self, client, api)
+        return OpenAIRunner(self, client, self._api(tools))
 
 
 def _check(setting: str, value: object, ok: bool, why: str) -> None:

@@ -25,18 +25,19 @@ class ChatAPI:
 
     def __init__(self, settings: OpenAIEngine, tools: Sequence[ToolDefinition]) -> None:
         self._settings = settings
-        self._extra = dict(settings.extra or {})
+        self.fields: dict[str, Any] = {}
+        """What each request holds beside the conversation: the settings, and what the model is told of tools."""
+        if settings.temperature is not None:
+            self.fields["temperature"] = settings.temperature
+        if settings.max_output_tokens is not None:
+            self.fields["max_completion_tokens"] = settings.max_output_tokens
+        self.fields.update(settings.extra or {})
         if functions := [{"type": "function", "function": definition(tool)} for tool in tools]:
-            self._extra["tools"] = [*functions, *self._extra.get("tools", ())]
+            self.fields["tools"] = [*functions, *self.fields.get("tools", ())]
 
     def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
         check(messages_of(blocks), CHAT)
-        fields: dict[str, Any] = {"messages": encode(blocks)}
-        if self._settings.temperature is not None:
-            fields["temperature"] = self._settings.temperature
-        if self._settings.max_output_tokens is not None:
-            fields["max_completion_tokens"] = self._settings.max_output_tokens
-        return fields
+        return {"messages": encode(blocks)}
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
         stream: openai.AsyncStream[Any] = await client.chat.completions.create(
@@ -45,7 +46,7 @@ class ChatAPI:
             stream=True,
             stream_options={"include_usage": True},
             # What is given here goes out as it is: the client takes up to half a millisecond to look at one message.
-            extra_body={**request, **self._extra},
+            extra_body={**request, **self.fields},
         )
         return stream
 

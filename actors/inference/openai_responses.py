@@ -32,9 +32,15 @@ class ResponsesAPI:
 
     def __init__(self, settings: OpenAIEngine, tools: Sequence[ToolDefinition]) -> None:
         self._settings = settings
-        self._extra = dict(settings.extra or {})
+        self.fields: dict[str, Any] = {}
+        """What each request holds beside the conversation: the settings, and what the model is told of tools."""
+        if settings.temperature is not None:
+            self.fields["temperature"] = settings.temperature
+        if settings.max_output_tokens is not None:
+            self.fields["max_output_tokens"] = settings.max_output_tokens
+        self.fields.update(settings.extra or {})
         if functions := [{"type": "function", **definition(tool), "strict": False} for tool in tools]:
-            self._extra["tools"] = [*functions, *self._extra.get("tools", ())]
+            self.fields["tools"] = [*functions, *self.fields.get("tools", ())]
 
     def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
         check(messages_of(blocks), RESPONSES)
@@ -42,10 +48,6 @@ class ResponsesAPI:
         fields: dict[str, Any] = {"input": given}
         if instructions:
             fields["instructions"] = instructions
-        if self._settings.temperature is not None:
-            fields["temperature"] = self._settings.temperature
-        if self._settings.max_output_tokens is not None:
-            fields["max_output_tokens"] = self._settings.max_output_tokens
         return fields
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
@@ -55,7 +57,7 @@ class ResponsesAPI:
             store=False,
             include=["reasoning.encrypted_content"],
             # What is given here goes out as it is: the client takes up to half a millisecond to look at one item.
-            extra_body={**request, **self._extra},
+            extra_body={**request, **self.fields},
         )
         return stream
 

@@ -69,7 +69,8 @@ class ToolLoop:
         """
         uses = Ledger(turn.output).uses_without_result()
         if uses:
-            turn = await _Calls(self._tools, turn, context).settle(uses)
+            await _Calls(self._tools, turn, context).settle(uses)
+            turn = await context.make_room()
         while True:
             context.begin_call(limit=self._tools.max_steps)
             await self._show("before_inference", turn, context)
@@ -82,6 +83,7 @@ class ToolLoop:
             await self._show("after_inference", _with(turn, answer), context)
             turn = await calls.settle(uses)
             await self._show("after_tools", turn, context)
+            turn = await context.make_room()
 
     async def close(self) -> None:
         """Let go of what the runner holds."""

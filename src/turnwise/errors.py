@@ -35,6 +35,8 @@ TurnwiseError
 ├── WindowOverflowError        the next request does not fit into the model's window
 ├── StrategyError              an overflow strategy broke a law; nothing was changed
 ├── SummaryRefusedError        what a model gave is no summary; nothing was changed
+├── LongTermMemoryError        a long-term memory did not do what it was asked
+├── CompactionError            a window was not compacted; nothing was lost
 ├── WaitTimeoutError           (also a TimeoutError) the wait ended, the run goes on
 ├── SessionLostError           the world did: the session's process cannot be reached
 └── StoreError                 the world did: the store cannot be read or written
@@ -344,6 +346,25 @@ class SummaryRefusedError(TurnwiseError):
 
     message = "the summary is refused ({kind}): {why}; the conversation stays as it is"
     kind: str
+    why: str
+
+
+class LongTermMemoryError(TurnwiseError):
+    """Long-term memories failed: `why` names each and says why. What they did not take stays where it was."""
+
+    message = "long-term memory failed: {why}"
+    why: str
+
+
+class CompactionError(TurnwiseError):
+    """A strategy's plan could not be carried out, and nobody else decides; the history is as it was."""
+
+    message = (
+        "session {session_id!r}: what {strategy} decided for its window could not be carried out: {why}; "
+        "try again later, or give the strategy an otherwise= that needs no model and no memory, such as Trim()"
+    )
+    session_id: str
+    strategy: str
     why: str
 
 

@@ -1,0 +1,378 @@
+"""How a session keeps what its next request holds within the model's window."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from turnwise.actors.active_run import ActiveRun
+from turnwise.actors.changes import Doubt, SessionChanges
+from turnwise.actors.compactor import Compactor, Preparation, Prepared
+from turnwise.actors.inference.attempt import reason
+from turnwise.actors.inference.engine import NewEvent, SessionView
+from turnwise.actors.run_events import about
+from turnwise.errors import CompactionError, EngineError, TurnwiseError
+from turnwise.memory.blocks import encode
+from turnwise.memory.events import CompactionFailed, WindowCompacted
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Spans, begins_with, cut, join, size, union
+from turnwise.memory.turns import Turn, TurnRecord
+from turnwise.memory.usage import Usage
+from turnwise.strategies.compaction import Compaction
+from turnwise.strategies.plan import Plan
+from turnwise.strategies.strategy import OverflowStrategy, decide, is_due
+from turnwise.strategies.window import Window
+
+LAST_RESORTS = 8
+"""How many strategies are asked one after the other, each the `otherwise` of the one before."""
+
+PAUSE_S = 1.0
+"""Between two attempts; doubled each time."""
+
+MOST_SKIPPED = 16
+"""After compactions that failed one after the other, so many ends of runs start none, at most."""
+
+_log = logging.getLogger(__name__)
+
+
+class CompactingSession(SessionChanges):
+    """Has an overflow strategy's plans carried out: beside the conversation, and where a request would not fit.
+
+    What a strategy makes of a window goes into the turns that carry it on, never into one that was seen: into the last
+    one that ended, as what it hands on (`carried`), and likewise into the active one; or, where the active one would
+    not fit, into its `input`. Blocks are added, none is changed.
+
+    | await in a compaction | what else may run there | what a kill there leaves |
+    |---|---|---|
+    | a model, a memory | all else; runs that fit start and end | the window as it was; memories know what they took |
+    | the commit | reads, streaming | all of it or nothing |
+
+    A compaction is made for a window, so it is carried out in turns that continue that window (`_rebased`), or not at
+    all. It costs one commit, and one for each attempt that fails.
+    """
+
+    _compactor: Compactor | None = None
+    _beside: asyncio.Task[None] | None = None
+    """The compaction beside the conversation."""
+    _failures = 0
+    """Compactions that were given up since the last that was carried out."""
+    _skip = 0
+    """How many ends of runs start no compaction, since those before failed."""
+    _told_upto = -1
+    """The last turn that a long-term memory was told of: from there on the next one is looked for."""
+
+    def price(self, usage: Usage, model: str | None) -> Usage:
+        """Return the usage with its cost."""
+        raise NotImplementedError
+
+    # Beside the conversation
+
+    def _watch_window(self) -> None:
+        """Start a compaction, if one is due and none is under way. For when a run has ended; does not wait."""
+        compactor, head = self._compactor, self._head
+        if compactor is None or head is None or self._is_compacting or self._journal.session.status == "ended":
+            return
+        if self._skip:
+            self._skip -= 1
+        else:
+            self._beside = self._spawn(self._compact_beside(compactor, head))
+
+    @property
+    def _is_compacting(self) -> bool:
+        return self._beside is not None and not self._beside.done()
+
+    async def _compact_beside(self, compactor: Compactor, head: TurnRecord) -> None:
+        try:
+            window = await compactor.window(head.base, self._journal.cache)
+            await self._compact(compactor, window, if_due=True)
+        except TurnwiseError as error:  # followers have been told of the strategy's; the store's shows at the next verb
+            _log.warning("session %s: its window was not compacted: %s", self.session_id, error)
+        except Exception:  # noqa: BLE001 - such as a counter's: it will fail the next run too, where its caller sees it
+            _log.exception("session %s: its window was not compacted", self.session_id)
+
+    async def compact(self, *, explain: bool = False) -> Compaction | None:
+        """Have the strategy look at what the last turn hands on; return what became of it, None if it is to stay.
+
+        Args:
+            explain: return what would become of it, and do nothing.
+
+        Raises:
+            TurnwiseError: nothing was changed: of the strategy, or CompactionError.
+        """
+        await self._loaded()
+        compactor, head = self._compactor, self._head
+        if compactor is None or head is None:
+            return None
+        if self._beside and not explain:
+            await asyncio.wait({self._beside})
+        window = await compactor.window((self._head or head).base, self._journal.cache)
+        if explain:
+            plan = decide(compactor.strategy, window, compactor.budget)
+            return plan.explain() if plan else None
+        done = await self._compact(compactor, window)
+        return done.outcome() if done else None
+
+    async def _compact(self, compactor: Compactor, window: Window, *, if_due: bool = False) -> Prepared | None:
+        """Return what was carried out; None if there is nothing to do.
+
+        Raises:
+            TurnwiseError: nothing was.
+        """
+        bill = _Bill(self.price)
+        name = type(compactor.strategy).__name__
+        try:
+            if if_due and not is_due(compactor.strategy, window, compactor.budget):
+                return None
+            plan = decide(compactor.strategy, window, compactor.budget)
+        except TurnwiseError as error:
+            self._gave_up()
+            await self._tell(_failed(name, 1, 1, error), bill, None)
+            raise
+        if plan is None:
+            return None
+        prepared, failure = await self._prepare(compactor, plan, window, bill, None)
+        if prepared is None:
+            raise CompactionError(self.session_id, name, reason(failure) if failure else "nothing may go")
+        if not await self._carry_out(prepared, bill, None):
+            raise CompactionError(self.session_id, name, "the conversation has moved on")
+        return prepared
+
+    # Before a request
+
+    async def _make_room(self, run: ActiveRun) -> Turn:
+        """See `StepContext.make_room`.
+
+        Waits for no model and no memory as long as the request fits. The compaction beside the conversation goes first.
+        """
+        compactor = self._compactor
+        if compactor is None:
+            return self._journal.turn(run.turn)
+        strategy: OverflowStrategy | None = compactor.strategy
+        failure: Exception | None = None
+        for _ in range(LAST_RESORTS):
+            window = await compactor.window(run.turn.spans, self._journal.cache)
+            is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
+            if is_over and self._beside and not self._beside.done():
+                await asyncio.wait({self._beside})
+            if is_over and run.turn.carried:
+                await self._take_over(run)
+                continue
+            if strategy is not compactor.strategy and not is_over:
+                return self._journal.turn(run.turn)
+            if strategy is None:
+                break
+            plan = await self._plan(compactor, strategy, window, run, is_over=is_over)
+            if plan is None or (plan.waits and not is_over):
+                return self._journal.turn(run.turn)
+            bill = _Bill(self.price, run)
+            prepared, failure = await self._prepare(compactor, plan, window, bill, run)
+            if prepared and await self._carry_out(prepared, bill, run) and prepared.plan is plan:
+                return self._journal.turn(run.turn)
+            strategy = plan.otherwise
+        name = type(compactor.strategy).__name__
+        raise CompactionError(self.session_id, name, reason(failure) if failure else "nobody makes room") from failure
+
+    async def _plan(
+        self, compactor: Compactor, strategy: OverflowStrategy, window: Window, run: ActiveRun, *, is_over: bool
+    ) -> Plan | None:
+        """Return what the strategy decides. If it fails, the run does so only if it could not go on without."""
+        try:
+            return decide(strategy, window, compactor.budget)
+        except TurnwiseError as error:
+            if is_over:
+                raise
+            await self._tell(_failed(type(strategy).__name__, 1, 1, error), _Bill(self.price, run), run)
+            return None
+
+    async def _take_over(self, run: ActiveRun) -> None:
+        """Let the run's requests hold what was compacted beside it."""
+
+        async def change() -> None:
+            _check_open(run)
+            turn = replace(run.turn, input=run.turn.carried or run.turn.input, carried=())
+            await self._commit(self._journal.session, [], turns=[turn])
+            run.turn = turn
+
+        await self._persistently(change)
+
+    # Both
+
+    async def _prepare(
+        self, compactor: Compactor, plan: Plan, window: Window, bill: _Bill, run: ActiveRun | None
+    ) -> tuple[Prepared | None, Exception | None]:
+        """Return the plan with what it waits for, as far as so many attempts got it, and the last one's failure."""
+        preparation = Preparation(plan, window, compactor, self._view(), self._turns_of)
+        attempts = compactor.config.compaction_attempts if plan.waits else 1
+        failure: Exception | None = None
+        for number in range(1, attempts + 1):
+            try:
+                self._check_purse(run)
+                await preparation.attempt(bill)
+                break
+            except Exception as error:  # noqa: BLE001 - of a model or a memory: it is told, and nothing was changed
+                failure = error
+                await self._tell(_failed(plan.strategy, number, attempts, error), bill, run)
+            if number < attempts:
+                await asyncio.sleep(PAUSE_S * 2 ** (number - 1))
+        if preparation.is_whole:
+            self._failures = self._skip = 0
+        else:
+            self._gave_up()
+        return preparation.prepared(), failure
+
+    def _gave_up(self) -> None:
+        self._failures += 1
+        self._skip = min(2**self._failures, MOST_SKIPPED)
+
+    async def _carry_out(self, prepared: Prepared, bill: _Bill, run: ActiveRun | None) -> bool:
+        """Store what becomes of the window, in one commit; return whether the conversation still continued it.
+
+        Args:
+            run: whose input it becomes; None for the turns that go on from it.
+        """
+        new = [prepared.summary] if prepared.summary else []
+        outcome = prepared.outcome()
+        done = False
+
+        async def commit() -> None:
+            nonlocal done
+            span, session = self._journal.extend(len(new))
+            was, becomes = prepared.window.spans, prepared.spans(span if new else None)
+            head = None if run else self._head and _rebased(self._head, was, becomes)
+            running = run or self._active
+            active = running and _rebased(running.turn, was, becomes)
+            if run:
+                _check_open(run)
+                active = active and replace(active, input=active.carried, carried=())
+            done = bool(head or active)
+            values: dict[str, Any] = {"strategy": outcome.strategy, "usage": bill.unpaid}
+            if done:
+                values |= {"tokens_before": outcome.tokens_before, "tokens_after": outcome.tokens_after}
+                values |= {"summary": (span.start, span.stop) if new else None}
+            else:
+                values |= {"attempt": 1, "of": 1, "why": "the conversation has moved on"}
+                session = self._journal.session
+            kind = WindowCompacted if done else CompactionFailed
+            stored = [encode(block) for block in new] if done else []
+            turns = [turn for turn in (head, active) if turn]
+            await self._pay(session, (kind, values), bill, run, blocks=stored, turns=turns)
+            if done:
+                self._journal.cache.add(span.log, span.start, new)
+            if head:
+                self._head = head
+            if active and running:
+                running.turn = active
+
+        await self._once(commit, bill)
+        return done
+
+    async def _tell(self, event: NewEvent, bill: _Bill, run: ActiveRun | None) -> None:
+        """Store an event, and what was spent until then."""
+
+        async def commit() -> None:
+            kind, values = event
+            await self._pay(self._journal.session, (kind, {**values, "usage": bill.unpaid}), bill, run)
+
+        await self._once(commit, bill)
+
+    async def _pay(
+        self, session: SessionRecord, event: NewEvent, bill: _Bill, run: ActiveRun | None, **parts: Any
+    ) -> None:
+        """Commit an event with what was spent: on the run's account while it goes on, else on the session's."""
+        kind, values = event
+        if run and not run.done.done():
+            record = replace(run.record, usage=run.bill())
+            await self._commit(
+                self._charged(session, run, record), [(kind, {**about(record), **values})], runs=[record], **parts
+            )
+            run.billed(record)
+        else:
+            paid = bill.unpaid or Usage()
+            session = replace(session, usage=session.usage + (paid if run is None else Usage()))
+            await self._commit(session, [(kind, values)], **parts)
+
+    async def _once(self, commit: Callable[[], Awaitable[None]], bill: _Bill) -> None:
+        """Have a commit stored, and not again if it was though the store's answer was lost."""
+        doubt = Doubt(0)
+
+        async def change() -> None:
+            if not doubt.stored:
+                self._doubt = doubt
+                await commit()
+                self._doubt = None
+
+        await self._persistently(change)
+        bill.unpaid = None
+
+    # Whose, and what of it was told
+
+    def _view(self) -> SessionView:
+        session = self._journal.session
+        return SessionView(
+            session_id=self.session_id, user_id=session.user_id, agent=session.agent, metadata=session.metadata
+        )
+
+    def _check_purse(self, run: ActiveRun | None) -> None:
+        """Raise if the session has spent its budget; a run's are looked at where it calls its model."""
+        budget = self._config.session_budget
+        if run is None and budget and (over := budget.exceeded(self._journal.session.usage)):
+            raise EngineError(f"the session has spent {over}: raise SessionConfig(session_budget=...)")
+
+    async def _turns_of(self, parts: Sequence[Spans]) -> list[int | None]:
+        """Return the indexes of the turns that have the first block of each part; None for those of other sessions.
+
+        Parts come in order, and are told once: so over a session's life this reads each of its turns about once.
+        """
+        firsts = [cut(part, 1)[0] for part in parts]
+        found: list[int | None] = [None] * len(parts)
+        after = self._told_upto
+        while None in found and (page := await self._journal.store.turns(self.session_id, after=after)):
+            for turn in page:
+                own = union(turn.prompt, turn.output)
+                for at, first in enumerate(firsts):
+                    if found[at] is None and size(union(own, first)) == size(own):
+                        found[at] = turn.index
+            after = page[-1].index
+        self._told_upto = max(self._told_upto, *(index - 1 for index in found if index is not None), -1)
+        return found
+
+
+class _Bill:
+    """What a compaction spends, from one commit to the next."""
+
+    def __init__(self, price: Callable[[Usage, str | None], Usage], run: ActiveRun | None = None) -> None:
+        self._price = price
+        self._run = run
+        self.unpaid: Usage | None = None
+
+    def __call__(self, usage: Usage, model: str | None) -> None:
+        try:
+            usage = self._price(usage, model)
+        finally:  # it was spent, whatever it costs
+            self.unpaid = self.unpaid + usage if self.unpaid else usage
+            if self._run:
+                self._run.unbilled += usage
+
+
+def _failed(strategy: str, attempt: int, of: int, error: Exception) -> NewEvent:
+    return CompactionFailed, {"strategy": strategy, "attempt": attempt, "of": of, "why": reason(error)}
+
+
+def _check_open(run: ActiveRun) -> None:
+    if run.done.done() or run.closed:
+        raise EngineError("the run's end is decided: what comes now changes nothing")
+
+
+def _rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
+    """Return the turn such that it hands on what the window `was` has become; None if it does not continue that window.
+
+    All that came behind the window stays behind what it has become, the turn's output last.
+    """
+    if not begins_with(turn.base, was):
+        return None
+    whole = join(becomes, cut(turn.base, size(was))[1])
+    carried, output = cut(whole, size(whole) - size(turn.output))
+    return replace(turn, carried=carried) if output == join(turn.output) else None

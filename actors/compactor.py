@@ -1,0 +1,298 @@
+"""Of a compaction, what leads outside its session: counting, asking models, handing over to memories."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeVar
+
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.inference.attempt import checked, leave_behind
+from turnwise.actors.inference.engine import (
+    Closable,
+    EngineBuilder,
+    Framed,
+    NewEvent,
+    RequestFrame,
+    SessionView,
+)
+from turnwise.errors import ConfigError, LongTermMemoryError, SummaryRefusedError
+from turnwise.memory.block_cache import BlockCache
+from turnwise.memory.blocks import Block, Summary
+from turnwise.memory.calls import CallState
+from turnwise.memory.events import Event
+from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope
+from turnwise.memory.model_limits import window_of
+from turnwise.memory.runs import CUT_SHORT
+from turnwise.memory.spans import Span, Spans, size
+from turnwise.memory.token_index import TokenIndex
+from turnwise.memory.tokens import counter_for
+from turnwise.memory.turns import Turn, TurnRecord
+from turnwise.memory.usage import Usage
+from turnwise.strategies.compaction import Compaction
+from turnwise.strategies.flush_task import FlushTask
+from turnwise.strategies.plan import Plan
+from turnwise.strategies.strategy import OverflowStrategy
+from turnwise.strategies.summary_task import SummaryTask
+from turnwise.strategies.window import TokenBudget, Window
+
+Result = TypeVar("Result")
+
+COUNTED_AT_ONCE = 64
+"""How many blocks are counted on the event loop; more are counted off it."""
+
+RESERVE_SHARE, RESERVE_MOST = 8, 4096
+"""Of the window, what is kept free for the answer if nobody says."""
+
+Bill = Callable[[Usage, str | None], None]
+"""Takes what was spent, and on which model."""
+
+
+def token_limit(strategy: OverflowStrategy, builder: EngineBuilder, config: SessionConfig) -> int:
+    """Return what a request may take, in tokens.
+
+    Raises:
+        ConfigError: nobody says, or nothing is left of the window.
+    """
+    frame = frame_of(builder)
+    window = config.max_context_tokens or window_of(frame.model)
+    if window is None:
+        limit = getattr(strategy, "max_tokens", None)
+        if isinstance(limit, int):
+            return limit
+        why = f"the window of model {frame.model!r} is not known: pass SessionConfig(max_context_tokens=...)"
+        raise ConfigError("max_context_tokens", None, why)
+    reserve = config.reserve_output_tokens
+    if reserve is None:
+        reserve = frame.max_output_tokens or min(window // RESERVE_SHARE, RESERVE_MOST)
+    if reserve >= window:
+        raise ConfigError("reserve_output_tokens", reserve, f"must be less than the window, {window} tokens")
+    return window - reserve
+
+
+def frame_of(builder: EngineBuilder) -> RequestFrame:
+    """Return what the engine says of its requests."""
+    return builder.frame() if isinstance(builder, Framed) else RequestFrame()
+
+
+class Compactor:
+    """Looks at a session's windows with the eyes of a strategy. Changes nothing.
+
+    Each block is counted once. The first window takes the counter's vocabulary, and whatever is in the window already,
+    off the event loop; each later one takes what is new.
+    """
+
+    def __init__(
+        self,
+        strategy: OverflowStrategy,
+        builder: EngineBuilder,
+        config: SessionConfig,
+        off_loop: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self.strategy = strategy
+        self.config = config
+        self.off_loop = off_loop
+        self._limit = token_limit(strategy, builder, config)
+        self._frame = frame_of(builder)
+        self._index: TokenIndex | None = None
+        self._counting = asyncio.Lock()
+        self.budget = TokenBudget(self._limit)
+        """Of a request; with its overhead once there was a window."""
+
+    async def window(self, spans: Spans, cache: BlockCache) -> Window:
+        """Return a view of what `spans` hold, all of which is in the cache."""
+        async with self._counting:
+            if self._index is None:
+                counter = self.config.token_counter or await self.off_loop(counter_for, self._frame.model)
+                overhead = await self.off_loop(counter.overhead, self._frame.system, self._frame.tools)
+                self.budget = TokenBudget(self._limit, overhead)
+                self._index = TokenIndex(counter)
+            if size(self._index.missing(spans)) > COUNTED_AT_ONCE:
+                await self.off_loop(self._index.cover, spans, cache)
+            return Window(spans, cache, self._index, sends_system=self._frame.system is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan, and all that it waited for."""
+
+    plan: Plan
+    window: Window
+    summary: Summary | None
+
+    def spans(self, at: Span | None) -> Spans:
+        """Return what takes the window's place; the summary, if there is one, is stored `at`."""
+        return self.plan.spans(self.window, at)
+
+    def outcome(self) -> Compaction:
+        """Return what becomes of the window."""
+        explained = self.plan.explain()
+        if self.summary is None or self.plan.summary is None:
+            return replace(explained, done=True)
+        spared = self.plan.summary.max_tokens - self.window.counter.count(self.summary)
+        tokens = explained.tokens_after - spared
+        return replace(explained, tokens_after=tokens, summary=self.summary.text, done=True)
+
+
+class Preparation:
+    """What a plan waits for, as it comes in. What is there stays, so another attempt asks only for what is missing.
+
+    Args:
+        turns_of: says, of blocks, which turn has the first of each.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        window: Window,
+        compactor: Compactor,
+        session: SessionView,
+        turns_of: Callable[[Sequence[Spans]], Awaitable[Sequence[int | None]]],
+    ) -> None:
+        self.plan = plan
+        self._window = window
+        self._compactor = compactor
+        self._session = session
+        self._turns_of = turns_of
+        self._summary: str | None = None
+        self._items: list[MemoryItem] | None = None
+        self._taken: list[set[str]] = [set() for _ in plan.flush.memories] if plan.flush else []
+
+    async def attempt(self, bill: Bill) -> None:
+        """Ask for what is missing.
+
+        Raises:
+            Exception: whatever a model or a memory raises, or that it took too long.
+        """
+        if self.plan.summary and self._summary is None:
+            self._summary = await self._ask(self.plan.summary, bill)
+        if self.plan.flush:
+            await self._hand_over(self.plan.flush)
+
+    def prepared(self) -> Prepared | None:
+        """Return what may be carried out with what is there; None if that is nothing.
+
+        What some memory did not take stays in the window, which may then still be over its budget.
+        """
+        plan, block = self.plan, None
+        if plan.summary:
+            if self._summary is None:
+                return None
+            block = plan.summary.block(self._window, self._summary)
+        if plan.flush and (stays := plan.flush.unacknowledged(self._window, self._taken)):
+            retained = plan.retaining(self._window, self._compactor.budget, stays)
+            if retained is None or plan.summary:
+                return None
+            plan = retained
+        return Prepared(plan, self._window, block)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        prepared = self.prepared()
+        return prepared is not None and prepared.plan is self.plan
+
+    async def _ask(self, task: SummaryTask, bill: Bill) -> str:
+        config, off_loop = self._compactor.config, self._compactor.off_loop
+        runner = await off_loop(task.model.build, self._session)
+        context = _Asking(self._session, bill)
+        shown = Turn(self._session.session_id, TurnRecord(index=0), BlockCache()).showing(task.request(self._window))
+        try:
+            asked = checked(lambda: runner.run(shown, context))
+            answer = await _within(asked, config.compaction_timeout_s, config.cancel_grace_s)
+        finally:
+            if isinstance(runner, Closable):
+                await runner.close()
+        if context.stop_reason in CUT_SHORT:
+            raise SummaryRefusedError("cut", f"the model stopped at its limit: {context.stop_reason}")
+        return task.accept(answer, self._window.counter)
+
+    async def _hand_over(self, task: FlushTask) -> None:
+        if self._items is None:
+            items = task.items(self._window, self._session.session_id)
+            turns = await self._turns_of([item.source.spans for item in items])
+            self._items = [
+                replace(item, source=replace(item.source, turn_index=turn))
+                for item, turn in zip(items, turns, strict=True)
+            ]
+        given = zip(task.memories, self._taken, strict=True)
+        failures = await asyncio.gather(*(self._give(memory, taken, self._items) for memory, taken in given))
+        if told := [failure for failure in failures if failure]:
+            raise LongTermMemoryError("; ".join(told))
+
+    async def _give(self, memory: LongTermMemory, taken: set[str], items: Sequence[MemoryItem]) -> str | None:
+        """Give a memory what it has not taken; return what went wrong: its failure is no other's."""
+        missing = [item for item in items if item.id not in taken]
+        if not missing:
+            return None
+        session, config = self._session, self._compactor.config
+        scope = Scope(user_id=session.user_id, session_id=session.session_id, agent=session.agent)
+        name = type(memory).__name__
+        try:
+            has: Collection[str] = await _within(
+                memory.remember(scope, missing), config.compaction_timeout_s, config.cancel_grace_s
+            )
+            taken.update(has)
+        except Exception as error:  # noqa: BLE001 - it is told, and what the memory did not take stays
+            return f"{name}: {error}" if str(error) else f"{name}: {type(error).__name__}"
+        left = sum(item.id not in taken for item in missing)
+        return f"{name}: it did not take {left} of {len(missing)}" if left else None
+
+
+class _Asking:
+    """The context of an engine that is asked for a summary: what it costs counts, and nothing else."""
+
+    def __init__(self, session: SessionView, bill: Bill) -> None:
+        self.session = session
+        self.run_id = "summary"
+        self.labels: Mapping[str, str] = {}
+        self.calls: Mapping[str, CallState] = {}
+        self.stop_reason: str | None = None
+        self._bill = bill
+        bill(Usage(calls=1), None)
+
+    def emit(self, part: str | Block) -> None:
+        """Nobody follows it."""
+
+    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
+        self.stop_reason = stop_reason or self.stop_reason
+        if usage:
+            self._bill(replace(usage, calls=0), model)
+
+    def publish(self, kind: type[Event], **values: Any) -> None:
+        """Nobody follows it."""
+
+    def begin_call(self, limit: int | None = None) -> None:
+        """It may be called once: there are no tools, so nothing would lead to a second call."""
+
+    def end_call(self) -> NoReturn:
+        raise SummaryRefusedError("tool_call", "the model called a tool, and is to write")
+
+    async def record(
+        self, *blocks: Block, events: Sequence[NewEvent] = (), calls: Mapping[str, CallState | None] | None = None
+    ) -> NoReturn:
+        self.end_call()
+
+    async def make_room(self) -> NoReturn:
+        self.end_call()
+
+
+async def _within(work: Awaitable[Result], timeout_s: float, grace_s: float) -> Result:
+    """Return what comes within `timeout_s`; what does not stop then is left behind after `grace_s`.
+
+    Raises:
+        TimeoutError: nothing came.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+        if task.done():
+            return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=grace_s)
+        if not task.done():
+            leave_behind(task)
+    raise TimeoutError(f"nothing came within {timeout_s:g} s")

@@ -1,0 +1,60 @@
+"""How large the windows of OpenAI's chat models are.
+
+The figures are those of the page of each model in OpenAI's API documentation, as two tables that follow these pages
+gave them in November 2026: LiteLLM's "model_prices_and_context_window.json", of its release 1.109.1, and models.dev.
+Where the two differ, the smaller is taken.
+"""
+
+from __future__ import annotations
+
+import re
+
+_MODELS = {
+    4_096: ("gpt-3.5-turbo-0301", "gpt-3.5-turbo-0613"),
+    8_192: ("gpt-4",),
+    16_385: ("gpt-3.5-turbo", "gpt-3.5-turbo-16k"),
+    32_768: ("gpt-4-32k",),
+    128_000: (
+        *("gpt-4-turbo", "gpt-4-turbo-preview", "gpt-4-1106-preview", "gpt-4-0125-preview", "gpt-4.5-preview"),
+        *("gpt-4o", "gpt-4o-mini", "chatgpt-4o-latest", "o1-preview", "o1-mini"),
+        *("gpt-5-chat-latest", "gpt-5.1-chat-latest", "gpt-5.2-chat-latest", "gpt-5.3-chat-latest"),
+        "gpt-5-pro",  # of 400,000, an answer has 272,000
+    ),
+    200_000: ("o1", "o1-pro", "o3", "o3-mini", "o3-pro", "o3-deep-research", "o4-mini", "o4-mini-deep-research"),
+    # Of 400,000, an answer has 128,000.
+    272_000: (
+        *("gpt-5", "gpt-5-mini", "gpt-5-nano", "gpt-5-codex"),
+        *("gpt-5.1", "gpt-5.1-codex", "gpt-5.1-codex-mini", "gpt-5.1-codex-max"),
+        *("gpt-5.2", "gpt-5.2-pro", "gpt-5.2-codex", "gpt-5.3-codex", "gpt-5.4-mini", "gpt-5.4-nano"),
+    ),
+    # Of 1,050,000, an answer has 128,000.
+    922_000: (
+        *("gpt-5.4", "gpt-5.4-pro", "gpt-5.5", "gpt-5.5-pro"),
+        *("gpt-5.6", "gpt-5.6-sol", "gpt-5.6-terra", "gpt-5.6-luna"),
+        *("gpt-6-astra", "gpt-6-sol", "gpt-6-luna", "gpt-6.1-sol", "gpt-6.1-terra"),
+    ),
+    1_047_576: ("gpt-4.1", "gpt-4.1-mini", "gpt-4.1-nano"),
+}
+
+_WINDOWS = {model: window for window, models in _MODELS.items() for model in models}
+
+_SNAPSHOT = re.compile(r"-(\d{4}-\d\d-\d\d|[01]\d{3})$")
+"""The date at the end of a model's name."""
+
+
+def window_of(model: str) -> int | None:
+    """Return the most tokens that a request to this model and its answer may take together; None if it is not known.
+
+    Never more than the model takes as input. Where a part of its window is kept for answers, as with gpt-5, it is the
+    rest: a request that leaves room for its answer in that is smaller than it need be.
+
+    A model is known by its name alone: `gpt-4o`, also as `gpt-4o-2024-08-06`, `openai/gpt-4o` or `ft:gpt-4o:...`. Other
+    providers may serve the same model with a smaller window, so it is not known by their prefixes. No other name that
+    begins like a known one is taken for it.
+    """
+    provider, _, name = model.rpartition("/")
+    if provider.rpartition("/")[2] not in ("", "openai"):
+        return None
+    if name.startswith("ft:"):
+        name = name.split(":")[1]
+    return _WINDOWS.get(name) or _WINDOWS.get(_SNAPSHOT.sub("", name))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import pickle
 import re
@@ -10,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pydantic
@@ -17,12 +19,13 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 
 from local_provider import LocalProvider, tool_script
-from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
+from turnwise.actors.inference.engine import EngineBuilder, Framed, InferenceRunner, RequestFrame, SessionView
+from turnwise.actors.inference.middleware import LogCalls, SystemPrompt
 from turnwise.actors.inference.openai import OpenAIEngine
 from turnwise.actors.inference.openai_fields import BrokenOffError
 from turnwise.actors.inference.openai_responses import ResponsesAnswer
 from turnwise.actors.inference.openai_runner import OpenAIRunner
-from turnwise.actors.inference.tools import ToolDefinition
+from turnwise.actors.inference.tools import ToolDefinition, tool
 from turnwise.errors import ConfigError, EngineError, InvalidRequestError
 from turnwise.memory.blocks import Block, System, Text, Thinking, ToolResult, ToolUse, User, encode
 from turnwise.memory.frozen import FrozenDict, freeze
@@ -380,6 +383,111 @@ def test_the_connection_is_kept_between_turns(provider: LocalProvider, api: str)
     assert len({record.connection for record in provider.requests}) == 1
 
 
+# Frames
+
+
+@tool
+def weather(city: str, days: int = 1) -> str:
+    """Look the weather up."""
+    return f"{city}: sun for {days} days"
+
+
+PROMPTS = [SystemPrompt("Outer."), SystemPrompt("Inner."), SystemPrompt("Kept.", if_present="keep"), LogCalls()]
+SEARCH: dict[str, Any] = {"name": "search", "parameters": {"type": "object", "properties": {}}}
+ALSO = {"type": "function", **SEARCH, "function": SEARCH}
+"""A tool in the form of either API."""
+
+
+def held(engine: OpenAIEngine, provider: LocalProvider, *blocks: Block | str) -> RequestFrame:
+    """Return what the engine's next request holds, as the provider is sent it."""
+
+    async def body() -> None:
+        runner, context = engine.build(SESSION), Recorder()
+        context.begin_call = lambda limit: None  # type: ignore[attr-defined]
+        try:
+            await runner.run(turn(*blocks), context)  # type: ignore[arg-type]
+        finally:
+            await runner.close()
+
+    asyncio.run(body())
+    sent = provider.requests[-1].body
+    limits = [sent[name] for name in ("max_completion_tokens", "max_tokens", "max_output_tokens") if name in sent]
+    systems = [message["content"] for message in sent.get("messages", ()) if message["role"] == "system"]
+    return RequestFrame(
+        model=sent["model"],
+        system=systems[0] if systems else sent.get("instructions"),
+        tools=tuple(sent.get("tools", ())),
+        max_output_tokens=limits[0] if limits else None,
+    )
+
+
+def as_sent(frame: RequestFrame) -> RequestFrame:
+    """Return the frame with its tools as they go over the wire."""
+    return replace(frame, tools=tuple(json.loads(json.dumps(frame.tools))))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"system": "Be brief."},
+        {"system": "Be brief.", "middleware": PROMPTS},
+        {"system": "Be brief.", "tools": [weather], "max_output_tokens": 50},
+        {"middleware": PROMPTS},
+        {"middleware": PROMPTS[::-1], "extra": {"tools": [ALSO]}},
+        {"middleware": PROMPTS, "tools": [weather], "extra": {"tools": [ALSO]}},
+    ],
+    ids=["system", "both", "tools", "middleware", "another", "more tools"],
+)
+def test_a_frame_is_what_requests_hold(provider: LocalProvider, settings: dict[str, Any], api: str) -> None:
+    engine = engine_of(provider, api=api, **settings)
+    sent = held(engine, provider, System(text="Be long."), "Hello")
+    assert as_sent(engine.frame()) == sent
+    assert as_sent(pickle.loads(pickle.dumps(engine)).frame()) == sent
+    assert engine.frame().system
+
+
+def test_a_frame_leaves_the_conversations_system_prompt_to_it(provider: LocalProvider, api: str) -> None:
+    kept = SystemPrompt("Kept.", if_present="keep")
+    plain, keeping = engine_of(provider, api=api), engine_of(provider, api=api, middleware=[kept])
+    for engine in (plain, keeping):
+        assert held(engine, provider, System(text="Be long."), "Hello").system == "Be long."
+        assert engine.frame() == RequestFrame(model="local")
+    assert held(keeping, provider, "Hello").system == "Kept."
+
+
+def test_a_frame_without_instructions_says_that_the_conversations_are_not_sent(
+    provider: LocalProvider, api: str
+) -> None:
+    engine = engine_of(provider, api=api, system="")
+    assert held(engine, provider, System(text="Be long."), "Hello").system is None
+    assert engine.frame().system == ""
+
+
+@pytest.mark.parametrize(
+    ("api", "name"), [("chat", "max_completion_tokens"), ("chat", "max_tokens"), ("responses", "max_output_tokens")]
+)
+def test_a_frame_has_the_limit_of_answers_that_extra_sets(provider: LocalProvider, api: str, name: str) -> None:
+    engine = engine_of(provider, api=api, system="Be brief.", extra={name: 20})
+    assert engine.frame() == held(engine, provider, "Hello")
+    assert engine.frame().max_output_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("extra", "limit"),
+    [
+        ({"max_tokens": 20}, 50),
+        ({"max_tokens": 70}, 70),
+        ({"max_completion_tokens": 70}, 70),
+        ({"max_completion_tokens": 20}, 20),
+        ({"max_completion_tokens": None}, None),
+        ({"max_completion_tokens": None, "max_tokens": -1}, None),
+    ],
+    ids=str,
+)
+def test_the_largest_limit_that_is_sent_counts(extra: dict[str, Any], limit: int | None) -> None:
+    assert OpenAIEngine("local", max_output_tokens=50, extra=extra).frame().max_output_tokens == limit
+
+
 # Cancelling
 
 
@@ -702,11 +810,16 @@ def test_engine_and_runner_fulfil_their_protocols(provider: LocalProvider) -> No
     engine: EngineBuilder = engine_of(provider)
     runner: InferenceRunner = engine.build(SESSION)
     assert isinstance(engine, EngineBuilder)
+    assert isinstance(engine, Framed)
     assert isinstance(runner, InferenceRunner)
 
 
 def test_the_client_library_is_not_imported_before_it_is_needed() -> None:
-    code = "import sys, turnwise.actors.inference.openai as own; own.OpenAIEngine('m'); print('openai' in sys.modules)"
+    code = (
+        "import sys, turnwise.actors.inference.openai as own; "
+        "own.OpenAIEngine('m').frame(); own.OpenAIEngine('m', api='responses').frame(); "
+        "print('openai' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
 

@@ -2,7 +2,7 @@
 
 The figures are those of the page of each model in OpenAI's API documentation, as two tables that follow these pages
 gave them in November 2026: LiteLLM's "model_prices_and_context_window.json", of its release 1.109.1, and models.dev.
-Where the two differ, the smaller is taken.
+Models that were retired are as earlier versions of these gave them. Where figures differ, the smallest is taken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MODELS = {
     16_385: ("gpt-3.5-turbo", "gpt-3.5-turbo-16k"),
     32_768: ("gpt-4-32k",),
     128_000: (
-        *("gpt-4-turbo", "gpt-4-turbo-preview", "gpt-4-1106-preview", "gpt-4-0125-preview", "gpt-4.5-preview"),
+        *("gpt-4-turbo", "gpt-4-turbo-preview", "gpt-4-1106-preview", "gpt-4-0125-preview"),
         *("gpt-4o", "gpt-4o-mini", "chatgpt-4o-latest", "o1-preview", "o1-mini"),
         *("gpt-5-chat-latest", "gpt-5.1-chat-latest", "gpt-5.2-chat-latest", "gpt-5.3-chat-latest"),
         "gpt-5-pro",  # of 400,000, an answer has 272,000

@@ -16,6 +16,7 @@ from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.attempt import storable
 from turnwise.actors.inference.engine import EngineBuilder, NewEvent
 from turnwise.actors.journal import Journal, settled
+from turnwise.actors.originals import is_within, originals, reach
 from turnwise.actors.output import Output
 from turnwise.actors.run_events import about, end_event
 from turnwise.actors.running import RunningSession, retire
@@ -36,7 +37,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     TurnNotFoundError,
 )
-from turnwise.memory.blocks import Block, ToolResult, ToolUse, encode
+from turnwise.memory.blocks import Block, Summary, ToolResult, ToolUse, decode, encode
 from turnwise.memory.calls import CallState, Verdict, decode_calls, encode_calls
 from turnwise.memory.events import CallDecided, PromptAppended, RunQueued, RunResumed, RunStarted, SessionEnded
 from turnwise.memory.frozen import FrozenDict, freeze
@@ -44,7 +45,7 @@ from turnwise.memory.history import HistoryStore
 from turnwise.memory.prompts import Prompt, accept
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import join
+from turnwise.memory.spans import Span, Spans, join, subtract, union
 from turnwise.memory.store import SessionStore
 from turnwise.memory.transcript import Ledger
 from turnwise.strategies.strategy import OverflowStrategy
@@ -339,8 +340,9 @@ class SessionCore(RunningSession):
     async def fork(self, at: int | None, session_id: str) -> SessionRecord:
         """Make a session that continues from the turn `at`, or from the last one that ended; this one is untouched.
 
-        The fork starts with that turn, under its index, and shares its blocks. Forking again under the same id from the
-        same turn returns the fork there is.
+        The fork starts with that turn, under its index, and shares its blocks. From a turn that is named it goes on
+        with what that turn holds; else with what this session would go on with, which may have been compacted since.
+        Forking again under the same id from the same turn returns the fork there is.
 
         Raises:
             TurnNotFoundError: there is no such turn, or it has not ended.
@@ -351,6 +353,9 @@ class SessionCore(RunningSession):
         if base is None or base.status in ("pending", "queued", "running"):
             raise TurnNotFoundError(self.session_id, at)
         parent = f"{self.session_id}#{base.index}"
+        base = replace(base, carried=base.carried if at is None else ())
+        spans = union(base.prompt, base.spans, base.base)
+        also = await reach(join(base.spans, base.carried), self._journal.store.blocks)
         session, now = self._journal.session, self._clock()
         fork = SessionRecord(
             session_id=session_id,
@@ -363,12 +368,31 @@ class SessionCore(RunningSession):
             next_index=base.index + 1,
         )
         try:
-            return await self._journal.store.create(fork, replace(base, parent=parent))
+            return await self._journal.store.create(fork, replace(base, parent=parent), subtract(also, spans))
         except SessionExistsError:
             found = await self._journal.store.get(session_id)
             if found.parent != parent:
                 raise
             return found
+
+    async def expand(self, summary: Summary) -> tuple[Block, ...]:
+        """Return what a summary stands for, in order, with that in place of the summaries folded into it.
+
+        Raises:
+            ConfigError: it is none of this session's.
+        """
+        await self._loaded()
+        session, store = self._journal.session, self._journal.store
+        own: Spans = (Span(session.log, 0, session.log_size),)
+        if session.parent and not is_within(summary, own):
+            (first,) = await store.turns(self.session_id, limit=1)
+            own = union(own, await reach(join(first.spans, first.carried), store.blocks))
+        if not is_within(summary, own):
+            raise ConfigError(
+                "summary", summary.of, f"session {self.session_id!r} has no such blocks: pass one of its own"
+            )
+        spans = await originals(summary, store.blocks)
+        return tuple(map(decode, await store.blocks(spans)))
 
     async def leave(self) -> bool:
         """Give the session up if nothing runs or is about to; return whether that is so. Later calls are fenced.

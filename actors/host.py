@@ -15,6 +15,7 @@ from turnwise.actors.core import Decision, SessionCore
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, Refused, SessionInfo, StartAnswer
 from turnwise.errors import ConfigError, SessionFencedError, TurnwiseError
+from turnwise.memory.blocks import Block, Summary
 from turnwise.memory.calls import PendingCall
 from turnwise.memory.events import Event
 from turnwise.memory.history import HistoryStore
@@ -23,6 +24,8 @@ from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Spans, union
 from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn
+from turnwise.strategies.compaction import Compaction
+from turnwise.strategies.strategy import OverflowStrategy
 
 ENGINE_TICKS = 3
 """How many turns of the event loop an engine has to answer before its start is acknowledged without its end."""
@@ -40,7 +43,7 @@ class SessionHost:
 
     Args:
         open_store, open_history: make the store and, if events are kept apart, the history; called off the event loop.
-        engine: the pickled pair of `EngineBuilder` and `SessionConfig`, and `engine_id` names it.
+        engine: pickled `EngineBuilder`, `SessionConfig` and `OverflowStrategy` or None, and `engine_id` names them.
         leave: ends this process, for good; called when the session has been idle for `SessionConfig.idle_s`.
     """
 
@@ -138,6 +141,12 @@ class SessionHost:
     async def do_fork(self, at: int | None, session_id: str) -> SessionRecord:
         return await (await self._loaded()).fork(at, session_id)
 
+    async def do_compact(self, explain: bool) -> Compaction | None:
+        return await (await self._loaded()).compact(explain=explain)
+
+    async def do_expand(self, summary: Summary) -> tuple[Block, ...]:
+        return await (await self._loaded()).expand(summary)
+
     async def do_run(self, run_id: str) -> RunRecord:
         return await (await self._loaded()).run(run_id)
 
@@ -185,12 +194,12 @@ class SessionHost:
     async def _load(self) -> SessionCore:
         store = await asyncio.to_thread(self._open_store)
         try:
-            builder, config = await asyncio.to_thread(_unpickle, self._engine)
+            builder, config, overflow = await asyncio.to_thread(_unpickle, self._engine)
         except ConfigError as error:
             # The session can be read all the same, and a manager with another engine can go on with it.
-            builder, config = _Unloadable(error), SessionConfig()
+            builder, config, overflow = _Unloadable(error), SessionConfig(), None
         history = await asyncio.to_thread(self._open_history) if self._open_history else None
-        core = SessionCore(self._session_id, store, builder, config, history=history)
+        core = SessionCore(self._session_id, store, builder, config, overflow=overflow, history=history)
         self._idle = asyncio.create_task(self._leave_when_idle(core, config.idle_s))
         return core
 
@@ -215,13 +224,13 @@ class _Unloadable:
         raise self._error
 
 
-def _unpickle(engine: bytes) -> tuple[EngineBuilder, SessionConfig]:
+def _unpickle(engine: bytes) -> tuple[EngineBuilder, SessionConfig, OverflowStrategy | None]:
     try:
-        builder, config = pickle.loads(engine)
+        builder, config, overflow = pickle.loads(engine)
     except Exception as error:
         why = f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
         raise ConfigError("engine", type(error).__name__, why) from error
-    return builder, config
+    return builder, config, overflow
 
 
 def _with(held: Spans, turn: Turn) -> Spans:

@@ -24,6 +24,7 @@ from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.store import Page, SessionOrder, SessionStore
 from turnwise.memory.usage import Usage
+from turnwise.strategies.strategy import OverflowStrategy
 
 DEFAULT_STORE = "sqlite:///turnwise.db"
 DEFAULT_USER = "default"
@@ -37,13 +38,20 @@ class _Manager:
         store: str = DEFAULT_STORE,
         *,
         engine: EngineBuilder,
+        overflow: OverflowStrategy | None = None,
         placement: Dedicated = Dedicated(),
         config: SessionConfig = SessionConfig(),
         history_store: str | None = None,
         namespace: str = "turnwise",
     ) -> None:
         self._realm = Realm.of(
-            namespace, store, history_url=history_store, engine=engine, placement=placement, config=config
+            namespace,
+            store,
+            history_url=history_store,
+            engine=engine,
+            overflow=overflow,
+            placement=placement,
+            config=config,
         )
         if not ray.is_initialized():
             ray.init(logging_level=logging.WARNING)
@@ -107,6 +115,8 @@ class SessionManager(_Manager):
         store: where sessions are kept: `sqlite:///path`, `postgresql://...`, or `memory://name` for as long as the
             Ray cluster lives.
         engine: answers the turns. Live sessions take it over from other managers with their next run.
+        overflow: what is done when a conversation outgrows the model's window: `Trim()`, `DeleteOldest(...)`,
+            `Summarize(...)`, `FlushToMemory(...)` or your own. Without one the provider refuses what is too long.
         placement: which actor hosts which session.
         config: how sessions behave.
         history_store: where events are kept, if not with the conversations: `sqlite:///path` or `postgresql://...`.
@@ -123,6 +133,7 @@ class SessionManager(_Manager):
         store: str = DEFAULT_STORE,
         *,
         engine: EngineBuilder,
+        overflow: OverflowStrategy | None = None,
         placement: Dedicated = Dedicated(),
         config: SessionConfig = SessionConfig(),
         history_store: str | None = None,
@@ -131,6 +142,7 @@ class SessionManager(_Manager):
         super().__init__(
             store,
             engine=engine,
+            overflow=overflow,
             placement=placement,
             config=config,
             history_store=history_store,

@@ -14,6 +14,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from turnwise.actors.compactor import token_limit
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.placement import Dedicated
@@ -24,6 +25,7 @@ from turnwise.errors import ConfigError, SessionFencedError, SessionLostError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.store import SessionStore
 from turnwise.memory.urls import check_history_url, resolve_url
+from turnwise.strategies.strategy import OverflowStrategy
 
 REACH_S = 60.0
 """How long a verb looks for a session's process, through deaths and restarts, before SessionLostError."""
@@ -65,6 +67,7 @@ class Realm:
         *,
         history_url: str | None,
         engine: EngineBuilder,
+        overflow: OverflowStrategy | None,
         placement: Dedicated,
         config: SessionConfig,
     ) -> Realm:
@@ -72,7 +75,7 @@ class Realm:
 
         Raises:
             StoreURLError: the URL names no store.
-            ConfigError: the engine is none, or cannot be pickled.
+            ConfigError: the engine or the strategy is none, cannot be pickled, or what a request may take is not known.
         """
         if not isinstance(engine, EngineBuilder):
             raise ConfigError(
@@ -80,15 +83,19 @@ class Realm:
             )
         if not isinstance(placement, Dedicated):
             raise ConfigError("placement", placement, "pass Dedicated()")
+        if overflow is not None:
+            if not isinstance(overflow, OverflowStrategy):
+                raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
+            token_limit(overflow, engine, config)
         url = resolve_url(url)
         realm = cls(namespace, hashlib.sha256(f"{namespace}\n{url}".encode()).hexdigest()[:16])
         realm._url = url
         realm._history_url = None if history_url is None else check_history_url(history_url)
         try:
-            realm._engine = cloudpickle.dumps((engine, config))
+            realm._engine = cloudpickle.dumps((engine, config, overflow))
         except Exception as error:
             why = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
-            raise ConfigError("engine", type(engine).__name__, why) from error
+            raise ConfigError("engine", f"{type(engine).__name__}, overflow={type(overflow).__name__}", why) from error
         realm._engine_id = hashlib.sha256(realm._engine).hexdigest()
         _REALMS[realm.name] = realm
         return realm

@@ -10,12 +10,14 @@ from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.realm import Realm
 from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
 from turnwise.actors.wire import PackedTurn, SessionInfo, StartAnswer
+from turnwise.memory.blocks import Block, Summary
 from turnwise.memory.events import Event
 from turnwise.memory.ids import check_id, new_id
 from turnwise.memory.prompts import Prompt
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.turns import Turn
+from turnwise.strategies.compaction import Compaction
 
 
 class _Session:
@@ -85,6 +87,10 @@ class _Session:
         session_id = new_id() if session_id is None else check_id("session id", session_id)
         fork: SessionRecord = yield from self._ask("fork", at, session_id)
         return fork
+
+    def _compact(self, explain: bool) -> Request[Compaction | None]:
+        found: Compaction | None = yield from self._ask("compact", explain)
+        return found
 
 
 class Session(_Session):
@@ -195,6 +201,28 @@ class Session(_Session):
         fork = carry_out(self._fork(at, session_id), self._portal)
         return Session(self._realm, fork.session_id, fork.user_id, fork.agent)
 
+    def compact(self, *, explain: bool = False) -> Compaction | None:
+        """Have the overflow strategy look at the window now; return what it did, None if there is none or all stays.
+
+        It does so by itself at the end of runs, and before a request that would not fit. What a turn has held it holds
+        for good; what the next one goes on with becomes less, in one commit.
+
+        Args:
+            explain: say what would go, what would stay, and why, and do nothing.
+
+        Raises:
+            StrategyError, CompactionError, WindowOverflowError: nothing was changed.
+        """
+        return carry_out(self._compact(explain), self._portal)
+
+    def expand(self, summary: Summary) -> tuple[Block, ...]:
+        """Return what a summary stands for, in order; summaries that were folded into it are expanded too.
+
+        Raises:
+            ConfigError: it is none of this session's.
+        """
+        return tuple(carry_out(self._ask("expand", summary), self._portal))
+
     def end(self) -> None:
         """Take no more runs and cancel those there are; ending twice is fine."""
         carry_out(self._ask("end"), self._portal)
@@ -277,6 +305,14 @@ class AsyncSession(_Session):
         """See `Session.fork`."""
         fork = await carry_out_async(self._fork(at, session_id))
         return AsyncSession(self._realm, fork.session_id, fork.user_id, fork.agent)
+
+    async def compact(self, *, explain: bool = False) -> Compaction | None:
+        """See `Session.compact`."""
+        return await carry_out_async(self._compact(explain))
+
+    async def expand(self, summary: Summary) -> tuple[Block, ...]:
+        """See `Session.expand`."""
+        return tuple(await carry_out_async(self._ask("expand", summary)))
 
     async def end(self) -> None:
         """See `Session.end`."""

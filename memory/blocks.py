@@ -126,13 +126,14 @@ class Citations(Block):
 class Summary(Block):
     """A summary of what other blocks held: where the window is too small for them, it stands in their place.
 
-    `of` has the spans of block logs (log, start, stop) that it stands for, in reading order, a summary before it among
-    them. They are still there, so it can be expanded.
+    `of` has the spans of block logs (log, start, stop) that it stands for, in reading order, and `folded` the places
+    (log, position) of the summaries among them. They are all still there: `session.expand(summary)` returns them.
     """
 
     kind: Literal["summary"] = "summary"
     text: str
     of: tuple[tuple[str, int, int], ...] = ()
+    folded: tuple[tuple[str, int], ...] = ()
 
 
 class CacheCheckpoint(Block):

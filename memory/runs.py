@@ -34,7 +34,8 @@ class RunRecord:
     why: str | None = None
     """Why it ended, where it did not complete."""
     code: str | None = None
-    """A word for `why` that programs can compare: `step_limit`, `budget`, `timeout`, `window`, `compaction`; None for others."""
+    """A word for `why` that programs can compare; None for others. `step_limit`, `budget`, `timeout`; `window`: the
+    newest turn does not fit; `compaction`: the overflow strategy makes no room."""
     labels: FrozenDict = field(default_factory=FrozenDict)
     timeout_s: float | None = None
     idempotency_key: str | None = None

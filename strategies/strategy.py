@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from turnwise.errors import StrategyError, TurnwiseError
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.window import TokenBudget, Window
 
 
+@runtime_checkable
 class OverflowStrategy(Protocol):
     """Decides; the session carries out. Travels to the session's process by pickle.
 

@@ -91,7 +91,9 @@ class SummaryTask:
     def block(self, window: Window, text: str) -> Summary:
         """Return the block that takes the place of the others, and names them."""
         ranges = [left for part in self.ranges for left in window.without(part, System)]
-        return Summary(text=text, of=window.spans_of(ranges))
+        folded = [Range(at, at + 1) for part in self.ranges for at in window.places(Summary, part)]
+        places = tuple((span.log, at) for span in window.spans_of(folded) for at in range(span.start, span.stop))
+        return Summary(text=text, of=window.spans_of(ranges), folded=places)
 
 
 def _as_json(fact: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ if _typing.TYPE_CHECKING:
     from turnwise.errors import (
         CallDecidedError,
         CallNotFoundError,
+        CompactionError,
         ConfigError,
         CorruptRecordError,
         DuplicateKeyError,
@@ -75,31 +76,46 @@ if _typing.TYPE_CHECKING:
     from turnwise.memory.calls import PendingCall
     from turnwise.memory.history import HistoryStore
     from turnwise.memory.in_memory import InMemoryStore
+    from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope
     from turnwise.memory.runs import RunRecord
     from turnwise.memory.sessions import SessionRecord
     from turnwise.memory.sql import SQLStore
     from turnwise.memory.steps import Step
     from turnwise.memory.store import SessionStore
+    from turnwise.memory.tokens import ByteCounter, TiktokenCounter, TokenCounter, counter_for
     from turnwise.memory.transcript import Ledger
     from turnwise.memory.turns import Turn
     from turnwise.memory.usage import Usage
+    from turnwise.strategies.compaction import Compaction
+    from turnwise.strategies.delete_oldest import DeleteOldest
+    from turnwise.strategies.flush import FlushToMemory
+    from turnwise.strategies.plan import Plan
+    from turnwise.strategies.strategy import OverflowStrategy
+    from turnwise.strategies.summarize import Summarize
+    from turnwise.strategies.trim import Trim
+    from turnwise.strategies.window import TokenBudget, Window
 
 __all__ = [
     "AsyncExecutionHandle",
     "AsyncSession",
     "AsyncSessionManager",
     "Budget",
+    "ByteCounter",
     "CallDecidedError",
     "CallNotFoundError",
+    "Compaction",
+    "CompactionError",
     "ConfigError",
     "CorruptRecordError",
     "Dedicated",
+    "DeleteOldest",
     "DuplicateKeyError",
     "EchoEngine",
     "EmptyTurnError",
     "EngineBuilder",
     "EngineError",
     "ExecutionHandle",
+    "FlushToMemory",
     "HistoryConflictError",
     "HistoryStore",
     "IdempotencyConflictError",
@@ -112,11 +128,16 @@ __all__ = [
     "Ledger",
     "LimitError",
     "LogCalls",
+    "LongTermMemory",
+    "LongTermMemoryError",
+    "MemoryItem",
     "Middleware",
     "NoActiveRunError",
     "NotFoundError",
     "OpenAIEngine",
+    "OverflowStrategy",
     "PendingCall",
+    "Plan",
     "Price",
     "QueueFullError",
     "ReorderResults",
@@ -130,6 +151,7 @@ __all__ = [
     "RunRecord",
     "SQLStore",
     "SchemaVersionError",
+    "Scope",
     "Session",
     "SessionBusyError",
     "SessionConfig",
@@ -149,9 +171,13 @@ __all__ = [
     "StoreError",
     "StoreURLError",
     "StrategyError",
+    "Summarize",
     "SummaryRefusedError",
     "Suspend",
     "SystemPrompt",
+    "TiktokenCounter",
+    "TokenBudget",
+    "TokenCounter",
     "Tool",
     "ToolAbortError",
     "ToolContext",
@@ -159,14 +185,17 @@ __all__ = [
     "ToolLoop",
     "ToolRegistry",
     "TranscriptError",
+    "Trim",
     "Turn",
     "TurnNotFoundError",
     "TurnwiseError",
     "UnsupportedBlockError",
     "Usage",
     "WaitTimeoutError",
+    "Window",
     "WindowOverflowError",
     "blocks",
+    "counter_for",
     "events",
     "external_tool",
     "tool",
@@ -176,6 +205,16 @@ _HOMES = {
     name: home
     for home, names in {
         "turnwise.memory.transcript": ["Ledger"],
+        "turnwise.memory.long_term": ["LongTermMemory", "MemoryItem", "Scope"],
+        "turnwise.memory.tokens": ["ByteCounter", "TiktokenCounter", "TokenCounter", "counter_for"],
+        "turnwise.strategies.compaction": ["Compaction"],
+        "turnwise.strategies.delete_oldest": ["DeleteOldest"],
+        "turnwise.strategies.flush": ["FlushToMemory"],
+        "turnwise.strategies.plan": ["Plan"],
+        "turnwise.strategies.strategy": ["OverflowStrategy"],
+        "turnwise.strategies.summarize": ["Summarize"],
+        "turnwise.strategies.trim": ["Trim"],
+        "turnwise.strategies.window": ["TokenBudget", "Window"],
         "turnwise.memory.steps": ["Step"],
         "turnwise.memory.sessions": ["SessionRecord"],
         "turnwise.memory.runs": ["RunRecord"],
@@ -210,6 +249,7 @@ _HOMES = {
             "DuplicateKeyError",
             "EmptyTurnError",
             "EngineError",
+            "CompactionError",
             "HistoryConflictError",
             "IdempotencyConflictError",
             "InvalidIdError",

@@ -612,6 +612,30 @@ async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
 
 
 @_law
+async def check_what_a_turn_carries_comes_back(store: SessionStore) -> None:
+    """From `turns` and `activate`, of turns that have ended and of open ones; what is put last, also if it is empty."""
+    owner, another = await _own(store), await _own(store, "another")
+    span, far = await owner.commit("a", "b", "c"), await another.commit("d", "e")
+    statuses: list[TurnStatus] = ["completed", "running", "queued", "pending"]
+    plain = [_turn(index, status=status, input=(span,)) for index, status in enumerate(statuses)]
+    lists: list[Spans] = [(Span(far.log, 1, 2), Span(span.log, 2, 3), Span(span.log, 0, 1)), (span, far), (), (far,)]
+    await owner.commit(turns=plain)
+    for at in range(len(lists) + 1):
+        expected = [lists[(at + index) % len(lists)] for index in range(len(plain))]
+        await owner.commit(turns=[replace(turn, carried=new) for turn, new in zip(plain, expected, strict=True)])
+        found = await store.activate("s")
+        owner = _Owner(store, found.session)
+        for what, turns in (
+            ("turns", await store.turns("s")),
+            ("an activation", [*([found.head] if found.head else []), *found.open_turns]),
+        ):
+            equal(turns, plain, f"the turns of {what}")
+            equal([turn.carried for turn in turns], expected, f"what they carry, of {what}")
+    await owner.commit(turns=plain[:2])
+    equal([turn.carried for turn in await store.turns("s")], [(), (), *lists[2:]], "what is left of it")
+
+
+@_law
 async def check_turns_are_dropped(store: SessionStore) -> None:
     """Those named, before others are put; one that is not there is no matter."""
     owner = await _own(store)
@@ -786,6 +810,26 @@ async def check_a_fork_keeps_what_it_spans(store: SessionStore) -> None:
 
 
 @_law
+async def check_a_fork_keeps_what_its_turn_carries_and_what_else_it_names(store: SessionStore) -> None:
+    """Beside what the turn spans, and until the last fork that does is deleted; its turn carries what it was given."""
+    owner = await _own(store)
+    log = (await owner.commit(*"abcdefgh")).log
+    one = _turn(0, status="completed", input=(Span(log, 0, 1),), carried=(Span(log, 4, 5), Span(log, 2, 3)))
+    two = _turn(0, status="completed", input=(Span(log, 0, 1),))
+    await store.create(_session("one"), one, (Span(log, 6, 7), Span(log, 4, 6)))
+    await store.create(_session("two"), two, also=(Span(log, 5, 7), Span(log, 5, 6), Span(log, 2, 2)))
+    await store.create(_session("three"), replace(two, carried=(Span(log, 2, 3),)))
+    await store.create(_session("no fork"), also=(Span(log, 7, 9),))
+    for session_id, carried in (("one", one.carried), ("two", ()), ("three", (Span(log, 2, 3),))):
+        (turn,), head = await store.turns(session_id), (await store.activate(session_id)).head
+        equal((turn.carried, head and head.carried), (carried, carried), f"what the turn of {session_id!r} carries")
+    for deleted, kept in [("s", "acefg"), ("one", "acfg"), ("three", "afg"), ("two", "")]:
+        await store.delete(deleted)
+        expected = [letter if letter in kept else "missing" for letter in "abcdefgh"]
+        equal(await _held(store, Span(log, 0, 8)), expected, f"the blocks when {deleted!r} is deleted")
+
+
+@_law
 async def check_a_fork_of_what_is_gone_is_refused(store: SessionStore) -> None:
     """As CorruptRecordError, and nothing is stored: the id is free."""
     owner = await _own(store)
@@ -796,6 +840,11 @@ async def check_a_fork_of_what_is_gone_is_refused(store: SessionStore) -> None:
     await store.delete("s")
     for spans in ([Span(log, 1, 2)], [Span(log, 0, 1), Span(log, 0, 2)], [Span(log, 0, 1)] * 2 + [Span(log, 1, 2)]):
         await refuses(CorruptRecordError, _fork(store, "fork", *spans), f"a fork of {spans}")
+        await refuses(SessionNotFoundError, store.get("fork"), "the fork")
+    good, gone = _turn(0, input=(Span(log, 0, 1),)), (Span(log, 0, 2),)
+    for turn, also in ((replace(good, carried=gone), ()), (good, gone), (replace(good, carried=good.input), gone)):
+        fork = store.create(_session("fork"), turn, also)
+        await refuses(CorruptRecordError, fork, f"a fork that carries {turn.carried} and names {also}")
         await refuses(SessionNotFoundError, store.get("fork"), "the fork")
     equal(await store.count(), 1, "sessions")
     await store.delete("witness")

@@ -683,6 +683,7 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
 @_law
 async def check_every_event_comes_back(store: SessionStore) -> None:
     """Of all kinds that are stored and of unknown ones, with all fields but the blocks, which the session's log has."""
+    made: dict[str, Any] = {"summary": (2**40, 2**41), "usage": USAGE}
     own: dict[str, dict[str, Any]] = {
         "model_call_ended": {"call": 0, "seconds": 0.1 + 0.2, "stop_reason": TEXT, "usage": USAGE},
         "tool_started": {"call_id": TEXT, "name": ""},
@@ -694,6 +695,8 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
         "run_cancelled": {"why": TEXT},
         "run_failed": {"why": "", "code": TEXT},
         "run_interrupted": {"why": "'\"\\%"},
+        "window_compacted": {"strategy": TEXT, "tokens_before": 2**40, "tokens_after": 0, **made},
+        "compaction_failed": {"strategy": "", "attempt": 1, "of": 2**40, "why": TEXT, "usage": USAGE},
     }
     every: dict[str, Any] = {"turn_index": 7, "run_id": "r'%\"\\ü"}
     common: dict[str, Any] = {"session_id": "s", "at": 1763700000.123456}
@@ -819,6 +822,7 @@ async def check_a_fork_keeps_what_its_turn_carries_and_what_else_it_names(store:
     await store.create(_session("one"), one, (Span(log, 6, 7), Span(log, 4, 6)))
     await store.create(_session("two"), two, also=(Span(log, 5, 7), Span(log, 5, 6), Span(log, 2, 2)))
     await store.create(_session("three"), replace(two, carried=(Span(log, 2, 3),)))
+    await store.create(_session("of nothing"), _turn(0))
     await store.create(_session("no fork"), also=(Span(log, 7, 9),))
     for session_id, carried in (("one", one.carried), ("two", ()), ("three", (Span(log, 2, 3),))):
         (turn,), head = await store.turns(session_id), (await store.activate(session_id)).head

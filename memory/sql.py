@@ -79,8 +79,9 @@ class SQLStore(SQLDatabase):
                 key = self._sql.insert_session(connection, session_row(session)).scalar_one()
             except exc.IntegrityError as error:
                 raise SessionExistsError(session.session_id) from error
-            if turn:
+            if borrowed:
                 self._sql.insert_borrowed(connection, [{"session": key, **_bounds(span)} for span in borrowed])
+            if turn:
                 self._sql.put_turn(connection, [turn_row(key, turn)])
             return replace(session, log=str(key))
 

@@ -18,7 +18,7 @@ from turnwise.errors import CompactionError, EngineError, TurnwiseError
 from turnwise.memory.blocks import encode
 from turnwise.memory.events import CompactionFailed, WindowCompacted
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import Spans, begins_with, cut, join, size, union
+from turnwise.memory.spans import Spans, begins_with, cut, join, size, subtract, union
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
 from turnwise.strategies.compaction import Compaction
@@ -33,7 +33,7 @@ PAUSE_S = 1.0
 """Between two attempts; doubled each time."""
 
 MOST_SKIPPED = 16
-"""After compactions that failed one after the other, so many ends of runs start none, at most."""
+"""After compactions that failed one after the other, so many runs pass before the next, at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +60,9 @@ class CompactingSession(SessionChanges):
     _failures = 0
     """Compactions that were given up since the last that was carried out."""
     _skip = 0
-    """How many ends of runs start no compaction, since those before failed."""
+    """For how many more runs no model and no memory is asked, since those before failed, if it can be done without."""
     _told_upto = -1
-    """The last turn that a long-term memory was told of: from there on the next one is looked for."""
+    """The last turn before those that a long-term memory was last given: the next ones are looked for from there on."""
 
     def price(self, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost."""
@@ -86,7 +86,7 @@ class CompactingSession(SessionChanges):
 
     async def _compact_beside(self, compactor: Compactor, head: TurnRecord) -> None:
         try:
-            window = await compactor.window(head.base, self._journal.cache)
+            window = await compactor.window(head, self._journal.cache, base=True)
             await self._compact(compactor, window, if_due=True)
         except TurnwiseError as error:  # followers have been told of the strategy's; the store's shows at the next verb
             _log.warning("session %s: its window was not compacted: %s", self.session_id, error)
@@ -108,7 +108,7 @@ class CompactingSession(SessionChanges):
             return None
         if self._beside and not explain:
             await asyncio.wait({self._beside})
-        window = await compactor.window((self._head or head).base, self._journal.cache)
+        window = await compactor.window(self._head or head, self._journal.cache, base=True)
         if explain:
             plan = decide(compactor.strategy, window, compactor.budget)
             return plan.explain() if plan else None
@@ -153,7 +153,7 @@ class CompactingSession(SessionChanges):
         strategy: OverflowStrategy | None = compactor.strategy
         failure: Exception | None = None
         for _ in range(LAST_RESORTS):
-            window = await compactor.window(run.turn.spans, self._journal.cache)
+            window = await compactor.window(run.turn, self._journal.cache)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
             if is_over and self._beside and not self._beside.done():
                 await asyncio.wait({self._beside})
@@ -167,6 +167,9 @@ class CompactingSession(SessionChanges):
             plan = await self._plan(compactor, strategy, window, run, is_over=is_over)
             if plan is None or (plan.waits and not is_over):
                 return self._journal.turn(run.turn)
+            if plan.waits and self._skip and plan.otherwise:
+                strategy = plan.otherwise  # it has just failed, and would keep each prompt waiting
+                continue
             bill = _Bill(self.price, run)
             prepared, failure = await self._prepare(compactor, plan, window, bill, run)
             if prepared and await self._carry_out(prepared, bill, run) and prepared.plan is plan:
@@ -217,10 +220,10 @@ class CompactingSession(SessionChanges):
                 await self._tell(_failed(plan.strategy, number, attempts, error), bill, run)
             if number < attempts:
                 await asyncio.sleep(PAUSE_S * 2 ** (number - 1))
-        if preparation.is_whole:
-            self._failures = self._skip = 0
-        else:
+        if not preparation.is_whole:
             self._gave_up()
+        elif plan.waits:
+            self._failures = self._skip = 0
         return preparation.prepared(), failure
 
     def _gave_up(self) -> None:
@@ -324,7 +327,7 @@ class CompactingSession(SessionChanges):
     async def _turns_of(self, parts: Sequence[Spans]) -> list[int | None]:
         """Return the indexes of the turns that have the first block of each part; None for those of other sessions.
 
-        Parts come in order, and are told once: so over a session's life this reads each of its turns about once.
+        What a memory is given is always older than what comes next: so this reads each turn about once in all.
         """
         firsts = [cut(part, 1)[0] for part in parts]
         found: list[int | None] = [None] * len(parts)
@@ -333,10 +336,11 @@ class CompactingSession(SessionChanges):
             for turn in page:
                 own = union(turn.prompt, turn.output)
                 for at, first in enumerate(firsts):
-                    if found[at] is None and size(union(own, first)) == size(own):
+                    if found[at] is None and not subtract(first, own):
                         found[at] = turn.index
             after = page[-1].index
-        self._told_upto = max(self._told_upto, *(index - 1 for index in found if index is not None), -1)
+        if known := [index for index in found if index is not None]:
+            self._told_upto = min(known) - 1
         return found
 
 
@@ -375,4 +379,4 @@ def _rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
         return None
     whole = join(becomes, cut(turn.base, size(was))[1])
     carried, output = cut(whole, size(whole) - size(turn.output))
-    return replace(turn, carried=carried) if output == join(turn.output) else None
+    return replace(turn, carried=carried) if carried and output == join(turn.output) else None

@@ -100,8 +100,9 @@ class Compactor:
         self.budget = TokenBudget(self._limit)
         """Of a request; with its overhead once there was a window."""
 
-    async def window(self, spans: Spans, cache: BlockCache) -> Window:
-        """Return a view of what `spans` hold, all of which is in the cache."""
+    async def window(self, turn: TurnRecord, cache: BlockCache, *, base: bool = False) -> Window:
+        """Return a view of what the turn holds, or, as its `base`, of what it hands on; the cache has all of it."""
+        spans = turn.base if base else turn.spans
         async with self._counting:
             if self._index is None:
                 counter = self.config.token_counter or await self.off_loop(counter_for, self._frame.model)
@@ -110,7 +111,14 @@ class Compactor:
                 self._index = TokenIndex(counter)
             if size(self._index.missing(spans)) > COUNTED_AT_ONCE:
                 await self.off_loop(self._index.cover, spans, cache)
-            return Window(spans, cache, self._index, sends_system=self._frame.system is None)
+            own = size(turn.prompt) + size(turn.output)
+            return Window(
+                spans,
+                cache,
+                self._index,
+                sends_system=self._frame.system is None,
+                newest_turn=max(size(spans) - own, 0),
+            )
 
 
 @dataclass(frozen=True, slots=True)

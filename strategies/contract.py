@@ -59,7 +59,7 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
     """
     conversation, budget = case
     window = conversation.window()
-    before = _Request(window)
+    before = _Request(window, conversation.newest_turn)
     taken = before.tokens(budget)
     try:
         plan = strategy.decide(window, budget)
@@ -73,7 +73,7 @@ def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
         raise AssertionError(f"decides: it raised {error!r}") from error
     again = strategy.decide(conversation.window(), budget)
     _hold("decides the same again", plan == strategy.decide(window, budget) == again, f"{plan}, then {again}")
-    _hold("decides the same again", _Request(window) == before, "the window has changed")
+    _hold("decides the same again", _Request(window, conversation.newest_turn) == before, "the window has changed")
     if plan is None:
         _hold("budget met", taken <= budget.max_tokens, f"it does nothing at {taken} of {budget.max_tokens} tokens")
         _hold("leaves nothing to do", not strategy.due(window, budget), "it is due, and does nothing")
@@ -112,7 +112,8 @@ Place = tuple[str, int]
 class _Request:
     """The blocks of a request and where they are stored."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, newest_turn: int | None = None) -> None:
+        self.newest_turn = newest_turn
         self.places = _places(window.spans)
         self.blocks: list[Block] = list(window.blocks([Range(0, len(window))]))
 
@@ -156,6 +157,8 @@ class _Request:
         begin = prompts[-1] if prompts else 0
         for at in reversed(range(begin)):
             if isinstance(self.blocks[at], User | Image | Document):
+                if self.newest_turn is not None and at < self.newest_turn <= begin:
+                    break
                 begin = at
             elif not isinstance(self.blocks[at], System | Summary | CacheCheckpoint | Unknown):
                 break

@@ -23,11 +23,12 @@ from turnwise.memory.blocks import (
     User,
     encode,
 )
-from turnwise.memory.spans import Span, Spans, join
+from turnwise.memory.spans import Span, Spans, join, size
 from turnwise.memory.token_index import TokenIndex
 from turnwise.memory.tokens import ByteCounter, TokenCounter
 from turnwise.memory.transcript import settle
 from turnwise.strategies.plan import Plan
+from turnwise.strategies.ranges import Range
 from turnwise.strategies.window import TokenBudget, Window
 
 COUNTER = ByteCounter()
@@ -41,6 +42,7 @@ class Conversation:
         self.cache = BlockCache()
         self.index = TokenIndex(counter)
         self.spans: Spans = ()
+        self.newest_turn: int | None = None
         self._sizes: dict[str, int] = {}
 
     def store(self, log: str, blocks: Sequence[Block], *, encoded: bool = False) -> Span:
@@ -52,11 +54,13 @@ class Conversation:
 
     def add(self, blocks: Sequence[Block], log: str = "own") -> None:
         """Go on with these blocks."""
+        if self.newest_turn is not None:
+            self.newest_turn = size(self.spans)
         self.spans = join(self.spans, [self.store(log, blocks)])
 
     def window(self) -> Window:
         """Return what the next request would hold."""
-        return Window(self.spans, self.cache, self.index)
+        return Window(self.spans, self.cache, self.index, newest_turn=self.newest_turn)
 
     def carry_out(self, plan: Plan) -> None:
         """Do as a plan says, with a summary that is as long as it may be."""
@@ -64,7 +68,10 @@ class Conversation:
         summary = None
         if plan.summary:
             summary = self.store("own", [plan.summary.block(window, _longest(plan.summary.max_tokens))])
+        turn = [] if self.newest_turn is None else window.without(Range(self.newest_turn, len(window)), System)
         self.spans = plan.spans(window, summary)
+        if self.newest_turn is not None:
+            self.newest_turn = size(self.spans) - sum(part.stop - part.start for part in turn)
 
 
 def _longest(max_tokens: int) -> str:
@@ -82,6 +89,7 @@ def random_case(dice: Random) -> Case:
     """Return a conversation that every provider takes, and a budget that it may or may not fit."""
     conversation = Conversation()
     blocks: list[Block] = []
+    newest_turn = 0
     if _is(dice, 0.5):
         blocks.append(System(text=_text(dice)))
     if _is(dice, 0.2):
@@ -89,6 +97,7 @@ def random_case(dice: Random) -> Case:
     if _is(dice, 0.25):
         blocks.append(Summary(text=_text(dice), of=(("gone", 0, 3),)))
     for _ in range(dice.choice([0, 1, 1, 2, 3, 4, 6])):
+        newest_turn = len(blocks)
         blocks += random_exchange(dice)
     cuts = sorted(dice.choices(range(len(blocks) + 1), k=dice.randrange(4)))
     chunks = [blocks[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(blocks)], strict=True)]
@@ -97,6 +106,7 @@ def random_case(dice: Random) -> Case:
         conversation.store(log := dice.choice(["parent", "own"]), [User(text="elsewhere")] * dice.randrange(3))
         spans[number] = [conversation.store(log, chunks[number], encoded=_is(dice, 0.5))]
     conversation.spans = join(*spans)
+    conversation.newest_turn = newest_turn if _is(dice, 0.5) else None
     return Case(conversation, random_budget(dice, conversation.window()))
 
 

@@ -56,8 +56,19 @@ class Window:
     exchanges.
     """
 
-    def __init__(self, spans: Spans, cache: BlockCache, index: TokenIndex, *, sends_system: bool = True) -> None:
+    def __init__(
+        self,
+        spans: Spans,
+        cache: BlockCache,
+        index: TokenIndex,
+        *,
+        sends_system: bool = True,
+        newest_turn: int | None = None,
+    ) -> None:
         index.cover(spans, cache)
+        self._newest_turn = size(spans) if newest_turn is None else newest_turn
+        """Where the newest turn's own blocks begin, if that is known: an exchange begins with its first prompt, though
+        those before may never have been answered."""
         self._sends_system = sends_system
         """Whether the conversation's own system prompt is sent: an engine may have another in its place."""
         self._spans = spans
@@ -147,9 +158,10 @@ class Window:
         """Yield the exchanges, the newest first; those before a place where one begins, if that is given.
 
         An exchange begins with what the user says and goes on to where the user next does: prompts, answer, tool calls
-        and their results. Whichever of them are left out, from the oldest on, the rest begins with the user and no call
-        is parted from its result. Together they cover the window: what the model has said before any prompt comes last,
-        as one of its own. Lazy: O(blocks of those that were asked for, and a few).
+        and their results. Prompts that no answer parts begin one together. Whichever of them are left out, from the
+        oldest on, the rest begins with the user and no call is parted from its result. Together they cover the window:
+        what the model has said before any prompt comes last, as one of its own. Lazy: O(blocks of those that were asked
+        for, and a few).
         """
         stop = len(self) if before is None else before
         begins: int | None = None
@@ -159,6 +171,9 @@ class Window:
             if isinstance(block, System | Summary | CacheCheckpoint | Unknown):
                 continue
             if block.role == "user":
+                if begins is not None and says and not unmatched and at < self._newest_turn <= begins:
+                    yield Range(begins, stop)
+                    stop, says = begins, False
                 begins, says = at, says or _says(block)
                 continue
             if begins is not None and says and not unmatched:

@@ -24,6 +24,7 @@ from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.steps import steps_of
 from turnwise.memory.transcript import Ledger
 from turnwise.memory.turns import Turn
+from turnwise.strategies.strategy import OverflowStrategy
 
 Script = Sequence[Sequence[Block]]
 
@@ -61,20 +62,26 @@ class Scripted:
 class Stage:
     """A store and the cores that own its one session one after the other."""
 
-    def __init__(self, engine: Any, **settings: Any) -> None:
-        self.store = InMemoryStore()
+    def __init__(self, engine: Any, *, overflow: OverflowStrategy | None = None, **settings: Any) -> None:
+        self.store: Any = InMemoryStore()
         self.engine = engine
+        self.overflow = overflow
         self.config = SessionConfig(**settings)
         self.core: SessionCore
         self.new_core()
 
     def new_core(self) -> SessionCore:
         now = asyncio.get_running_loop().time
-        self.core = SessionCore(SESSION, self.store, self.engine, self.config, clock=now, off_loop=inline)
+        self.core = SessionCore(
+            SESSION, self.store, self.engine, self.config, overflow=self.overflow, clock=now, off_loop=inline
+        )
         return self.core
 
-    async def start(self, **settings: Any) -> None:
+    async def create(self) -> None:
         await self.store.create(SessionRecord(session_id=SESSION))
+
+    async def start(self, **settings: Any) -> None:
+        await self.create()
         await self.core.start(["go"], run_id="run", **settings)
 
     async def run(self) -> Outcome:

@@ -1,0 +1,569 @@
+"""Sessions that compact their windows, on `SessionCore` alone; the races are in test_compaction_races.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from schedules import SESSION
+from test_tool_loop import Stage, play, use
+from turnwise.actors.budget import Budget, Price
+from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext
+from turnwise.actors.inference.registry import ToolRegistry
+from turnwise.actors.inference.tool_loop import ToolLoop
+from turnwise.actors.inference.tools import tool
+from turnwise.actors.reads import Outcome
+from turnwise.errors import CompactionError, ConfigError, EngineError, StrategyError, WindowOverflowError
+from turnwise.memory.blocks import Block, Summary, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.events import CompactionFailed, WindowCompacted
+from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.tokens import ByteCounter
+from turnwise.memory.turns import Turn
+from turnwise.memory.usage import Usage
+from turnwise.strategies.delete_oldest import DeleteOldest
+from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.summarize import Summarize
+from turnwise.strategies.trim import Trim
+from turnwise.strategies.window import TokenBudget, Window
+
+WINDOW: dict[str, Any] = {"token_counter": ByteCounter(), "reserve_output_tokens": 0, "max_context_tokens": 600}
+"""Of some ten short exchanges."""
+
+
+class Talker:
+    """Answers each prompt with its own words, and notes what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Block, ...]] = []
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        self.given.append(turn.blocks)
+        await asyncio.sleep(0.01)
+        return [Text(text=f"as to {said(turn.blocks)[-1]}")]
+
+
+class Summarizer:
+    """Sums up what it is shown as it is told to; counts how often it is asked."""
+
+    def __init__(self, *answers: Any, delay_s: float = 0.0) -> None:
+        self.answers = list(answers)
+        self.delay_s = delay_s
+        self.shown: list[tuple[Block, ...]] = []
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        self.shown.append(turn.blocks)
+        context.report(usage=Usage(input_tokens=100, output_tokens=10), model="small")
+        await asyncio.sleep(self.delay_s)
+        answer = self.answers.pop(0) if self.answers else f"summary {len(self.shown)}"
+        if isinstance(answer, Exception):
+            raise answer
+        return [Text(text=answer)] if isinstance(answer, str) else answer
+
+
+def summarize(model: Summarizer, **settings: Any) -> Summarize:
+    return Summarize(model, **{"keep_turns": 1, "max_summary_tokens": 100, **settings})
+
+
+def said(blocks: Sequence[Block]) -> list[str]:
+    return [block.text for block in blocks if isinstance(block, User | Summary)]
+
+
+async def chat(stage: Stage, *prompts: str | Block, pause_s: float = 1.0) -> Outcome:
+    """Run each prompt to its end, with time for what follows."""
+    outcome: Outcome | None = None
+    for prompt in prompts:
+        started = await stage.core.start([prompt], run_id=f"run-{prompt}")
+        outcome = await stage.core.wait(started.run_id)
+        await asyncio.sleep(pause_s)
+    assert outcome
+    return outcome
+
+
+async def opened(overflow: Any, engine: Any = None, **settings: Any) -> Stage:
+    stage = Stage(engine or Talker(), overflow=overflow, **{**WINDOW, **settings})
+    await stage.create()
+    return stage
+
+
+def prompts(first: int, last: int) -> list[str]:
+    return [f"prompt {number:02} {'x' * 20}" for number in range(first, last)]
+
+
+async def told(stage: Stage, kind: type[Any]) -> list[Any]:
+    return [event for event in await stage.events() if isinstance(event, kind)]
+
+
+def test_the_oldest_exchanges_go_before_a_request_that_would_not_fit_and_earlier_turns_stay_as_they_were() -> None:
+    """Case 35, in a session; reading back."""
+
+    async def story() -> None:
+        stage = await opened(Trim())
+        seen = [(await chat(stage, prompt)).turn for prompt in prompts(0, 12)]
+        engine: Talker = stage.engine
+        assert said(engine.given[-1])[-1].startswith("prompt 11") and len(said(engine.given[-1])) < 12
+        for turn, given in zip(await stage.core.turns(), engine.given, strict=True):
+            assert turn.blocks[: len(given)] == given, "it reads as the model saw it"
+        assert [turn and turn.blocks for turn in seen] == [turn.blocks for turn in await stage.core.turns()]
+        assert await told(stage, WindowCompacted) and not await told(stage, CompactionFailed)
+
+    play(story())
+
+
+def test_a_summary_is_made_beside_the_conversation_once_and_rolls_on() -> None:
+    """Cases 37 and 43: the model sees what goes, once; the next request has it; it advances with the window."""
+
+    async def story() -> None:
+        model = Summarizer()
+        stage = await opened(summarize(model))
+        await chat(stage, System(text="be kind"), *prompts(0, 30))
+        engine: Talker = stage.engine
+        done = await told(stage, WindowCompacted)
+        assert len(done) == len(model.shown) > 2, "each was paid for once"
+        assert all(event.tokens_after < event.tokens_before <= 600 for event in done)
+        last = engine.given[-1]
+        assert [type(block) for block in last[:2]] == [System, Summary] and said(last)[0].startswith("summary ")
+        shown = ["\n".join(said(blocks)) for blocks in model.shown]
+        for prompt in prompts(0, 20):
+            assert sum(prompt in text for text in shown) == 1, f"{prompt} is shown once"
+        assert all(f"summary {number}" in text for number, text in enumerate(shown[1:], 1)), (
+            "the one before is folded in"
+        )
+        assert (await stage.core.session()).usage.calls == len(model.shown), "the talker reports none"
+
+    play(story())
+
+
+def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> None:
+    async def story() -> None:
+        stage = await opened(summarize(Summarizer()))
+        await chat(stage, System(text="be kind"), *prompts(0, 30))
+        turn = await stage.core.latest()
+        assert turn
+        (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
+        behind = await stage.core.expand(summary)
+        held = [block for block in turn.blocks if isinstance(block, User)]
+        assert said([*behind, *held]) == prompts(0, 30), "nothing is missing, nothing is doubled, in order"
+        await stage.core.fork(None, "fork")
+        await stage.core.delete()
+        now = asyncio.get_running_loop().time
+        fork = type(stage.core)("fork", stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now)
+        assert await fork.expand(summary) == behind, "a fork has what its summaries stand for"
+        other = summary.model_copy(update={"of": (("9", 0, 1),)})
+        with pytest.raises(ConfigError, match="no such blocks"):
+            await fork.expand(other)
+
+    play(story())
+
+
+def test_a_fork_of_an_earlier_turn_goes_on_with_the_originals() -> None:
+    async def story() -> None:
+        stage = await opened(summarize(Summarizer()))
+        await chat(stage, *prompts(0, 9))
+        (first, *_) = await told(stage, WindowCompacted)
+        before = next(turn for turn in await stage.core.turns() if turn.record.carried)
+        assert first and said(before.blocks) == prompts(0, before.index + 1)
+        await stage.core.fork(before.index, "early")
+        now = asyncio.get_running_loop().time
+        fork = type(stage.core)("early", stage.store, stage.engine, stage.config, clock=now)
+        await fork.start(["and then?"], run_id="fork")
+        outcome = await fork.wait("fork")
+        assert outcome and outcome.turn and said(outcome.turn.blocks) == [*said(before.blocks), "and then?"]
+
+    play(story())
+
+
+def test_a_prompt_that_fits_does_not_wait_for_the_summary_and_one_that_does_not_does() -> None:
+    """Case 40: and the summary is then taken over, not made again."""
+
+    async def story() -> None:
+        model = Summarizer(delay_s=5.0)
+        stage = await opened(summarize(model))
+        began = asyncio.get_running_loop().time()
+        number = 0
+        while not model.shown:
+            await chat(stage, *prompts(number, number + 1), pause_s=0.0)
+            number += 1
+        assert not (await stage.core.session()).usage.calls
+        await chat(stage, "short", pause_s=0.0)
+        assert asyncio.get_running_loop().time() < began + 5, "it did not wait"
+        assert said(stage.engine.given[-1])[0] == prompts(0, 1)[0]
+        await chat(stage, "long " * 60, pause_s=0.0)
+        assert asyncio.get_running_loop().time() > began + 5
+        assert said(stage.engine.given[-1])[0] == "summary 1" and said(stage.engine.given[-1])[-2] == "short"
+        assert len(model.shown) == 1
+        turns = await stage.core.turns()
+        assert turns[-1].blocks[: len(stage.engine.given[-1])] == stage.engine.given[-1]
+
+    play(story())
+
+
+def test_a_summary_that_comes_behind_newer_turns_goes_in_front_of_them() -> None:
+    """It is rebased: two turns have passed while the model wrote."""
+
+    async def story() -> None:
+        model = Summarizer(delay_s=5.0)
+        stage = await opened(summarize(model))
+        number = 0
+        while not model.shown:
+            await chat(stage, *prompts(number, number + 1), pause_s=0.0)
+            number += 1
+        await chat(stage, "one", "two", pause_s=0.0)
+        await asyncio.sleep(10)
+        await chat(stage, "three", pause_s=0.0)
+        assert said(stage.engine.given[-1]) == ["summary 1", prompts(number - 1, number)[0], "one", "two", "three"]
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("", "EngineError"),
+        ("   ", "empty"),
+        ("y" * 101, "oversize"),
+        ([ToolUse(call_id="c", name="look")], "tool_call"),
+        ([Text(text="It was", interrupted=True)], "cut"),
+        (ValueError("broken"), "ValueError: broken"),
+        (EngineError("refused"), "refused"),
+        (SystemExit(1), "SystemExit"),
+    ],
+)
+def test_a_summary_that_is_none_changes_nothing_is_told_and_is_asked_for_again(answer: Any, kind: str) -> None:
+    """Case 37, in a session: a bounded number of times, each paid for."""
+
+    async def story() -> None:
+        model = Summarizer(*[answer] * 3)
+        stage = await opened(summarize(model), prices={"small": Price(input=1.0, output=1.0)})
+        await chat(stage, *prompts(0, 8), pause_s=0.0)
+        await asyncio.sleep(20)
+        failed = await told(stage, CompactionFailed)
+        assert [(event.attempt, event.of) for event in failed] == [(1, 3), (2, 3), (3, 3)]
+        assert all(kind in event.why or kind == "EngineError" for event in failed)
+        assert not await told(stage, WindowCompacted)
+        turn = await stage.core.latest()
+        assert turn and said(turn.blocks) == prompts(0, 8) and not turn.record.carried
+        usage = (await stage.core.session()).usage
+        assert (usage.input_tokens, usage.calls) == (300, 3) and usage.cost == pytest.approx(330e-6)
+        await chat(stage, *prompts(8, 20))
+        assert await told(stage, WindowCompacted), "later it is tried again"
+
+    play(story())
+
+
+def test_a_summarizer_that_hangs_is_given_up_and_trim_decides() -> None:
+    """Case 37: and the run that waited for it ends."""
+
+    async def story() -> None:
+        model = Summarizer(delay_s=900.0)
+        stage = await opened(summarize(model), compaction_timeout_s=10.0)
+        await chat(stage, *prompts(0, 12), pause_s=0.0)
+        failed = await told(stage, CompactionFailed)
+        assert failed and "nothing came within 10 s" in failed[0].why
+        assert {event.strategy for event in await told(stage, WindowCompacted)} == {"Trim"}
+
+    play(story())
+
+
+def test_a_summarizer_that_fails_again_and_again_is_asked_less_and_less() -> None:
+    async def story() -> None:
+        model = Summarizer(*[ValueError("broken")] * 1000)
+        stage = await opened(summarize(model), max_context_tokens=6000)
+        await chat(stage, *prompts(0, 90), pause_s=8.0)
+        over = len([1 for given in stage.engine.given if len("".join(said(given))) > 2000])
+        assert over > 20 and 3 <= len(model.shown) <= 18, "not at each end of a run"
+
+    play(story())
+
+
+class Agent:
+    """Calls `look` a few times, then answers: each result is long."""
+
+    def __init__(self, calls: int, size: int) -> None:
+        self.calls = calls
+        self.size = size
+        self.given: list[tuple[Block, ...]] = []
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        @tool
+        async def look(number: int) -> str:
+            """Look.
+
+            Args:
+                number: which.
+            """
+            return f"{number} " + "y" * self.size
+
+        return ToolLoop(self, ToolRegistry(look))
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        self.given.append(turn.blocks)
+        made = sum(isinstance(block, ToolUse) for block in turn.output)
+        if said(turn.blocks)[-1] != "look" or made == self.calls:
+            return [Text(text="done")]
+        return [use(f"call{made}", "look", number=made)]
+
+
+@pytest.mark.parametrize("overflow", [Trim(), DeleteOldest(3), summarize(Summarizer())])
+def test_a_tool_loop_that_outgrows_the_window_goes_on_with_less_before_it(overflow: Any) -> None:
+    """In the midst of a run: its own prompt, calls and results stay."""
+
+    async def story() -> None:
+        stage = await opened(overflow, Agent(5, 40))
+        await chat(stage, *prompts(0, 8), pause_s=0.0)
+        outcome = await chat(stage, "look", pause_s=0.0)
+        assert outcome.run.state == "completed" and outcome.turn
+        results = [block for block in outcome.turn.output if isinstance(block, ToolResult)]
+        assert [result.text[0] for result in results] == list("01234")
+        index = ByteCounter()
+        assert all(sum(map(index.count, given)) <= 600 for given in stage.engine.given)
+        assert said(outcome.turn.blocks)[-1] == "look" and said(outcome.turn.blocks)[0] != prompts(0, 1)[0]
+        assert said(stage.engine.given[8])[0] != said(stage.engine.given[-1])[0], "it went in the midst of the run"
+        turns = await stage.core.turns()
+        assert turns[-1].blocks[:-1] == stage.engine.given[-1], "it reads as its last request was"
+        assert said(turns[-2].blocks)[-1] == prompts(7, 8)[0]
+
+    play(story())
+
+
+def test_a_turn_that_alone_is_too_long_says_how_much_is_what_and_the_session_goes_on() -> None:
+    """Case 38: no loop, and the engine is not asked."""
+
+    async def story() -> None:
+        stage = await opened(Trim())
+        await chat(stage, System(text="s" * 96), "hello")
+        outcome = await chat(stage, "x" * 900)
+        assert (outcome.run.state, outcome.run.code) == ("failed", "window") and len(stage.engine.given) == 2
+        assert outcome.run.why == str(WindowOverflowError(600, 100 + 3 + 904, 100 + 3, 0, 904))
+        outcome = await chat(stage, "shorter")
+        assert outcome.run.state == "completed"
+
+    play(story())
+
+
+def test_a_strategy_that_breaks_a_law_or_raises_changes_nothing() -> None:
+    """It is refused with the law's name; a run that fits goes on, one that does not fails."""
+
+    class Broken:
+        def decide(self, window: Window, budget: TokenBudget) -> Any:
+            if window.taken(budget) > 300:
+                raise ZeroDivisionError("oops")
+            return None
+
+        def due(self, window: Window, budget: TokenBudget) -> bool:
+            return self.decide(window, budget) is not None
+
+    async def story() -> None:
+        stage = await opened(Broken())
+        await chat(stage, *prompts(0, 7), pause_s=0.0)
+        outcome = await chat(stage, "z" * 300)
+        assert (outcome.run.state, outcome.run.code) == ("failed", "compaction") and "'decides'" in str(outcome.run.why)
+        assert all("oops" in event.why for event in await told(stage, CompactionFailed))
+        turn = await stage.core.latest()
+        assert turn and said(turn.blocks) == [*prompts(0, 7), "z" * 300]
+        with pytest.raises(StrategyError, match="oops"):
+            await stage.core.compact()
+
+    play(story())
+
+
+class Notebook:
+    """A memory that fails as often as it is told to, and notes all that it is given."""
+
+    def __init__(self, failures: int = 0, *, read_only: bool = False) -> None:
+        self.failures = failures
+        self.read_only = read_only
+        self.items: dict[str, MemoryItem] = {}
+        self.given = 0
+        self.scopes: set[Scope] = set()
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
+        assert not self.read_only
+        self.given += len(items)
+        self.scopes.add(scope)
+        await asyncio.sleep(0.1)
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the disk is full")
+        self.items.update((item.id, item) for item in items)
+        return [item.id for item in items]
+
+    async def recall(self, scope: Scope, query: str, *, limit: int = 10) -> list[MemoryItem]:
+        return []
+
+    async def update(self, scope: Scope, id: str, text: str) -> bool:
+        return False
+
+    async def forget(self, scope: Scope, ids: Any = None) -> int:
+        return 0
+
+    async def close(self) -> None:
+        pass
+
+
+def test_what_goes_is_in_long_term_memory_before_and_a_failing_memory_keeps_it_in_the_window() -> None:
+    """Case 42: failures are each memory's own, a retry makes no doubles, a static memory is never written."""
+
+    async def story() -> None:
+        good, bad, static = Notebook(), Notebook(failures=4), Notebook(read_only=True)
+        stage = await opened(FlushToMemory([good, bad, static]))
+        await chat(stage, System(text="be kind"), *prompts(0, 7), pause_s=0.0)
+        await asyncio.sleep(20)
+        failed = await told(stage, CompactionFailed)
+        assert len(failed) == 3 and all("Notebook: the disk is full" in event.why for event in failed)
+        turn = await stage.core.latest()
+        assert turn and not turn.record.carried and good.items and not bad.items
+        assert good.given == len(good.items), "it was given nothing twice in this compaction"
+        number = 7
+        while not await told(stage, WindowCompacted):
+            await chat(stage, *prompts(number, number + 1), pause_s=20.0)
+            number += 1
+        assert set(bad.items) == set(good.items)
+        turn = await stage.core.latest()
+        assert turn
+        gone = prompts(0, number - len(said((await stage.core.latest()).blocks)))  # type: ignore[union-attr]
+        items = sorted(good.items.values(), key=lambda item: item.source.turn_index or 0)
+        await chat(stage, "what is left?")
+        left = said(stage.engine.given[-1])
+        for at, (item, prompt) in enumerate(zip(items, prompts(0, number), strict=False)):
+            assert prompt in item.text and f"as to {prompt}" in item.text and prompt not in left
+            assert item.source.session_id == SESSION and item.source.turn_index == at + 1
+        assert len(items) + len(left) - 1 == number and len(gone) <= number, "each is in the one or the other"
+        assert good.scopes == {Scope(user_id="default", session_id=SESSION)}
+
+    play(story())
+
+
+def test_a_memory_that_fails_lets_otherwise_decide_or_the_run_fail() -> None:
+    async def story(otherwise: Any) -> tuple[Stage, Outcome]:
+        stage = await opened(FlushToMemory([Notebook(failures=10**6)], otherwise=otherwise))
+        return stage, await chat(stage, *prompts(0, 12), pause_s=0.0)
+
+    async def both() -> None:
+        stage, outcome = await story(Trim())
+        assert outcome.run.state == "completed" and (await told(stage, WindowCompacted))[0].strategy == "Trim"
+        stage, outcome = await story(None)
+        assert (outcome.run.state, outcome.run.code) == ("failed", "compaction")
+        assert "Notebook: the disk is full" in str(outcome.run.why)
+        turn = await stage.core.latest()
+        assert turn and said(turn.blocks) == prompts(0, 12)
+
+    play(both())
+
+
+def test_compact_says_what_it_would_do_and_does_it_when_asked() -> None:
+    async def story() -> None:
+        stage = await opened(summarize(Summarizer(), trigger_ratio=0.5), max_context_tokens=3000)
+        assert await stage.core.compact(explain=True) is None
+        await chat(stage, *prompts(0, 10))
+        assert await stage.core.compact() is None, "under the trigger there is nothing to do"
+        stage.config = stage.core._config
+        small = summarize(Summarizer(ValueError("once")), trigger_ratio=0.2)
+        stage.core.use(stage.engine, stage.config, small)
+        before = await stage.core.latest()
+        would = await stage.core.compact(explain=True)
+        assert would and before == await stage.core.latest() and not small.model.shown and not would.done
+        assert "summarised: blocks 0 to 17" in str(would) and would.tokens_after < would.tokens_before
+        did = await stage.core.compact()
+        assert did and did.done and did.summary == "summary 2" and did.tokens_after < would.tokens_after
+        assert len(await told(stage, CompactionFailed)) == 1
+        small.model.answers = [ValueError("again")] * 3
+        await chat(stage, *prompts(10, 20), pause_s=0.0)
+        await asyncio.sleep(20)
+        small.model.answers = [ValueError("again")] * 3
+        with pytest.raises(CompactionError, match="ValueError: again"):
+            await stage.core.compact()
+
+    play(story())
+
+
+def test_a_session_over_its_budget_pays_for_no_summary() -> None:
+    async def story() -> None:
+        model = Summarizer()
+        stage = await opened(summarize(model), session_budget=Budget(calls=1))
+        await chat(stage, *prompts(0, 8))
+        assert len(model.shown) == 1
+        outcome = await chat(stage, *prompts(8, 16))
+        assert len(model.shown) == 1 and outcome.run.code == "budget"
+
+    play(story())
+
+
+def test_a_summary_survives_its_process_and_is_not_made_again() -> None:
+    """Case 43."""
+
+    async def story() -> None:
+        model = Summarizer()
+        stage = await opened(summarize(model))
+        await chat(stage, *prompts(0, 8))
+        assert len(model.shown) == 1
+        stage.new_core()
+        await chat(stage, "and?")
+        assert said(stage.engine.given[-1])[0] == "summary 1" and len(model.shown) == 1
+
+    play(story())
+
+
+def test_a_process_that_compacts_does_not_leave_and_a_session_that_is_deleted_stops_it() -> None:
+    async def story() -> None:
+        model = Summarizer(delay_s=5.0)
+        stage = await opened(summarize(model))
+        await chat(stage, *prompts(0, 8), pause_s=0.1)
+        assert model.shown and not await stage.core.leave()
+        await stage.core.delete()
+        await asyncio.sleep(10)
+        stage = await opened(summarize(Summarizer(delay_s=5.0)))
+        await chat(stage, *prompts(0, 8), pause_s=0.1)
+        await asyncio.sleep(10)
+        assert await stage.core.leave()
+
+    play(story())
+
+
+def test_what_one_commit_spent_is_counted_once_though_its_answer_was_lost() -> None:
+    """The store stored it, and only its answer was lost: the attempt is not told and not paid for twice."""
+
+    class Forgetful:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+            self.loses = False
+
+        def __getattr__(self, verb: str) -> Any:
+            return getattr(self.inner, verb)
+
+        async def commit(self, *args: Any) -> None:
+            await self.inner.commit(*args)
+            kinds = {type(event) for event in args[2].events}
+            if self.loses and kinds & {CompactionFailed, WindowCompacted}:
+                self.loses = False
+                from turnwise.errors import StoreError
+
+                raise StoreError("the answer was lost")
+
+    async def story() -> None:
+        for answers in ((), (ValueError("once"),)):
+            model = Summarizer(*answers)
+            stage = Stage(Talker(), overflow=summarize(model), **WINDOW)
+            stage.store = Forgetful(stage.store)
+            stage.new_core()
+            await stage.create()
+            stage.store.loses = True
+            await chat(stage, *prompts(0, 7), pause_s=0.0)
+            await asyncio.sleep(10)
+            assert not stage.store.loses
+            assert len(await told(stage, WindowCompacted)) == 1
+            assert len(await told(stage, CompactionFailed)) == len(answers)
+            usage = (await stage.core.session()).usage
+            assert usage.calls == len(model.shown) == 1 + len(answers)
+            await chat(stage, "and?")
+            assert said(stage.engine.given[-1])[0].startswith("summary")
+
+    play(story())

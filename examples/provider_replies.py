@@ -54,6 +54,81 @@ def tool_script(steps: Sequence[Step], *, reasoning: str | None = None) -> Calla
     return reply
 
 
+def attentive_reply(messages: Sequence[Message]) -> str:
+    """Answer from what the messages say, word by word, and from nothing else; sum them up where that is asked for.
+
+    What the user has said is looked up in the user's messages, summaries among them; all else in the instructions.
+    """
+    said = [text for message in messages if message["role"] == "user" for text in texts_of(message)]
+    if not said:
+        return "You have asked nothing."
+    if said[-1].rpartition("\n")[2].startswith(SUMMARY_WANTED):
+        return summary_of("\n".join(said))
+    if not said[-1].rstrip().endswith("?"):
+        return "Thank you, I have noted that."
+    question = sentences(said[-1])[-1]
+    if _OF_THE_USER.search(question):
+        told = [sentence.removeprefix("user: ") for sentence in _matching(question, said)]
+        return f"You told me: {told[0]}" if told else "You have not told me, as far as I can see."
+    instructions = [text_of(message) for message in messages if message["role"] in ("system", "developer")]
+    rules = _matching(question, instructions)
+    return f"The handbook says: {' '.join(rules[:2])}" if rules else "The handbook does not say."
+
+
+def summary_of(request: str, most_words: int = 120) -> str:
+    """Return what `SummaryTask.request` asks for: the summary before, then what the user has told of themselves.
+
+    Sentences are taken as they stand, each once, until there are `most_words`, or as many as the request allows.
+    """
+    material, _, limit = request.rpartition(SUMMARY_WANTED)
+    allowed = re.search(r"no more than (\d+) words", limit)
+    left = min(most_words, int(allowed[1])) if allowed else most_words
+    known: dict[str, None] = {}
+    for line in material.splitlines():
+        fact = json.loads(line) if line.startswith("{") else {}
+        before = fact.get("summary of what came before", "").removeprefix(_SUMMED_UP)
+        own = [sentence for sentence in sentences(fact.get("user", "")) if _OF_ONESELF.match(sentence)]
+        known |= dict.fromkeys([*sentences(before), *own])
+    kept = [_SUMMED_UP.strip()]
+    left -= len(words(_SUMMED_UP))
+    for sentence in known:
+        left -= len(words(sentence))
+        if left < 0:
+            break
+        kept.append(sentence)
+    return " ".join(kept)
+
+
+SUMMARY_WANTED = "Write the summary now."
+"""How the last line begins, where a summary is wanted."""
+
+_SUMMED_UP = "The user said: "
+
+_OF_ONESELF = re.compile(r"(I|My|We|Our)\b(?!.*\?$)")
+"""How a statement begins that is about the user."""
+
+_OF_THE_USER = re.compile(r"\bI (say|said|tell|told)\b")
+
+_COMMON = {"about", "does", "from", "have", "many", "much", "said", "tell", "that", "told", "what", "when", "which"}
+
+
+def _matching(question: str, texts: Sequence[str]) -> list[str]:
+    """Return the statements that share at least two words with the question, those that share most first."""
+    wanted = _keywords(question)
+    shared = {
+        sentence: len(wanted & _keywords(sentence))
+        for text in texts
+        for sentence in sentences(text)
+        if not sentence.endswith("?")
+    }
+    found = [sentence for sentence, count in shared.items() if count >= max(1, min(2, len(wanted)))]
+    return sorted(found, key=lambda sentence: -shared[sentence])
+
+
+def _keywords(text: str) -> set[str]:
+    return {word.removesuffix("s") for word in re.findall(r"\w{4,}", text.lower())} - _COMMON
+
+
 def _call(name: str, arguments: Mapping[str, Any] | str) -> Message:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": {"name": name, "arguments": text}}
@@ -99,10 +174,21 @@ def _deltas(message: Message) -> Iterator[Message]:
 
 def text_of(message: Message) -> str:
     """Return the text of a message; a part that is none is named by its type."""
+    return " ".join(texts_of(message))
+
+
+def texts_of(message: Message) -> list[str]:
+    """Return the text of each part of a message."""
     content = message.get("content") or ""
     if isinstance(content, str):
-        return content
-    return " ".join(part.get("text") or f"[{part['type']}]" for part in content)
+        return [content]
+    return [part.get("text") or f"[{part['type']}]" for part in content]
+
+
+def sentences(text: str) -> list[str]:
+    """Return the text's sentences; a line ends one, too."""
+    lines = [line.strip("- ") for line in text.splitlines()]
+    return [sentence for line in lines for sentence in re.split(r"(?<=[.!?])\s+", line) if sentence]
 
 
 def words(text: str) -> list[str]:

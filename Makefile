@@ -42,6 +42,10 @@ demo: $(READY) ## run the quickstart, against a local stand-in provider where OP
 agent: $(READY) ## run an agent with tools, against the same
 	$(BIN)/python examples/agent_with_tools.py
 
+.PHONY: window
+window: $(READY) ## hold a conversation that outgrows its window, once with each strategy, against the same
+	$(BIN)/python examples/long_conversation.py
+
 .PHONY: test
 test: $(READY) ## run all tests but the soak
 	$(BIN)/python -m pytest

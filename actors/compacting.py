@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,11 @@ from turnwise.errors import CompactionError, EngineError, TurnwiseError
 from turnwise.memory.blocks import encode
 from turnwise.memory.events import CompactionFailed, WindowCompacted
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import Spans, begins_with, cut, join, size, subtract, union
+from turnwise.memory.spans import Spans, begins_with, cut, join, overlap, size, subtract, union
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
 from turnwise.strategies.compaction import Compaction
+from turnwise.strategies.flush_task import Own
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.strategy import OverflowStrategy, decide, is_due
 from turnwise.strategies.window import Window
@@ -324,23 +325,22 @@ class CompactingSession(SessionChanges):
         if run is None and budget and (over := budget.exceeded(self._journal.session.usage)):
             raise EngineError(f"the session has spent {over}: raise SessionConfig(session_budget=...)")
 
-    async def _turns_of(self, parts: Sequence[Spans]) -> list[int | None]:
-        """Return the indexes of the turns that have the first block of each part; None for those of other sessions.
+    async def _turns_of(self, spans: Spans) -> list[Own]:
+        """Return the session's turns that added some of these blocks, each with all that it added.
 
         What a memory is given is always older than what comes next: so this reads each turn about once in all.
         """
-        firsts = [cut(part, 1)[0] for part in parts]
-        found: list[int | None] = [None] * len(parts)
-        after = self._told_upto
-        while None in found and (page := await self._journal.store.turns(self.session_id, after=after)):
+        found: list[Own] = []
+        after, wanted = self._told_upto, union(spans)
+        while wanted and (page := await self._journal.store.turns(self.session_id, after=after)):
             for turn in page:
-                own = union(turn.prompt, turn.output)
-                for at, first in enumerate(firsts):
-                    if found[at] is None and not subtract(first, own):
-                        found[at] = turn.index
+                own = join(turn.prompt, turn.output)
+                if overlap(wanted, own):
+                    found.append((turn.index, own))
+                    wanted = subtract(wanted, own)
             after = page[-1].index
-        if known := [index for index in found if index is not None]:
-            self._told_upto = min(known) - 1
+        if found:
+            self._told_upto = found[0][0] - 1
         return found
 
 

@@ -31,8 +31,9 @@ from turnwise.memory.tokens import counter_for
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
 from turnwise.strategies.compaction import Compaction
-from turnwise.strategies.flush_task import FlushTask
+from turnwise.strategies.flush_task import FlushTask, Own
 from turnwise.strategies.plan import Plan
+from turnwise.strategies.ranges import Ranges
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.summary_task import SummaryTask
 from turnwise.strategies.window import TokenBudget, Window
@@ -147,7 +148,7 @@ class Preparation:
     """What a plan waits for, as it comes in. What is there stays, so another attempt asks only for what is missing.
 
     Args:
-        turns_of: says, of blocks, which turn has the first of each.
+        turns_of: finds the session's turns that added blocks.
     """
 
     def __init__(
@@ -156,15 +157,18 @@ class Preparation:
         window: Window,
         compactor: Compactor,
         session: SessionView,
-        turns_of: Callable[[Sequence[Spans]], Awaitable[Sequence[int | None]]],
+        turns_of: Callable[[Spans], Awaitable[Sequence[Own]]],
     ) -> None:
         self.plan = plan
         self._window = window
         self._compactor = compactor
         self._session = session
         self._turns_of = turns_of
+        self._parts: list[Ranges] | None = None
+        """What is to be summed up yet, in parts that a model takes at once."""
         self._summary: str | None = None
-        self._items: list[MemoryItem] | None = None
+        """Of those before."""
+        self._turns: Sequence[Own] = ()
         self._taken: list[set[str]] = [set() for _ in plan.flush.memories] if plan.flush else []
 
     async def attempt(self, bill: Bill) -> None:
@@ -173,8 +177,8 @@ class Preparation:
         Raises:
             Exception: whatever a model or a memory raises, or that it took too long.
         """
-        if self.plan.summary and self._summary is None:
-            self._summary = await self._ask(self.plan.summary, bill)
+        if self.plan.summary:
+            await self._sum_up(self.plan.summary, bill)
         if self.plan.flush:
             await self._hand_over(self.plan.flush)
 
@@ -185,10 +189,10 @@ class Preparation:
         """
         plan, block = self.plan, None
         if plan.summary:
-            if self._summary is None:
+            if self._summary is None or self._parts:
                 return None
             block = plan.summary.block(self._window, self._summary)
-        if plan.flush and (stays := plan.flush.unacknowledged(self._window, self._taken)):
+        if plan.flush and (stays := plan.flush.unacknowledged(self._window, self._taken, self._turns)):
             retained = plan.retaining(self._window, self._compactor.budget, stays)
             if retained is None or plan.summary:
                 return None
@@ -201,11 +205,20 @@ class Preparation:
         prepared = self.prepared()
         return prepared is not None and prepared.plan is self.plan
 
-    async def _ask(self, task: SummaryTask, bill: Bill) -> str:
+    async def _sum_up(self, task: SummaryTask, bill: Bill) -> None:
+        if self._parts is None:
+            model_window = task.model_window or window_of(frame_of(task.model).model)
+            self._parts = await self._compactor.off_loop(task.parts, self._window, model_window)
+        while self._parts:
+            request = task.request(self._window, self._parts[0], self._summary)
+            self._summary = await self._ask(task, request, bill)
+            del self._parts[0]
+
+    async def _ask(self, task: SummaryTask, request: Sequence[Block], bill: Bill) -> str:
         config, off_loop = self._compactor.config, self._compactor.off_loop
         runner = await off_loop(task.model.build, self._session)
         context = _Asking(self._session, bill)
-        shown = Turn(self._session.session_id, TurnRecord(index=0), BlockCache()).showing(task.request(self._window))
+        shown = Turn(self._session.session_id, TurnRecord(index=0), BlockCache()).showing(request)
         try:
             asked = checked(lambda: runner.run(shown, context))
             answer = await _within(asked, config.compaction_timeout_s, config.cancel_grace_s)
@@ -217,15 +230,10 @@ class Preparation:
         return task.accept(answer, self._window.counter)
 
     async def _hand_over(self, task: FlushTask) -> None:
-        if self._items is None:
-            items = task.items(self._window, self._session.session_id)
-            turns = await self._turns_of([item.source.spans for item in items])
-            self._items = [
-                replace(item, source=replace(item.source, turn_index=turn))
-                for item, turn in zip(items, turns, strict=True)
-            ]
+        self._turns = await self._turns_of(task.spans(self._window))
+        items = task.items(self._window, self._session.session_id, self._turns)
         given = zip(task.memories, self._taken, strict=True)
-        failures = await asyncio.gather(*(self._give(memory, taken, self._items) for memory, taken in given))
+        failures = await asyncio.gather(*(self._give(memory, taken, items) for memory, taken in given))
         if told := [failure for failure in failures if failure]:
             raise LongTermMemoryError("; ".join(told))
 

@@ -63,6 +63,17 @@ def subtract(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
     return tuple(left)
 
 
+def overlap(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
+    """Return the positions of `spans` that are in `held` too, in the order of `spans`."""
+    held = union(held)
+    return join(
+        Span(log, max(start, other.start), min(stop, other.stop))
+        for log, start, stop in spans
+        for other in held
+        if other.log == log
+    )
+
+
 def cut(spans: Iterable[Span], count: int) -> tuple[Spans, Spans]:
     """Return the first `count` positions and the rest, each in reading order and joined.
 

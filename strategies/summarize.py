@@ -36,6 +36,9 @@ class Summarize:
     """What they are to take at most; the newest stays though it takes more."""
     max_summary_tokens: int = field(default=1000, kw_only=True)
     """What the summary may take."""
+    model_window: int | None = field(default=None, kw_only=True)
+    """What the model takes at once, its answer included; its own limit, where that is known, if left out. What goes is
+    summed up in parts if it takes more."""
     prompt: str = field(default=PROMPT, kw_only=True)
     """What the model is told."""
     otherwise: OverflowStrategy = field(default=Trim(), kw_only=True)
@@ -50,6 +53,8 @@ class Summarize:
             raise ConfigError("Summarize.keep_tokens", self.keep_tokens, "must be 1 or more, or None for no limit")
         if self.max_summary_tokens < 1:
             raise ConfigError("Summarize.max_summary_tokens", self.max_summary_tokens, "must be 1 or more")
+        if self.model_window is not None and self.model_window < 1:
+            raise ConfigError("Summarize.model_window", self.model_window, "must be 1 or more, or None")
         if not self.prompt.strip():
             raise ConfigError("Summarize.prompt", self.prompt, "must say what to do")
 
@@ -84,7 +89,13 @@ class Summarize:
         max_tokens = min(self.max_summary_tokens, budget.max_tokens - rest, gone - 1)
         if max_tokens < min(_LEAST, self.max_summary_tokens):
             return None
-        task = SummaryTask(ranges=(Range(0, cut),), max_tokens=max_tokens, model=self.model, prompt=self.prompt)
+        task = SummaryTask(
+            ranges=(Range(0, cut),),
+            max_tokens=max_tokens,
+            model=self.model,
+            model_window=self.model_window,
+            prompt=self.prompt,
+        )
         return plan_for(
             window,
             budget,

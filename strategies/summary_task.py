@@ -25,7 +25,7 @@ from turnwise.memory.blocks import (
     answer_text,
 )
 from turnwise.memory.tokens import TokenCounter
-from turnwise.strategies.ranges import Range
+from turnwise.strategies.ranges import Range, Ranges, merge, overlap
 from turnwise.strategies.window import Window
 
 PROMPT = """\
@@ -53,17 +53,48 @@ class SummaryTask:
     """What the summary may take in a request."""
     model: Any
     """The engine that is asked: an `EngineBuilder`."""
+    model_window: int | None = None
+    """What the model takes at once, its answer included, if anybody has said."""
     prompt: str = PROMPT
 
-    def request(self, window: Window) -> tuple[Block, ...]:
+    def parts(self, window: Window, model_window: int | None) -> list[Ranges]:
+        """Return what goes in parts that the model takes at once, each of whole exchanges; one part if nobody knows.
+
+        The summary of one part is shown with the next: so still each block is shown once. O(blocks, and for more than
+        one part that times the logarithm of their number); counts all that is shown.
+        """
+        if model_window is None or self._fits(window, self.ranges, model_window):
+            return [self.ranges]
+        exchanges: list[Range] = []
+        for part in window.exchanges(before=self.ranges[-1].stop):
+            exchanges += reversed(list(overlap(self.ranges, [part])))
+        return self._halved(window, exchanges[::-1], model_window)
+
+    def _halved(self, window: Window, exchanges: Sequence[Range], model_window: int) -> list[Ranges]:
+        ranges = merge(exchanges)
+        if len(exchanges) == 1 or self._fits(window, ranges, model_window):
+            return [ranges]
+        middle = len(exchanges) // 2
+        halves = exchanges[:middle], exchanges[middle:]
+        return [part for half in halves for part in self._halved(window, half, model_window)]
+
+    def _fits(self, window: Window, ranges: Ranges, model_window: int) -> bool:
+        shown = sum(map(window.counter.count, self.request(window, ranges)))
+        return shown + 2 * self.max_tokens <= model_window
+
+    def request(self, window: Window, part: Ranges | None = None, before: str | None = None) -> tuple[Block, ...]:
         """Return what the model is shown: instructions, then each block that goes, once, as data. O(those blocks).
 
         Thoughts come without their signatures; images and files are shown as they are. There are no tools.
+
+        Args:
+            part: what of it is to be summed up; all if left out.
+            before: the summary of the parts before.
         """
-        limit = f"Write no more than {max(self.max_tokens // 2, 1)} words."
+        limit = f"Write no more than {_words(self.max_tokens, window.counter)} words."
         shown: list[Block] = [System(text=f"{self.prompt}\n\n{limit}")]
-        lines: list[str] = []
-        for block in window.blocks(self.ranges):
+        lines = [] if before is None else [_as_json({_BEFORE: before})]
+        for block in window.blocks(self.ranges if part is None else part):
             lines += map(_as_json, _facts(block))
             if isinstance(block, Image) or (isinstance(block, Document) and not block.text):
                 shown += [User(text="\n".join(lines)), block]
@@ -96,6 +127,17 @@ class SummaryTask:
         return Summary(text=text, of=window.spans_of(ranges), folded=places)
 
 
+_BEFORE = "summary of what came before"
+
+_SAMPLE = "The customer asked whether the second invoice could be paid later, and was told that it could be."
+
+
+def _words(max_tokens: int, counter: TokenCounter) -> int:
+    """Return how many words a model may be told to write such that they fit, though it may write a half more."""
+    sample = counter.count(Summary(text=_SAMPLE)) - counter.count(Summary(text=""))
+    return max(1, int(max_tokens * len(_SAMPLE.split()) / max(sample, 1) / 1.5))
+
+
 def _as_json(fact: dict[str, Any]) -> str:
     return json.dumps(fact, ensure_ascii=False)
 
@@ -104,7 +146,7 @@ def _facts(block: Block) -> Iterator[dict[str, Any]]:
     """Yield what the model is told of a block: a line that its content cannot leave."""
     match block:
         case Summary():
-            yield {"summary of what came before": block.text}
+            yield {_BEFORE: block.text}
         case User():
             yield {"user": block.text}
         case Image():

@@ -100,6 +100,10 @@ class Window:
         """Return the blocks of some ranges. O(their number)."""
         return self._cache.read(self.spans_of(ranges))
 
+    def read(self, spans: Spans) -> tuple[Block, ...]:
+        """Return blocks by their places in their logs. O(their number)."""
+        return self._cache.read(spans)
+
     def spans_of(self, ranges: Iterable[Range]) -> Spans:
         """Return some ranges as spans of logs. O(spans that they touch)."""
         return join(span for part in ranges for span in self._cut(part))

@@ -29,6 +29,7 @@ from turnwise.memory.rules import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.transcript import messages_of
 from turnwise.memory.turns import Turn
+from turnwise.strategies.strategy import OverflowStrategy
 from wire_rules import check_anthropic, check_chat, check_responses
 
 PROCESS: ContextVar[int] = ContextVar("process", default=0)
@@ -182,6 +183,7 @@ class AgentWorld:
     """One session of an agent, in processes that come and go, on a store that takes its time."""
 
     def __init__(self, seed: int, config: SessionConfig) -> None:
+        self.overflow: OverflowStrategy | None = None
         self.random = random.Random(seed)
         self.processes = Processes()
         self.store = DawdlingStore(self.random)
@@ -238,6 +240,7 @@ class AgentWorld:
             self.store,  # type: ignore[arg-type]
             self,
             self.config,
+            overflow=self.overflow,
             history=self.history,  # type: ignore[arg-type]
             clock=lambda: asyncio.get_running_loop().time(),
             off_loop=inline,

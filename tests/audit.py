@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turnwise.memory.block_cache import BlockCache
-from turnwise.memory.blocks import User
+from turnwise.memory.blocks import Summary, System, User
 from turnwise.memory.chat import encode
 from turnwise.memory.events import Event, RunEnded, RunStarted
 from turnwise.memory.runs import RunRecord
@@ -38,13 +38,21 @@ async def events_of(store: SessionStore, session_id: str, history: Any = None) -
     return [found[seq] for seq in sorted(found)]
 
 
+def _goes_on(turn: Turn, before: tuple[object, ...]) -> bool:
+    own = len(turn.new_blocks)
+    held = [block for block in turn.blocks[: len(turn.blocks) - own] if not isinstance(block, System | Summary)]
+    older = [block for block in before if not isinstance(block, System | Summary)]
+    return not held or older[-len(held) :] == held
+
+
 async def check_session(
-    store: SessionStore, session_id: str, *, settled: bool = True, history: Any = None
+    store: SessionStore, session_id: str, *, settled: bool = True, history: Any = None, compacts: bool = False
 ) -> list[Turn]:
     """Check a session and return its turns.
 
     Numbers only grow. One run at a time. Every run has one terminal event, its last. Every turn continues the one
-    before it, and could be sent to a provider. With `settled`, nothing is queued or running any more.
+    before it, and could be sent to a provider. With `settled`, nothing is queued or running any more. A session that
+    `compacts` its window goes on with the newest of what was there, in order.
     """
     events = await events_of(store, session_id, history)
     numbers = [event.seq for event in events]
@@ -70,7 +78,10 @@ async def check_session(
     for turn in turns:
         if turn.status in ("pending", "queued"):
             continue
-        assert turn.blocks[: len(before)] == before, f"{turn} does not continue the turn before it"
+        if compacts:
+            assert _goes_on(turn, before), f"{turn} does not continue the turn before it"
+        else:
+            assert turn.blocks[: len(before)] == before, f"{turn} does not continue the turn before it"
         check_chat(encode([*turn.blocks, User(text="next")]))
         before = turn.blocks
     return turns

@@ -567,3 +567,26 @@ def test_what_one_commit_spent_is_counted_once_though_its_answer_was_lost() -> N
             assert said(stage.engine.given[-1])[0].startswith("summary")
 
     play(story())
+
+
+def test_what_the_summarizer_cannot_take_at_once_is_summed_up_in_parts() -> None:
+    """Each block is still shown once; a part that fails is asked for again, those before it are not."""
+
+    async def story() -> None:
+        model = Summarizer("first", ValueError("once"))
+        stage = await opened(None)
+        await chat(stage, *prompts(0, 60), pause_s=0.0)
+        stage.overflow = summarize(model, model_window=3200)
+        stage.new_core()
+        await chat(stage, "and?", pause_s=0.0)
+        assert said(stage.engine.given[-1]) == [f"summary {len(model.shown)}", "and?"]
+        counter = ByteCounter()
+        assert len(model.shown) > 3
+        assert all(sum(map(counter.count, shown)) <= 3200 - 200 for shown in model.shown)
+        good = ["\n".join(said(shown)) for shown in model.shown if shown is not model.shown[1]]
+        for prompt in prompts(0, 60):
+            assert sum(prompt in text for text in good) == 1
+        assert "first" in good[1] and all(f"summary {at}" in text for at, text in enumerate(good[2:], 3))
+        assert len(await told(stage, CompactionFailed)) == 1
+
+    play(story())

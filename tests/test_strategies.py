@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -36,6 +37,7 @@ from turnwise.memory.blocks import (
 )
 from turnwise.memory.long_term import MemoryItem, Scope, is_read_only
 from turnwise.memory.spans import Span
+from turnwise.memory.tokens import ByteCounter
 from turnwise.strategies.contract import check_case, check_contract
 from turnwise.strategies.conversations import COUNTER, Case, Conversation, random_case
 from turnwise.strategies.delete_oldest import DeleteOldest
@@ -1050,3 +1052,18 @@ def test_what_was_dropped_is_still_there() -> None:
     check_case(Trim(), Case(conversation, TokenBudget(conversation.window().total - 40)))
     assert conversation.spans != before
     assert list(conversation.cache.read(before)) == FULL
+
+
+@pytest.mark.parametrize("per_word", [1, 6, 20])
+def test_the_words_that_a_summary_may_have_are_as_many_as_fit(per_word: int) -> None:
+    class Counter(ByteCounter):
+        def text(self, text: str) -> int:
+            return per_word * len(text.split())
+
+    conversation = Conversation(Counter())
+    conversation.add([User(text="hello " * 100), Text(text="hi"), User(text="and?")])
+    task = SummaryTask(ranges=(Range(0, 2),), max_tokens=900, model=None)
+    (*_, last) = task.request(conversation.window())
+    assert isinstance(last, User)
+    words = int(re.findall(r"no more than (\d+) words", last.text)[-1])
+    assert words == int(900 / per_word / 1.5)

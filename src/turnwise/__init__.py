@@ -41,6 +41,7 @@ if _typing.TYPE_CHECKING:
         InvalidPromptError,
         InvalidRequestError,
         LimitError,
+        LongTermMemoryError,
         NoActiveRunError,
         NotFoundError,
         QueueFullError,
@@ -76,7 +77,7 @@ if _typing.TYPE_CHECKING:
     from turnwise.memory.calls import PendingCall
     from turnwise.memory.history import HistoryStore
     from turnwise.memory.in_memory import InMemoryStore
-    from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope
+    from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope, Source
     from turnwise.memory.runs import RunRecord
     from turnwise.memory.sessions import SessionRecord
     from turnwise.memory.sql import SQLStore
@@ -165,6 +166,7 @@ __all__ = [
     "SessionRecord",
     "SessionStore",
     "SessionView",
+    "Source",
     "Step",
     "StepContext",
     "StoreClosedError",
@@ -205,7 +207,7 @@ _HOMES = {
     name: home
     for home, names in {
         "turnwise.memory.transcript": ["Ledger"],
-        "turnwise.memory.long_term": ["LongTermMemory", "MemoryItem", "Scope"],
+        "turnwise.memory.long_term": ["LongTermMemory", "MemoryItem", "Scope", "Source"],
         "turnwise.memory.tokens": ["ByteCounter", "TiktokenCounter", "TokenCounter", "counter_for"],
         "turnwise.strategies.compaction": ["Compaction"],
         "turnwise.strategies.delete_oldest": ["DeleteOldest"],
@@ -257,6 +259,7 @@ _HOMES = {
             "InvalidPromptError",
             "InvalidRequestError",
             "LimitError",
+            "LongTermMemoryError",
             "NoActiveRunError",
             "NotFoundError",
             "QueueFullError",

@@ -56,7 +56,7 @@ class CompactingSession(SessionChanges):
     """
 
     _compactor: Compactor | None = None
-    _beside: asyncio.Task[None] | None = None
+    _beside: asyncio.Task[Any] | None = None
     """The compaction beside the conversation."""
     _failures = 0
     """Compactions that were given up since the last that was carried out."""
@@ -87,8 +87,7 @@ class CompactingSession(SessionChanges):
 
     async def _compact_beside(self, compactor: Compactor, head: TurnRecord) -> None:
         try:
-            window = await compactor.window(head, self._journal.cache, base=True)
-            await self._compact(compactor, window, if_due=True)
+            await self._compact(compactor, head, if_due=True)
         except TurnwiseError as error:  # followers have been told of the strategy's; the store's shows at the next verb
             _log.warning("session %s: its window was not compacted: %s", self.session_id, error)
         except Exception:  # noqa: BLE001 - such as a counter's: it will fail the next run too, where its caller sees it
@@ -97,6 +96,8 @@ class CompactingSession(SessionChanges):
     async def compact(self, *, explain: bool = False) -> Compaction | None:
         """Have the strategy look at what the last turn hands on; return what became of it, None if it is to stay.
 
+        One compaction at a time: this one comes after the one that is under way, and goes on if the caller gives up.
+
         Args:
             explain: return what would become of it, and do nothing.
 
@@ -104,24 +105,26 @@ class CompactingSession(SessionChanges):
             TurnwiseError: nothing was changed: of the strategy, or CompactionError.
         """
         await self._loaded()
+        while self._beside and self._is_compacting and not explain:
+            await asyncio.wait({self._beside})
         compactor, head = self._compactor, self._head
         if compactor is None or head is None:
             return None
-        if self._beside and not explain:
-            await asyncio.wait({self._beside})
-        window = await compactor.window(self._head or head, self._journal.cache, base=True)
         if explain:
+            window = await compactor.window(head, self._journal.cache, base=True)
             plan = decide(compactor.strategy, window, compactor.budget)
             return plan.explain() if plan else None
-        done = await self._compact(compactor, window)
+        self._beside = self._spawn(self._compact(compactor, head))
+        done = await asyncio.shield(self._beside)
         return done.outcome() if done else None
 
-    async def _compact(self, compactor: Compactor, window: Window, *, if_due: bool = False) -> Prepared | None:
+    async def _compact(self, compactor: Compactor, head: TurnRecord, *, if_due: bool = False) -> Prepared | None:
         """Return what was carried out; None if there is nothing to do.
 
         Raises:
             TurnwiseError: nothing was.
         """
+        window = await compactor.window(head, self._journal.cache, base=True)
         bill = _Bill(self.price)
         name = type(compactor.strategy).__name__
         try:

@@ -590,3 +590,18 @@ def test_what_the_summarizer_cannot_take_at_once_is_summed_up_in_parts() -> None
         assert len(await told(stage, CompactionFailed)) == 1
 
     play(story())
+
+
+def test_one_compaction_goes_on_at_a_time() -> None:
+    async def story() -> None:
+        model = Summarizer(delay_s=5.0)
+        stage = await opened(summarize(model, trigger_ratio=0.5))
+        number = 0
+        while not model.shown:
+            await chat(stage, *prompts(number, number + 1), pause_s=0.0)
+            number += 1
+        results = await asyncio.gather(*(stage.core.compact() for _ in range(3)))
+        assert len(model.shown) == 1 and results == [None] * 3, "after the first there was nothing to do"
+        assert not await told(stage, CompactionFailed)
+
+    play(story())

@@ -1,6 +1,6 @@
-"""What turns, streams, events, tools and sessions cost, each against a floor beside it if there is one: `make bench`.
+"""What turns, streams, events, tools, sessions and windows cost, each against a floor if there is one: `make bench`.
 
-    python tests/bench/bench.py            two minutes
+    python tests/bench/bench.py            three minutes
     python tests/bench/bench.py --quick    to see that it works; its numbers mean little
 
 Floor and subject are sampled in alternating rounds after a warm-up, so that what else the machine does meets both.
@@ -13,9 +13,7 @@ import faulthandler
 import logging
 import os
 import platform
-import random
 import sqlite3
-import statistics
 import sys
 import tempfile
 import threading
@@ -35,6 +33,8 @@ os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 import openai
 import ray
 import sqlalchemy as sa
+import window
+from harness import Samples, Table, end_process, prompt_of, retire
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -65,7 +65,7 @@ from turnwise.memory.ids import new_id
 from turnwise.memory.spans import Span
 from turnwise.memory.store import Commit
 
-WIDTH = 50
+NAMESPACE = "bench"
 
 TOO_LONG_S = 600
 """After so long something hangs: it is shown where, and the bench fails."""
@@ -86,6 +86,10 @@ class Scale:
     cancels: int
     hang_ups: int
     openings: int
+    decisions: int
+    countings: int
+    neighbours: int
+    neighbour_s: float
 
 
 FULL = Scale(
@@ -100,6 +104,10 @@ FULL = Scale(
     cancels=300,
     hang_ups=60,
     openings=10,
+    decisions=50,
+    countings=200,
+    neighbours=6,
+    neighbour_s=0.8,
 )
 QUICK = Scale(
     rounds=5,
@@ -113,59 +121,11 @@ QUICK = Scale(
     cancels=10,
     hang_ups=5,
     openings=2,
+    decisions=3,
+    countings=10,
+    neighbours=1,
+    neighbour_s=0.2,
 )
-
-
-class Samples(list[float]):
-    """Durations in seconds."""
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Add how long the block takes."""
-        began = time.perf_counter()
-        yield
-        self.append(time.perf_counter() - began)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self)
-
-    def percentile(self, percent: int) -> float:
-        """Return the sample that so many percent of all do not exceed: the largest one if there are few."""
-        return sorted(self)[min(len(self) - 1, len(self) * percent // 100)]
-
-
-class Table:
-    """Prints a line for each thing measured as soon as it is, and counts the goals."""
-
-    def __init__(self) -> None:
-        self.goals = 0
-        self.met = 0
-        print(f"{'':{WIDTH}} {'n':>5} {'p10':>9} {'median':>9} {'p90':>9} {'p99':>9}   result")
-
-    def line(self, what: str, samples: Samples | None = None, result: str = "") -> None:
-        columns = ""
-        if samples is not None:
-            shown = (samples.percentile(10), samples.median, samples.percentile(90), samples.percentile(99))
-            columns = f"{len(samples):>5} " + " ".join(f"{value * 1000:>6.2f} ms" for value in shown)
-        print(f"{what:{WIDTH}} {columns:{45 if result else 0}}   {result}".rstrip(), flush=True)
-
-    def judge(
-        self,
-        what: str,
-        value: float,
-        goal: float,
-        unit: str = "x",
-        samples: Samples | None = None,
-        *,
-        bound: Literal["most", "least"] = "most",
-    ) -> None:
-        """Print a line with a goal: `value` is to be at `bound` that."""
-        met = value <= goal if bound == "most" else value >= goal
-        self.goals += 1
-        self.met += met
-        shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        self.line(what, samples, f"{shown}{unit}, goal at {bound} {goal:,g}{unit}: {'met' if met else 'MISSED'}")
 
 
 class Chatter:
@@ -226,7 +186,7 @@ def bare_actor() -> Any:
         ray.remote(Bare)
         .options(
             name=new_id(),
-            namespace="bench",
+            namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
@@ -236,13 +196,6 @@ def bare_actor() -> Any:
         )
         .remote()
     )
-
-
-def prompt_of(chars: int, seed: int = 0) -> str:
-    """Return text of so many characters, in words."""
-    rng = random.Random(seed)
-    words = ("".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(chars))
-    return " ".join(words)[: chars - 1] + "."
 
 
 class Bench:
@@ -256,9 +209,12 @@ class Bench:
         self.call_s = 0.0
         """The median of the bare call, over all rounds of `turns`."""
 
-    def manager(self, name: str, engine: Any, **config: Any) -> SessionManager:
-        url = f"sqlite:///{self.folder / name}.db"
-        return SessionManager(url, engine=engine, config=SessionConfig(**config), namespace="bench")
+    def url(self, name: str) -> str:
+        return f"sqlite:///{self.folder / name}.db"
+
+    def manager(self, name: str, engine: Any, *, overflow: Any = None, **config: Any) -> SessionManager:
+        settings = SessionConfig(**config)
+        return SessionManager(self.url(name), engine=engine, overflow=overflow, config=settings, namespace=NAMESPACE)
 
     def call(self, samples: Samples, times: int) -> None:
         for _ in range(times):
@@ -293,7 +249,7 @@ class Bench:
 
     async def _sql_of_a_turn(self, name: str, engine: EngineBuilder, prompt: str, turns: int) -> tuple[float, float]:
         """Return how many transactions and statements a turn takes: of a session's own core, in this process."""
-        store, traced = SQLStore(f"sqlite:///{self.folder / name}.db"), list[str]()
+        store, traced = SQLStore(self.url(name)), list[str]()
         sa.event.listen(store._engine, "connect", lambda connection, _: connection.set_trace_callback(traced.append))
         await store.create(SessionRecord(session_id=name))
         core = SessionCore(name, store, engine)
@@ -439,7 +395,7 @@ class Bench:
 
     async def _write_events(self, name: str, count: int) -> list[int]:
         """Store the events and blocks of one run with tools over and over, and so many events; return their numbers."""
-        store = SQLStore(f"sqlite:///{self.folder / name}.db")
+        store = SQLStore(self.url(name))
         await store.create(SessionRecord(session_id="sample"))
         core = SessionCore("sample", store, Agent())
         started = await core.start(["3"], run_id=new_id())
@@ -468,7 +424,7 @@ class Bench:
         return written
 
     async def _read_events(self, name: str, samples: Samples, written: list[int], page: int) -> None:
-        store = SQLStore(f"sqlite:///{self.folder / name}.db")
+        store = SQLStore(self.url(name))
         await store.get(name)
         with samples.timed():
             read = list[Event]()
@@ -554,6 +510,15 @@ class Bench:
             "cancel to the provider's closed line: p99", samples.percentile(99) * 1000, 50, " ms", samples=samples
         )
 
+    def window(self) -> None:
+        """Measure what the context window costs."""
+        scale, site = self.scale, (self.url("neighbours"), NAMESPACE)
+        window.decisions(self.table, scale.decisions)
+        window.countings(self.table, scale.countings)
+        window.idle_strategy(self.table, self.manager, scale.rounds)
+        with self.manager("neighbours", EchoEngine()) as manager:
+            window.beside_compactions(self.table, manager, site, rounds=scale.neighbours, window_s=scale.neighbour_s)
+
     def openings(self) -> None:
         """Measure opening a session in a process of its own against making an empty actor."""
         floor, opened, up, loaded, answered = Samples(), Samples(), Samples(), Samples(), Samples()
@@ -611,18 +576,6 @@ def await_text(run: ExecutionHandle) -> None:
     assert any(isinstance(event, TextDelta) for event in run.events())
 
 
-def retire(session: Session) -> None:
-    """End a session's process, so that the next measurement has the machine to itself."""
-    end_process(session.actor, session.info().pid)
-
-
-def end_process(actor: Any, pid: int) -> None:
-    ray.kill(actor)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
-
-
 @contextmanager
 def counted_calls() -> Iterator[list[int]]:
     """Count, in the one item of the list, the actor calls that this process submits, whichever handle they go by."""
@@ -638,7 +591,7 @@ def counted_calls() -> Iterator[list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What turns, streams, events, tools and sessions cost.")
+    parser = argparse.ArgumentParser(description="What turns, streams, events, tools, sessions and windows cost.")
     parser.add_argument("--quick", action="store_true", help="only see that it works")
     scale = QUICK if parser.parse_args().quick else FULL
     began = time.monotonic()
@@ -662,6 +615,7 @@ def main() -> None:
         bench.cancels()
         bench.hang_ups()
         bench.openings()
+        bench.window()
     print(f"{table.met} of {table.goals} goals met, in {time.monotonic() - began:.0f} s")
 
 

@@ -1,0 +1,86 @@
+"""What measurements of the bench have in common: samples, the table, and the ends of processes."""
+
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+
+from turnwise import Session
+
+WIDTH = 50
+
+
+class Samples(list[float]):
+    """Durations in seconds."""
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add how long the block takes."""
+        began = time.perf_counter()
+        yield
+        self.append(time.perf_counter() - began)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self)
+
+    def percentile(self, percent: int) -> float:
+        """Return the sample that so many percent of all do not exceed: the largest one if there are few."""
+        return sorted(self)[min(len(self) - 1, len(self) * percent // 100)]
+
+
+class Table:
+    """Prints a line for each thing measured as soon as it is, and counts the goals."""
+
+    def __init__(self) -> None:
+        self.goals = 0
+        self.met = 0
+        print(f"{'':{WIDTH}} {'n':>5} {'p10':>9} {'median':>9} {'p90':>9} {'p99':>9}   result")
+
+    def line(self, what: str, samples: Samples | None = None, result: str = "") -> None:
+        columns = ""
+        if samples is not None:
+            shown = (samples.percentile(10), samples.median, samples.percentile(90), samples.percentile(99))
+            columns = f"{len(samples):>5} " + " ".join(f"{value * 1000:>6.2f} ms" for value in shown)
+        print(f"{what:{WIDTH}} {columns:{45 if result else 0}}   {result}".rstrip(), flush=True)
+
+    def judge(
+        self,
+        what: str,
+        value: float,
+        goal: float,
+        unit: str = "x",
+        samples: Samples | None = None,
+        *,
+        bound: Literal["most", "least"] = "most",
+    ) -> None:
+        """Print a line with a goal: `value` is to be at `bound` that."""
+        met = value <= goal if bound == "most" else value >= goal
+        self.goals += 1
+        self.met += met
+        shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        self.line(what, samples, f"{shown}{unit}, goal at {bound} {goal:,g}{unit}: {'met' if met else 'MISSED'}")
+
+
+def prompt_of(chars: int, seed: int = 0) -> str:
+    """Return text of so many characters, in words."""
+    rng = random.Random(seed)
+    words = ("".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(chars))
+    return " ".join(words)[: chars - 1] + "."
+
+
+def retire(session: Session) -> None:
+    """End a session's process, so that the next measurement has the machine to itself."""
+    end_process(session.actor, session.info().pid)
+
+
+def end_process(actor: Any, pid: int) -> None:
+    ray.kill(actor)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)

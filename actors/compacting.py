@@ -14,7 +14,7 @@ from turnwise.actors.compactor import Compactor, Preparation, Prepared
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import NewEvent, SessionView
 from turnwise.actors.run_events import about
-from turnwise.errors import CompactionError, EngineError, TurnwiseError
+from turnwise.errors import CompactionError, EngineError, SessionEndedError, TurnwiseError
 from turnwise.memory.blocks import encode
 from turnwise.memory.events import CompactionFailed, WindowCompacted
 from turnwise.memory.sessions import SessionRecord
@@ -114,8 +114,11 @@ class CompactingSession(SessionChanges):
             window = await compactor.window(head, self._journal.cache, base=True)
             plan = decide(compactor.strategy, window, compactor.budget)
             return plan.explain() if plan else None
-        self._beside = self._spawn(self._compact(compactor, head))
-        done = await asyncio.shield(self._beside)
+        task = self._beside = self._spawn(self._compact(compactor, head))
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise SessionEndedError(self.session_id)
+        done = task.result()
         return done.outcome() if done else None
 
     async def _compact(self, compactor: Compactor, head: TurnRecord, *, if_due: bool = False) -> Prepared | None:

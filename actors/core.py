@@ -312,6 +312,8 @@ class SessionCore(RunningSession):
             if self._journal.session.status == "active":
                 session = replace(self._journal.session, status="ended")
                 await self._cancel_queued(list(self._backlog.queue), storable(reason), session, [(SessionEnded, {})])
+                if self._beside:
+                    self._beside.cancel()
 
         await self._atomically(change)
         if run := self._active:

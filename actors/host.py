@@ -6,7 +6,7 @@ import asyncio
 import os
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import Decision, SessionCore
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, Refused, SessionInfo, StartAnswer
-from turnwise.errors import ConfigError, SessionFencedError, TurnwiseError
+from turnwise.errors import ConfigError, SessionFencedError, SessionNotFoundError, TurnwiseError
 from turnwise.memory.blocks import Block, Summary
 from turnwise.memory.calls import PendingCall
 from turnwise.memory.events import Event
@@ -44,6 +44,7 @@ class SessionHost:
     Args:
         open_store, open_history: make the store and, if events are kept apart, the history; called off the event loop.
         engine: pickled `EngineBuilder`, `SessionConfig` and `OverflowStrategy` or None, and `engine_id` names them.
+        keep: notes what is taken over from a later manager, for the next process that Ray makes of this actor.
         leave: ends this process, for good; called when the session has been idle for `SessionConfig.idle_s`.
     """
 
@@ -56,6 +57,7 @@ class SessionHost:
         *,
         node_id: str,
         leave: Callable[[], None],
+        keep: Callable[[str, bytes], Awaitable[None]],
         open_history: Callable[[], HistoryStore] | None = None,
     ) -> None:
         self._session_id = session_id
@@ -65,6 +67,8 @@ class SessionHost:
         self._engine = engine
         self._node_id = node_id
         self._leave = leave
+        self._keep = keep
+        self._deleted = False
         self._core: asyncio.Task[SessionCore] | None = None
         self._calls = 0
         self._last_call_s = time.monotonic()
@@ -80,6 +84,9 @@ class SessionHost:
             verb, *args = pickle.loads(request)
             try:
                 answer = await getattr(self, f"do_{verb}")(*args)
+            except SessionNotFoundError as error:
+                # Another process is to say whether there is a session of this id again.
+                answer = Refused(SessionFencedError(self._session_id, 0) if self._deleted else error)
             except TurnwiseError as error:
                 answer = Refused(error)
                 if isinstance(error, SessionFencedError):
@@ -92,7 +99,9 @@ class SessionHost:
     async def do_adopt(self, engine_id: str, engine: bytes) -> None:
         core = await self._loaded()
         if engine_id != self._engine_id:
-            core.use(*await asyncio.to_thread(_unpickle, engine))
+            parts = await asyncio.to_thread(_unpickle, engine)
+            await self._keep(engine_id, engine)
+            core.use(*parts)
             self._engine_id, self._engine = engine_id, engine
 
     async def do_warm(self) -> None:
@@ -105,7 +114,7 @@ class SessionHost:
         self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any], held: Spans
     ) -> StartAnswer | EngineWanted:
         core = await self._loaded()
-        if engine_id != self._engine_id:
+        if engine_id not in ("", self._engine_id):
             return EngineWanted()
         started = await core.start(prompts, **settings)
         # An engine that answers without waiting for anything is done by now: its end goes along and saves a call.
@@ -136,13 +145,17 @@ class SessionHost:
 
     async def do_delete(self) -> None:
         await (await self._loaded()).delete()
+        self._deleted = True
         asyncio.get_running_loop().call_soon(self._leave)
 
     async def do_fork(self, at: int | None, session_id: str) -> SessionRecord:
         return await (await self._loaded()).fork(at, session_id)
 
-    async def do_compact(self, explain: bool) -> Compaction | None:
-        return await (await self._loaded()).compact(explain=explain)
+    async def do_compact(self, engine_id: str, explain: bool) -> tuple[Compaction | None] | EngineWanted:
+        core = await self._loaded()
+        if engine_id not in ("", self._engine_id):
+            return EngineWanted()
+        return (await core.compact(explain=explain),)
 
     async def do_expand(self, summary: Summary) -> tuple[Block, ...]:
         return await (await self._loaded()).expand(summary)
@@ -229,7 +242,7 @@ def _unpickle(engine: bytes) -> tuple[EngineBuilder, SessionConfig, OverflowStra
         builder, config, overflow = pickle.loads(engine)
     except Exception as error:
         why = f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
-        raise ConfigError("engine", type(error).__name__, why) from error
+        raise ConfigError("engine or overflow", type(error).__name__, why) from error
     return builder, config, overflow
 
 

@@ -20,11 +20,12 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.placement import Dedicated
 from turnwise.actors.session_actor import SessionActor, open_store
 from turnwise.actors.steps import Fetch, Pause, Request
-from turnwise.actors.wire import Refused, StartAnswer
+from turnwise.actors.wire import EngineWanted, Refused, StartAnswer
 from turnwise.errors import ConfigError, SessionFencedError, SessionLostError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.store import SessionStore
 from turnwise.memory.urls import check_history_url, resolve_url
+from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.strategy import OverflowStrategy
 
 REACH_S = 60.0
@@ -77,14 +78,14 @@ class Realm:
             StoreURLError: the URL names no store.
             ConfigError: the engine or the strategy is none, cannot be pickled, or what a request may take is not known.
         """
-        if not isinstance(engine, EngineBuilder):
+        if not isinstance(engine, EngineBuilder) or isinstance(engine, type):
             raise ConfigError(
                 "engine", type(engine).__name__, "pass an object with build(session), such as EchoEngine()"
             )
         if not isinstance(placement, Dedicated):
             raise ConfigError("placement", placement, "pass Dedicated()")
         if overflow is not None:
-            if not isinstance(overflow, OverflowStrategy):
+            if not isinstance(overflow, OverflowStrategy) or isinstance(overflow, type):
                 raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
             token_limit(overflow, engine, config)
         url = resolve_url(url)
@@ -95,7 +96,8 @@ class Realm:
             realm._engine = cloudpickle.dumps((engine, config, overflow))
         except Exception as error:
             why = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
-            raise ConfigError("engine", f"{type(engine).__name__}, overflow={type(overflow).__name__}", why) from error
+            what = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
+            raise ConfigError("engine", what, why) from error
         realm._engine_id = hashlib.sha256(realm._engine).hexdigest()
         _REALMS[realm.name] = realm
         return realm
@@ -179,10 +181,24 @@ class Realm:
 
     def start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartAnswer]:
         """Ask for a run with this realm's engine; sends the engine first where the session has another."""
-        held = self.cache(session_id).held
+        started: StartAnswer = yield from self._equipped(
+            session_id, "start", prompts, settings, self.cache(session_id).held
+        )
+        return started
+
+    def compact(self, session_id: str, *, explain: bool) -> Request[Compaction | None]:
+        """Ask for a compaction with this realm's strategy."""
+        found: tuple[Compaction | None] = yield from self._equipped(session_id, "compact", explain)
+        return found[0]
+
+    def _equipped(self, session_id: str, verb: str, *args: Any) -> Request[Any]:
+        """Call a verb that works with an engine and a strategy: this realm's, which are sent if it has others.
+
+        Where no manager is open in this process, those that the session has.
+        """
         while True:
-            answer = yield from self.ask(session_id, "start", self._engine_id, prompts, settings, held)
-            if isinstance(answer, StartAnswer):
+            answer = yield from self.ask(session_id, verb, self._engine_id, *args)
+            if not isinstance(answer, EngineWanted):
                 return answer
             yield from self.ask(session_id, "adopt", self._engine_id, self._engine)
 

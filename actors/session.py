@@ -213,7 +213,7 @@ class Session(_Session):
         Raises:
             StrategyError, CompactionError, WindowOverflowError: nothing was changed.
         """
-        return carry_out(self._compact(explain), self._portal)
+        return carry_out(self._realm.compact(self.id, explain=explain), self._portal)
 
     def expand(self, summary: Summary) -> tuple[Block, ...]:
         """Return what a summary stands for, in order; summaries that were folded into it are expanded too.
@@ -308,7 +308,7 @@ class AsyncSession(_Session):
 
     async def compact(self, *, explain: bool = False) -> Compaction | None:
         """See `Session.compact`."""
-        return await carry_out_async(self._compact(explain))
+        return await carry_out_async(self._realm.compact(self.id, explain=explain))
 
     async def expand(self, summary: Summary) -> tuple[Block, ...]:
         """See `Session.expand`."""

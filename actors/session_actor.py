@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import ray
@@ -26,6 +27,7 @@ class SessionActor:
         self._settings = (session_id, urls, namespace, engine_id, engine)
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
+        self._actor_id = str(context.get_actor_id())
         # Leaving takes a call of its own. It must not be repeated in the next process, as other calls are.
         self._leave = lambda: context.current_actor.depart.options(max_task_retries=0).remote()
         self._host: asyncio.Task[SessionHost] | None = None
@@ -43,14 +45,20 @@ class SessionActor:
 
     async def depart(self) -> None:
         """End this process without a restart."""
+        from turnwise.actors.adoptions import drop_adopted
+
+        drop_adopted(self._settings[2], self._actor_id)
         ray.actor.exit_actor()
 
     def _load(self) -> SessionHost:
+        from turnwise.actors.adoptions import find_adopted, keep_adopted
         from turnwise.actors.host import SessionHost
         from turnwise.memory.urls import open_history
 
         gc.freeze()  # what is loaded stays: walking it again and again would cost milliseconds in the midst of a turn
         session_id, (url, history_url), namespace, engine_id, engine = self._settings
+        if adopted := find_adopted(namespace, self._actor_id):
+            engine_id, engine = adopted
         return SessionHost(
             session_id,
             lambda: open_store(url, namespace),
@@ -58,6 +66,7 @@ class SessionActor:
             engine,
             node_id=self._node_id,
             leave=self._leave,
+            keep=partial(keep_adopted, namespace, self._actor_id),
             open_history=(lambda: open_history(history_url)) if history_url else None,
         )
 

@@ -410,6 +410,23 @@ def test_fork_end_and_delete(make_manager: MakeManager) -> None:
     assert anew.latest() is None and anew.run("hello").wait().index == 0
 
 
+def test_an_id_that_is_deleted_and_opened_again_is_another_session(make_manager: MakeManager) -> None:
+    """Though the process of the one that is gone may be there a moment longer."""
+    manager = make_manager()
+
+    def life(number: int) -> None:
+        chat = manager.open(f"phoenix-{number}")
+        for _ in range(3):
+            assert chat.run("hello").wait(timeout_s=60).index == 0
+            chat.delete()
+            with pytest.raises(SessionNotFoundError):
+                chat.run("are you there?")
+            assert manager.open(chat.id).latest() is None
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(life, range(3)))
+
+
 def test_events_have_no_gap_and_no_duplicate_however_often_a_reader_comes_back(make_manager: MakeManager) -> None:
     """Case 59; a slow reader slows nobody."""
     manager = make_manager()

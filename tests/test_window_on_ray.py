@@ -937,11 +937,6 @@ def test_forks_before_and_after_a_compaction_are_whole_without_their_parent(benc
 # What is broken
 
 
-@pytest.mark.xfail(
-    reason="Ray makes the process anew with what the session's first manager brought",
-    raises=AssertionError,
-    strict=True,
-)
 def test_a_run_that_goes_on_after_a_kill_has_the_strategy_it_began_with(bench: Bench, tmp_path: Path) -> None:
     """Cases 33 and 41: that of a later manager."""
     gate = Gate(tmp_path)

@@ -118,6 +118,9 @@ class Plan:
     def check(self, window: Window, budget: TokenBudget) -> None:
         """Raise if the plan breaks a law. O(what is kept); changes nothing.
 
+        What keeps the newest exchanges whole and nothing before them keeps pairs whole and is as valid as before, so
+        there is no more to look at.
+
         - order kept: all ranges are of the window, ascending and apart, and none is empty; what is summarised is older
           than all that is kept;
         - system prompt once: no range that is kept has a system prompt;
@@ -135,11 +138,14 @@ class Plan:
         self._check_order(window)
         self._check_what_stands_apart(window)
         self._check_newest(window)
-        self._check_pairs(window)
+        whole = self._keeps_whole_exchanges(window)
+        if not whole:
+            self._check_pairs(window)
         after = _taken(window, budget, self.keep, self.summary)
         if after >= (before := window.taken(budget)):
             self._break("something goes", f"the request would take {after} tokens, and takes {before} as it is")
-        self._check_valid(window)
+        if not whole:
+            self._check_valid(window)
         if after > budget.max_tokens:
             self._break("budget met", f"the request would take {after} of {budget.max_tokens} tokens")
 
@@ -176,6 +182,12 @@ class Plan:
         for part in gaps(self.keep, window.newest):
             if lost := window.without(part, System):
                 self._break("newest turn kept", f"block {lost[0].start} goes, it begins at {window.newest.start}")
+
+    def _keeps_whole_exchanges(self, window: Window) -> bool:
+        summaries = set(window.summaries)
+        first = next((at for part in self.keep for at in range(*part) if at not in summaries), len(window))
+        cut = next((part.start for part in window.exchanges() if part.start <= first), 0)
+        return self.keep in (window.kept_from(cut), window.kept_from(cut, pinned=False))
 
     def _check_pairs(self, window: Window) -> None:
         calls: set[str] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from turnwise.actors.inference.attempt import Attempt, storable
 from turnwise.actors.inference.engine import SessionView
@@ -13,6 +14,9 @@ from turnwise.memory.calls import CallState, decode_calls
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
+
+if TYPE_CHECKING:
+    from turnwise.actors.compactor import Compactor
 
 
 class ActiveRun:
@@ -33,6 +37,8 @@ class ActiveRun:
         self.discard = False
         self.attempt: Attempt | None = None
         """The engine at work on it."""
+        self.compactor: Compactor | None = None
+        """What looks at that engine's window."""
         self.unbilled = Usage()
         """What it has spent since its last commit, time aside."""
         self._since = loop.time()

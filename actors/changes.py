@@ -13,7 +13,7 @@ from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.journal import Journal
 from turnwise.actors.reads import SessionReads
-from turnwise.errors import CorruptRecordError, SessionFencedError, StoreError
+from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError, StoreError
 from turnwise.memory.blocks import Block
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
@@ -49,6 +49,8 @@ class SessionChanges(SessionReads):
         self._change = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._doubt: Doubt | None = None
+        self._owed = Usage()
+        """What was spent that no commit has told of: the next one does."""
 
     async def activate(self) -> None:
         """Take the session over from whoever had it: raise the epoch, see to the run that was lost, go on.
@@ -104,11 +106,17 @@ class SessionChanges(SessionReads):
     ) -> None:
         """Number the events and store the commit of these `parts`; `live` is as now if None."""
         live = self._active is not None if live is None else live
+        owed, self._owed = self._owed, Usage()
+        if owed != Usage():
+            session = replace(session, usage=session.usage + owed)
         numbered = self._journal.number(events)
         if self._doubt and numbered:
             self._doubt.seq = numbered[0].seq
         try:
             await self._journal.commit(Commit(session=session, events=numbered, **parts), live=live)
+        except DuplicateKeyError:
+            self._owed += owed
+            raise
         except SessionFencedError as error:
             # Another activation owns the session: stop the engine, answer everybody, change nothing.
             for run in [*([self._active] if self._active else []), *self._backlog.queue]:

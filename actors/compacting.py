@@ -6,19 +6,20 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.changes import Doubt, SessionChanges
 from turnwise.actors.compactor import Compactor, Preparation, Prepared
 from turnwise.actors.inference.attempt import reason
-from turnwise.actors.inference.engine import NewEvent, SessionView
+from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
 from turnwise.actors.run_events import about
-from turnwise.errors import CompactionError, EngineError, SessionEndedError, TurnwiseError
+from turnwise.errors import CompactionError, EngineError, LimitError, SessionEndedError, TurnwiseError
 from turnwise.memory.blocks import encode
 from turnwise.memory.events import CompactionFailed, WindowCompacted
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import Spans, begins_with, cut, join, overlap, size, subtract, union
+from turnwise.memory.spans import Span, Spans, begins_with, cut, join, overlap, size, subtract, union
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
 from turnwise.strategies.compaction import Compaction
@@ -62,11 +63,13 @@ class CompactingSession(SessionChanges):
     """Compactions that were given up since the last that was carried out."""
     _skip = 0
     """For how many more runs no model and no memory is asked, since those before failed, if it can be done without."""
-    _told_upto = -1
-    """The last turn before those that a long-term memory was last given: the next ones are looked for from there on."""
 
     def price(self, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost."""
+        raise NotImplementedError
+
+    def check_budget(self, run: ActiveRun) -> None:
+        """Raise if the run has spent a budget."""
         raise NotImplementedError
 
     # Beside the conversation
@@ -84,6 +87,12 @@ class CompactingSession(SessionChanges):
     @property
     def _is_compacting(self) -> bool:
         return self._beside is not None and not self._beside.done()
+
+    async def _stop_compacting(self) -> None:
+        """Give the compaction beside the conversation up; what it has spent is owed."""
+        if self._beside and self._is_compacting:
+            self._beside.cancel()
+            await asyncio.wait({self._beside}, timeout=self._config.cancel_grace_s)
 
     async def _compact_beside(self, compactor: Compactor, head: TurnRecord) -> None:
         try:
@@ -117,7 +126,7 @@ class CompactingSession(SessionChanges):
         task = self._beside = self._spawn(self._compact(compactor, head))
         await asyncio.wait({task})
         if task.cancelled():
-            raise SessionEndedError(self.session_id)
+            raise self._journal.lost or SessionEndedError(self.session_id)
         done = task.result()
         return done.outcome() if done else None
 
@@ -140,11 +149,14 @@ class CompactingSession(SessionChanges):
             raise
         if plan is None:
             return None
-        prepared, failure = await self._prepare(compactor, plan, window, bill, None)
-        if prepared is None:
-            raise CompactionError(self.session_id, name, reason(failure) if failure else "nothing may go")
-        if not await self._carry_out(prepared, bill, None):
-            raise CompactionError(self.session_id, name, "the conversation has moved on")
+        try:
+            prepared, failure = await self._prepare(compactor, plan, window, bill, None)
+            if prepared is None:
+                raise CompactionError(self.session_id, name, reason(failure) if failure else "nothing may go")
+            if not await self._carry_out(prepared, bill, None):
+                raise CompactionError(self.session_id, name, "the conversation has moved on")
+        finally:
+            self._owe(bill.unpaid)
         return prepared
 
     # Before a request
@@ -154,7 +166,7 @@ class CompactingSession(SessionChanges):
 
         Waits for no model and no memory as long as the request fits. The compaction beside the conversation goes first.
         """
-        compactor = self._compactor
+        compactor = run.compactor
         if compactor is None:
             return self._journal.turn(run.turn)
         strategy: OverflowStrategy | None = compactor.strategy
@@ -174,6 +186,9 @@ class CompactingSession(SessionChanges):
             plan = await self._plan(compactor, strategy, window, run, is_over=is_over)
             if plan is None or (plan.waits and not is_over):
                 return self._journal.turn(run.turn)
+            if run.turn.carried:
+                await self._take_over(run)  # there is less then, so look again
+                continue
             if plan.waits and self._skip and plan.otherwise:
                 strategy = plan.otherwise  # it has just failed, and would keep each prompt waiting
                 continue
@@ -216,15 +231,19 @@ class CompactingSession(SessionChanges):
         """Return the plan with what it waits for, as far as so many attempts got it, and the last one's failure."""
         preparation = Preparation(plan, window, compactor, self._view(), self._turns_of)
         attempts = compactor.config.compaction_attempts if plan.waits else 1
+        check_purse = partial(self._check_purse, run)
         failure: Exception | None = None
         for number in range(1, attempts + 1):
             try:
-                self._check_purse(run)
-                await preparation.attempt(bill)
+                await preparation.attempt(bill, check_purse)
                 break
-            except Exception as error:  # noqa: BLE001 - of a model or a memory: it is told, and nothing was changed
+            except Exception as error:
                 failure = error
+                if run and isinstance(error, LimitError | Suspend):
+                    raise
                 await self._tell(_failed(plan.strategy, number, attempts, error), bill, run)
+            if isinstance(failure, LimitError):
+                break
             if number < attempts:
                 await asyncio.sleep(PAUSE_S * 2 ** (number - 1))
         if not preparation.is_whole:
@@ -247,18 +266,19 @@ class CompactingSession(SessionChanges):
         outcome = prepared.outcome()
         done = False
 
-        async def commit() -> None:
+        async def commit(spent: Usage | None) -> None:
             nonlocal done
             span, session = self._journal.extend(len(new))
             was, becomes = prepared.window.spans, prepared.spans(span if new else None)
-            head = None if run else self._head and _rebased(self._head, was, becomes)
+            head = self._head and (_under(self._head, was, becomes) if run else _rebased(self._head, was, becomes))
             running = run or self._active
             active = running and _rebased(running.turn, was, becomes)
             if run:
                 _check_open(run)
                 active = active and replace(active, input=active.carried, carried=())
-            done = bool(head or active)
-            values: dict[str, Any] = {"strategy": outcome.strategy, "usage": bill.unpaid}
+            done = bool(active if run else head or active)
+            head = head if done else None
+            values: dict[str, Any] = {"strategy": outcome.strategy, "usage": spent}
             if done:
                 values |= {"tokens_before": outcome.tokens_before, "tokens_after": outcome.tokens_after}
                 values |= {"summary": (span.start, span.stop) if new else None}
@@ -268,7 +288,7 @@ class CompactingSession(SessionChanges):
             kind = WindowCompacted if done else CompactionFailed
             stored = [encode(block) for block in new] if done else []
             turns = [turn for turn in (head, active) if turn]
-            await self._pay(session, (kind, values), bill, run, blocks=stored, turns=turns)
+            await self._pay(session, (kind, values), spent, run, blocks=stored, turns=turns)
             if done:
                 self._journal.cache.add(span.log, span.start, new)
             if head:
@@ -282,14 +302,14 @@ class CompactingSession(SessionChanges):
     async def _tell(self, event: NewEvent, bill: _Bill, run: ActiveRun | None) -> None:
         """Store an event, and what was spent until then."""
 
-        async def commit() -> None:
+        async def commit(spent: Usage | None) -> None:
             kind, values = event
-            await self._pay(self._journal.session, (kind, {**values, "usage": bill.unpaid}), bill, run)
+            await self._pay(self._journal.session, (kind, {**values, "usage": spent}), spent, run)
 
         await self._once(commit, bill)
 
     async def _pay(
-        self, session: SessionRecord, event: NewEvent, bill: _Bill, run: ActiveRun | None, **parts: Any
+        self, session: SessionRecord, event: NewEvent, spent: Usage | None, run: ActiveRun | None, **parts: Any
     ) -> None:
         """Commit an event with what was spent: on the run's account while it goes on, else on the session's."""
         kind, values = event
@@ -300,19 +320,26 @@ class CompactingSession(SessionChanges):
             )
             run.billed(record)
         else:
-            paid = bill.unpaid or Usage()
-            session = replace(session, usage=session.usage + (paid if run is None else Usage()))
+            if run is None and spent:
+                session = replace(session, usage=session.usage + spent)
             await self._commit(session, [(kind, values)], **parts)
 
-    async def _once(self, commit: Callable[[], Awaitable[None]], bill: _Bill) -> None:
-        """Have a commit stored, and not again if it was though the store's answer was lost."""
+    async def _once(self, commit: Callable[[Usage | None], Awaitable[None]], bill: _Bill) -> None:
+        """Have a commit stored that tells of what is unpaid; not again if it was though the store's answer was lost."""
         doubt = Doubt(0)
 
         async def change() -> None:
-            if not doubt.stored:
-                self._doubt = doubt
-                await commit()
-                self._doubt = None
+            if doubt.stored:
+                return
+            # From here on it is this commit's, also if whoever waits for it is cancelled.
+            spent, bill.unpaid = bill.unpaid, None
+            self._doubt = doubt
+            try:
+                await commit(spent)
+            except BaseException:
+                bill.unpaid = spent
+                raise
+            self._doubt = None
 
         await self._persistently(change)
         bill.unpaid = None
@@ -326,28 +353,50 @@ class CompactingSession(SessionChanges):
         )
 
     def _check_purse(self, run: ActiveRun | None) -> None:
-        """Raise if the session has spent its budget; a run's are looked at where it calls its model."""
+        """Raise if no model may be asked any more: as before each call of a run's own, or for the session's budget."""
+        if run:
+            self.check_budget(run)
+            return
         budget = self._config.session_budget
-        if run is None and budget and (over := budget.exceeded(self._journal.session.usage)):
-            raise EngineError(f"the session has spent {over}: raise SessionConfig(session_budget=...)")
+        spent = self._journal.session.usage + self._owed
+        if budget and (over := budget.exceeded(spent)):
+            raise LimitError(f"the session has spent {over}: raise SessionConfig(session_budget=...)", "budget")
 
     async def _turns_of(self, spans: Spans) -> list[Own]:
-        """Return the session's turns that added some of these blocks, each with all that it added.
+        """Return the turns that added some of these blocks to the session's log, each with all that it added.
 
-        What a memory is given is always older than what comes next: so this reads each turn about once in all.
+        Reads those turns, and some ten to find the first.
         """
+        log = self._journal.session.log
+        wanted = union(span for span in spans if span.log == log)
         found: list[Own] = []
-        after, wanted = self._told_upto, union(spans)
+        after = await self._before_turn_at(wanted[0]) if wanted else -1
         while wanted and (page := await self._journal.store.turns(self.session_id, after=after)):
             for turn in page:
-                own = join(turn.prompt, turn.output)
-                if overlap(wanted, own):
-                    found.append((turn.index, own))
-                    wanted = subtract(wanted, own)
+                added = join(turn.prompt, turn.output)
+                if overlap(wanted, added):
+                    found.append((turn.index, added))
+                    wanted = subtract(wanted, added)
             after = page[-1].index
-        if found:
-            self._told_upto = found[0][0] - 1
         return found
+
+    async def _before_turn_at(self, place: Span) -> int:
+        """Return an index such that the turn whose prompt is at this place comes behind it: prompts are in order."""
+        low, high = 0, self._journal.session.next_index
+        while low < high:
+            middle = (low + high) // 2
+            page = await self._journal.store.turns(self.session_id, after=middle - 1, limit=1)
+            starts = [span.start for turn in page for span in turn.prompt if span.log == place.log]
+            if page and min(starts, default=-1) <= place.start:
+                low = page[0].index + 1
+            else:
+                high = middle
+        return low - 2
+
+    def _owe(self, spent: Usage | None) -> None:
+        """Put what nobody has paid for on the session's next commit."""
+        if spent:
+            self._owed += spent
 
 
 class _Bill:
@@ -374,6 +423,18 @@ def _failed(strategy: str, attempt: int, of: int, error: Exception) -> NewEvent:
 def _check_open(run: ActiveRun) -> None:
     if run.done.done() or run.closed:
         raise EngineError("the run's end is decided: what comes now changes nothing")
+
+
+def _under(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
+    """Return the turn that a running one continues such that it hands on what of a window that begins with its own.
+
+    So what was paid for is there also if the running turn is discarded. None if that turn's blocks were touched too.
+    """
+    if not begins_with(was, turn.base):
+        return None
+    own = cut(was, size(turn.base))[1]
+    front, rest = cut(becomes, size(becomes) - size(own))
+    return _rebased(turn, turn.base, front) if rest == join(own) else None
 
 
 def _rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
@@ -17,24 +18,24 @@ from turnwise.actors.inference.engine import (
     RequestFrame,
     SessionView,
 )
-from turnwise.errors import ConfigError, LongTermMemoryError, SummaryRefusedError
+from turnwise.errors import ConfigError, EngineError, LongTermMemoryError, SummaryRefusedError, TurnwiseError
 from turnwise.memory.block_cache import BlockCache
-from turnwise.memory.blocks import Block, Summary
+from turnwise.memory.blocks import Block, Summary, System
 from turnwise.memory.calls import CallState
 from turnwise.memory.events import Event
 from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.model_limits import window_of
 from turnwise.memory.runs import CUT_SHORT
-from turnwise.memory.spans import Span, Spans, size
+from turnwise.memory.spans import Span, Spans, join, overlap, size, subtract
 from turnwise.memory.token_index import TokenIndex
-from turnwise.memory.tokens import counter_for
+from turnwise.memory.tokens import ByteCounter, counter_for
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
 from turnwise.strategies.compaction import Compaction
-from turnwise.strategies.flush_task import FlushTask, Own
+from turnwise.strategies.flush_task import FlushTask, HandedOver, Own, unacknowledged
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.ranges import Ranges
-from turnwise.strategies.strategy import OverflowStrategy
+from turnwise.strategies.strategy import OverflowStrategy, decide
 from turnwise.strategies.summary_task import SummaryTask
 from turnwise.strategies.window import TokenBudget, Window
 
@@ -46,8 +47,21 @@ COUNTED_AT_ONCE = 64
 RESERVE_SHARE, RESERVE_MOST = 8, 4096
 """Of the window, what is kept free for the answer if nobody says."""
 
+_log = logging.getLogger(__name__)
+
 Bill = Callable[[Usage, str | None], None]
 """Takes what was spent, and on which model."""
+
+
+def check_overflow(strategy: OverflowStrategy, builder: EngineBuilder, config: SessionConfig) -> None:
+    """Raise if the strategy could not work: it is asked about an empty window.
+
+    Raises:
+        ConfigError: of its settings, or nobody says what a request may take.
+        StrategyError: it raised something else.
+    """
+    nothing = Window((), BlockCache(), TokenIndex(ByteCounter()))
+    decide(strategy, nothing, TokenBudget(token_limit(strategy, builder, config)))
 
 
 def token_limit(strategy: OverflowStrategy, builder: EngineBuilder, config: SessionConfig) -> int:
@@ -102,24 +116,53 @@ class Compactor:
         """Of a request; with its overhead once there was a window."""
 
     async def window(self, turn: TurnRecord, cache: BlockCache, *, base: bool = False) -> Window:
-        """Return a view of what the turn holds, or, as its `base`, of what it hands on; the cache has all of it."""
+        """Return a view of what the turn holds, or, as its `base`, of what it hands on; the cache has all of it.
+
+        Raises:
+            ConfigError: the counter raised.
+        """
         spans = turn.base if base else turn.spans
+        try:
+            index = await self._counted(spans, cache)
+        except TurnwiseError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                "token_counter", type(self.config.token_counter).__name__, f"it raised {error!r}"
+            ) from error
+        newest = _newest_turn(turn, spans, index)
+        return Window(spans, cache, index, sends_system=self._frame.system is None, newest_turn=newest)
+
+    async def _counted(self, spans: Spans, cache: BlockCache) -> TokenIndex:
         async with self._counting:
             if self._index is None:
                 counter = self.config.token_counter or await self.off_loop(counter_for, self._frame.model)
                 overhead = await self.off_loop(counter.overhead, self._frame.system, self._frame.tools)
                 self.budget = TokenBudget(self._limit, overhead)
                 self._index = TokenIndex(counter)
-            if size(self._index.missing(spans)) > COUNTED_AT_ONCE:
-                await self.off_loop(self._index.cover, spans, cache)
-            own = size(turn.prompt) + size(turn.output)
-            return Window(
-                spans,
-                cache,
-                self._index,
-                sends_system=self._frame.system is None,
-                newest_turn=max(size(spans) - own, 0),
-            )
+            missing = self._index.missing(spans)
+            if size(missing) > COUNTED_AT_ONCE:
+                # Whoever waits may be cancelled while the thread goes on, so it must not write into the index.
+                self._index.take(await self.off_loop(self._index.count, missing, cache))
+            else:
+                self._index.cover(spans, cache)
+            return self._index
+
+
+def _newest_turn(turn: TurnRecord, spans: Spans, index: TokenIndex) -> int | None:
+    """Return the place of the first of the turn's own blocks that are no system prompts, which may stand elsewhere."""
+    own = join(turn.prompt, turn.output)
+    held = overlap(spans, own)
+    systems = [Span(span.log, at, at + 1) for span in held for at in index.places(span, System)]
+    rest = overlap(held, subtract(own, systems))
+    if not rest:
+        return None
+    before, first = 0, rest[0]
+    for span in spans:
+        if span.log == first.log and span.start <= first.start < span.stop:
+            return before + first.start - span.start
+        before += span.stop - span.start
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +211,20 @@ class Preparation:
         """What is to be summed up yet, in parts that a model takes at once."""
         self._summary: str | None = None
         """Of those before."""
-        self._turns: Sequence[Own] = ()
+        self._handed: Sequence[HandedOver] | None = None
         self._taken: list[set[str]] = [set() for _ in plan.flush.memories] if plan.flush else []
 
-    async def attempt(self, bill: Bill) -> None:
+    async def attempt(self, bill: Bill, check_purse: Callable[[], None]) -> None:
         """Ask for what is missing.
+
+        Args:
+            check_purse: raises if no model may be asked; is asked before each call of one.
 
         Raises:
             Exception: whatever a model or a memory raises, or that it took too long.
         """
         if self.plan.summary:
-            await self._sum_up(self.plan.summary, bill)
+            await self._sum_up(self.plan.summary, bill, check_purse)
         if self.plan.flush:
             await self._hand_over(self.plan.flush)
 
@@ -192,7 +238,7 @@ class Preparation:
             if self._summary is None or self._parts:
                 return None
             block = plan.summary.block(self._window, self._summary)
-        if plan.flush and (stays := plan.flush.unacknowledged(self._window, self._taken, self._turns)):
+        if plan.flush and (stays := self._stays(plan.flush)):
             retained = plan.retaining(self._window, self._compactor.budget, stays)
             if retained is None or plan.summary:
                 return None
@@ -205,33 +251,43 @@ class Preparation:
         prepared = self.prepared()
         return prepared is not None and prepared.plan is self.plan
 
-    async def _sum_up(self, task: SummaryTask, bill: Bill) -> None:
+    def _stays(self, task: FlushTask) -> Ranges:
+        return task.ranges if self._handed is None else unacknowledged(self._handed, self._taken)
+
+    async def _sum_up(self, task: SummaryTask, bill: Bill, check_purse: Callable[[], None]) -> None:
         if self._parts is None:
             model_window = task.model_window or window_of(frame_of(task.model).model)
             self._parts = await self._compactor.off_loop(task.parts, self._window, model_window)
         while self._parts:
+            check_purse()
             request = task.request(self._window, self._parts[0], self._summary)
             self._summary = await self._ask(task, request, bill)
             del self._parts[0]
 
     async def _ask(self, task: SummaryTask, request: Sequence[Block], bill: Bill) -> str:
         config, off_loop = self._compactor.config, self._compactor.off_loop
-        runner = await off_loop(task.model.build, self._session)
         context = _Asking(self._session, bill)
         shown = Turn(self._session.session_id, TurnRecord(index=0), BlockCache()).showing(request)
-        try:
-            asked = checked(lambda: runner.run(shown, context))
-            answer = await _within(asked, config.compaction_timeout_s, config.cancel_grace_s)
-        finally:
-            if isinstance(runner, Closable):
-                await runner.close()
+
+        async def ask() -> list[Block]:
+            runner = await off_loop(task.model.build, self._session)
+            try:
+                return await checked(lambda: runner.run(shown, context))
+            finally:
+                if isinstance(runner, Closable):
+                    await _put_away(runner, config.cancel_grace_s)
+
+        answer = await _within(ask(), config.compaction_timeout_s, config.cancel_grace_s)
         if context.stop_reason in CUT_SHORT:
             raise SummaryRefusedError("cut", f"the model stopped at its limit: {context.stop_reason}")
         return task.accept(answer, self._window.counter)
 
     async def _hand_over(self, task: FlushTask) -> None:
-        self._turns = await self._turns_of(task.spans(self._window))
-        items = task.items(self._window, self._session.session_id, self._turns)
+        if self._handed is None:
+            turns = await self._turns_of(task.spans(self._window))
+            session_id = self._session.session_id
+            self._handed = await self._compactor.off_loop(task.hand_over, self._window, session_id, turns)
+        items = [item for _, parts in self._handed for item in parts]
         given = zip(task.memories, self._taken, strict=True)
         failures = await asyncio.gather(*(self._give(memory, taken, items) for memory, taken in given))
         if told := [failure for failure in failures if failure]:
@@ -299,10 +355,13 @@ async def _within(work: Awaitable[Result], timeout_s: float, grace_s: float) -> 
 
     Raises:
         TimeoutError: nothing came.
+        EngineError: it cancelled itself, or wanted the process to end.
     """
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(_guarded(work))
     try:
         await asyncio.wait({task}, timeout=timeout_s)
+        if task.cancelled():
+            raise EngineError("it cancelled itself")
         if task.done():
             return task.result()
     finally:
@@ -312,3 +371,18 @@ async def _within(work: Awaitable[Result], timeout_s: float, grace_s: float) -> 
         if not task.done():
             leave_behind(task)
     raise TimeoutError(f"nothing came within {timeout_s:g} s")
+
+
+async def _guarded(work: Awaitable[Result]) -> Result:
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise EngineError(f"it raised {type(error).__name__}") from error
+
+
+async def _put_away(runner: Closable, grace_s: float) -> None:
+    """Close a runner that has done its work; if that fails, what it gave is good all the same."""
+    try:
+        await _within(runner.close(), grace_s, grace_s)
+    except Exception:  # noqa: BLE001 - whatever it is, it is logged, and the answer is there
+        _log.exception("%s, which was asked for a summary, could not be closed", type(runner).__name__)

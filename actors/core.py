@@ -312,9 +312,8 @@ class SessionCore(RunningSession):
             if self._journal.session.status == "active":
                 session = replace(self._journal.session, status="ended")
                 await self._cancel_queued(list(self._backlog.queue), storable(reason), session, [(SessionEnded, {})])
-                if self._beside:
-                    self._beside.cancel()
 
+        await self._stop_compacting()
         await self._atomically(change)
         if run := self._active:
             run.request_cancel(reason, discard=self._discards)
@@ -331,9 +330,8 @@ class SessionCore(RunningSession):
         async def change() -> None:
             if self._active:
                 raise SessionBusyError(self.session_id, self._active.run_id)
+            await self._stop_compacting()
             await self._journal.delete()
-            if self._beside:
-                self._beside.cancel()
             self._journal.lost = SessionNotFoundError(self.session_id)
             self._journal.log.publish()
 

@@ -14,7 +14,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from turnwise.actors.compactor import token_limit
+from turnwise.actors.compactor import check_overflow
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.placement import Dedicated
@@ -87,7 +87,7 @@ class Realm:
         if overflow is not None:
             if not isinstance(overflow, OverflowStrategy) or isinstance(overflow, type):
                 raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
-            token_limit(overflow, engine, config)
+            check_overflow(overflow, engine, config)
         url = resolve_url(url)
         realm = cls(namespace, hashlib.sha256(f"{namespace}\n{url}".encode()).hexdigest()[:16])
         realm._url = url

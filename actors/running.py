@@ -69,8 +69,8 @@ class RunningSession(CompactingSession):
 
     def _equip(self, builder: EngineBuilder, config: SessionConfig, overflow: OverflowStrategy | None) -> None:
         """Take over what the next runs work with."""
-        self._builder, self._config, self._runner = builder, config, None
-        self._compactor = Compactor(overflow, builder, config, self._off_loop) if overflow else None
+        compactor = Compactor(overflow, builder, config, self._off_loop) if overflow else None
+        self._builder, self._config, self._runner, self._compactor = builder, config, None, compactor
 
     @property
     def _discards(self) -> bool:
@@ -285,7 +285,7 @@ class RunningSession(CompactingSession):
         )
 
     async def _answer(self, run: ActiveRun, attempt: Attempt) -> Sequence[Block]:
-        runner = self._runner
+        runner, run.compactor = self._runner, self._compactor
         if runner is None:
             builder = self._builder
             runner = await self._off_loop(builder.build, run.session)

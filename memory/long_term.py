@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from turnwise.memory.blocks import Block
+from turnwise.memory.blocks import Block, encode
 from turnwise.memory.spans import Spans
 
 
@@ -72,6 +73,10 @@ def is_read_only(memory: object) -> bool:
     return bool(getattr(memory, "read_only", False))
 
 
-def item_id(spans: Spans) -> str:
-    """Return the id of an item that is made of these blocks: the same each time, and no other blocks have it."""
-    return ",".join(f"{log}:{start}-{stop}" for log, start, stop in spans)
+def item_id(spans: Spans, blocks: Sequence[Block]) -> str:
+    """Return the id of an item that is made of these blocks, which stand there: the same each time, and no others'.
+
+    It also says what they hold, since another store numbers its logs likewise.
+    """
+    held = hashlib.sha256("\n".join(map(encode, blocks)).encode()).hexdigest()[:16]
+    return ",".join(f"{log}:{start}-{stop}" for log, start, stop in spans) + f"~{held}"

@@ -10,6 +10,9 @@ from turnwise.memory.blocks import Block, Summary, System
 from turnwise.memory.spans import Span, Spans, join
 from turnwise.memory.tokens import TokenCounter
 
+Counted = list[tuple[Span, list[tuple[type[Block], int]]]]
+"""Of spans, each block's kind and what it takes."""
+
 
 class _Marks:
     """Where in a run of blocks those of one kind are, and what they take."""
@@ -42,8 +45,8 @@ class _Stretch:
     def stop(self) -> int:
         return self.start + len(self.totals) - 1
 
-    def add(self, block: Block, tokens: int) -> None:
-        if marks := self.marks.get(type(block)):
+    def add(self, kind: type[Block], tokens: int) -> None:
+        if marks := self.marks.get(kind):
             marks.add(self.stop, tokens)
         self.totals.append(self.totals[-1] + tokens)
 
@@ -69,7 +72,23 @@ class TokenIndex:
         for _, first, stop in self.missing([Span(log, start, start + len(blocks))]):
             stretch = self._stretch(log, first)
             for block in blocks[first - start : stop - start]:
-                stretch.add(block, self._counter.count(block))
+                stretch.add(type(block), self._counter.count(block))
+
+    def count(self, spans: Iterable[Span], cache: BlockCache) -> Counted:
+        """Return what blocks take, for `take`. Changes nothing, so it may be done on another thread.
+
+        Raises:
+            CorruptRecordError: the cache has not all of them.
+        """
+        return [(span, [(type(block), self._counter.count(block)) for block in cache.read([span])]) for span in spans]
+
+    def take(self, counted: Counted) -> None:
+        """Take in what was counted elsewhere; what has been counted here meanwhile is left alone."""
+        for span, tokens in counted:
+            for _, first, stop in self.missing([span]):
+                stretch = self._stretch(span.log, first)
+                for kind, count in tokens[first - span.start : stop - span.start]:
+                    stretch.add(kind, count)
 
     def cover(self, spans: Iterable[Span], cache: BlockCache) -> None:
         """Count what of `spans` is not counted yet; the cache has the blocks.

@@ -68,5 +68,10 @@ def decide(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> P
         return None
     if not isinstance(plan, Plan):
         raise StrategyError(name, "decides", f"it returned {type(plan).__name__}, neither a Plan nor None")
-    plan.check(window, budget)
+    try:
+        plan.check(window, budget)
+    except TurnwiseError:
+        raise
+    except Exception as error:
+        raise StrategyError(name, "decides", f"its plan cannot be read: {error!r}") from error
     return plan

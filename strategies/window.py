@@ -176,13 +176,14 @@ class Window:
                 continue
             if block.role == "user":
                 if begins is not None and says and not unmatched and at < self._newest_turn <= begins:
-                    yield Range(begins, stop)
-                    stop, says = begins, False
+                    yield Range(self._newest_turn, stop)
+                    stop, says = self._newest_turn, False
                 begins, says = at, says or _says(block)
                 continue
             if begins is not None and says and not unmatched:
-                yield Range(begins, stop)
-                stop = begins
+                start = self._newest_turn if at < self._newest_turn <= begins else begins
+                yield Range(start, stop)
+                stop = start
             begins, says = None, False
             if isinstance(block, ToolResult):
                 unmatched.add(block.call_id)

@@ -231,7 +231,7 @@ class CompactingSession(SessionChanges):
         """Return the plan with what it waits for, as far as so many attempts got it, and the last one's failure."""
         preparation = Preparation(plan, window, compactor, self._view(), self._turns_of)
         attempts = compactor.config.compaction_attempts if plan.waits else 1
-        check_purse = partial(self._check_purse, run)
+        check_purse = partial(self._check_purse, run, bill)
         failure: Exception | None = None
         for number in range(1, attempts + 1):
             try:
@@ -352,13 +352,13 @@ class CompactingSession(SessionChanges):
             session_id=self.session_id, user_id=session.user_id, agent=session.agent, metadata=session.metadata
         )
 
-    def _check_purse(self, run: ActiveRun | None) -> None:
+    def _check_purse(self, run: ActiveRun | None, bill: _Bill) -> None:
         """Raise if no model may be asked any more: as before each call of a run's own, or for the session's budget."""
         if run:
             self.check_budget(run)
             return
         budget = self._config.session_budget
-        spent = self._journal.session.usage + self._owed
+        spent = self._journal.session.usage + self._owed + (bill.unpaid or Usage())
         if budget and (over := budget.exceeded(spent)):
             raise LimitError(f"the session has spent {over}: raise SessionConfig(session_budget=...)", "budget")
 

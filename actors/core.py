@@ -16,7 +16,7 @@ from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.attempt import storable
 from turnwise.actors.inference.engine import EngineBuilder, NewEvent
 from turnwise.actors.journal import Journal, settled
-from turnwise.actors.originals import is_within, originals, reach
+from turnwise.actors.originals import find, originals, reach
 from turnwise.actors.output import Output
 from turnwise.actors.run_events import about, end_event
 from turnwise.actors.running import RunningSession, retire
@@ -37,7 +37,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     TurnNotFoundError,
 )
-from turnwise.memory.blocks import Block, Summary, ToolResult, ToolUse, decode, encode
+from turnwise.memory.blocks import Block, Summary, ToolResult, ToolUse, encode
 from turnwise.memory.calls import CallState, Verdict, decode_calls, encode_calls
 from turnwise.memory.events import CallDecided, PromptAppended, RunQueued, RunResumed, RunStarted, SessionEnded
 from turnwise.memory.frozen import FrozenDict, freeze
@@ -45,7 +45,7 @@ from turnwise.memory.history import HistoryStore
 from turnwise.memory.prompts import Prompt, accept
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import Span, Spans, join, subtract, union
+from turnwise.memory.spans import join, subtract, union
 from turnwise.memory.store import SessionStore
 from turnwise.memory.transcript import Ledger
 from turnwise.strategies.strategy import OverflowStrategy
@@ -355,7 +355,7 @@ class SessionCore(RunningSession):
         parent = f"{self.session_id}#{base.index}"
         base = replace(base, carried=base.carried if at is None else ())
         spans = union(base.prompt, base.spans, base.base)
-        also = await reach(join(base.spans, base.carried), self._journal.store.blocks)
+        also = await reach(join(base.spans, base.carried), self._journal.read)
         session, now = self._journal.session, self._clock()
         fork = SessionRecord(
             session_id=session_id,
@@ -378,21 +378,18 @@ class SessionCore(RunningSession):
     async def expand(self, summary: Summary) -> tuple[Block, ...]:
         """Return what a summary stands for, in order, with that in place of the summaries folded into it.
 
+        The summary is one that the session goes on with, or that was folded into one of these.
+
         Raises:
-            ConfigError: it is none of this session's.
+            ConfigError: it is none of them.
         """
         await self._loaded()
-        session, store = self._journal.session, self._journal.store
-        own: Spans = (Span(session.log, 0, session.log_size),)
-        if session.parent and not is_within(summary, own):
-            (first,) = await store.turns(self.session_id, limit=1)
-            own = union(own, await reach(join(first.spans, first.carried), store.blocks))
-        if not is_within(summary, own):
-            raise ConfigError(
-                "summary", summary.of, f"session {self.session_id!r} has no such blocks: pass one of its own"
-            )
-        spans = await originals(summary, store.blocks)
-        return tuple(map(decode, await store.blocks(spans)))
+        turns = [turn for turn in (self._head, self._active and self._active.turn) if turn]
+        held = union(*(part for turn in turns for part in (turn.spans, turn.base)))
+        if not await find(summary, held, self._journal.read):
+            why = f"it is none of session {self.session_id!r}: pass one of a turn's blocks"
+            raise ConfigError("summary", summary.text[:40], why)
+        return await self._journal.read(await originals(summary, self._journal.read))
 
     async def leave(self) -> bool:
         """Give the session up if nothing runs or is about to; return whether that is so. Later calls are fenced.

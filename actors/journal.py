@@ -11,6 +11,7 @@ from turnwise.actors.history_feed import HistoryFeed
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, TurnNotFoundError
 from turnwise.memory.block_cache import BlockCache
+from turnwise.memory.blocks import Block
 from turnwise.memory.events import Appending, Event
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.runs import RunRecord
@@ -164,6 +165,14 @@ class Journal:
         cache = BlockCache()
         cache.add_spans(spans, await self.store.blocks(spans))
         return [Turn(self.session_id, record, cache) for record in records]
+
+    async def read(self, spans: Spans) -> tuple[Block, ...]:
+        """Return blocks, in order; those that are not held are not held for this."""
+        if not self.cache.missing(spans):
+            return self.cache.read(spans)
+        cache, wanted = BlockCache(), union(spans)
+        cache.add_spans(wanted, await self.store.blocks(wanted))
+        return cache.read(spans)
 
     async def find_turn(self, index: int) -> TurnRecord:
         """Return a turn's record.

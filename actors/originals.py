@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 
-from turnwise.memory.blocks import Block, Summary, decode
-from turnwise.memory.spans import Span, Spans, join, subtract, union
+from turnwise.memory.blocks import Block, Summary
+from turnwise.memory.spans import Span, Spans, join, union
 
-Read = Callable[[Sequence[Span]], Awaitable[list[str]]]
-"""Returns the encoded blocks of spans, in order."""
+Read = Callable[[Spans], Awaitable[tuple[Block, ...]]]
+"""Returns the blocks of spans, in order."""
 
-_MARK = '"kind":"summary"'
+
+async def find(summary: Summary, spans: Spans, read: Read) -> bool:
+    """Return whether the summary is in `spans`, or folded into one that is. One read, and one for each further fold."""
+    found = await _summaries(spans, read)
+    while found:
+        if summary in found:
+            return True
+        found = await _folded(found, read)
+    return False
 
 
 async def originals(summary: Summary, read: Read) -> Spans:
@@ -23,7 +31,7 @@ async def originals(summary: Summary, read: Read) -> Spans:
     while folded:
         log, at = folded.pop()
         place = Span(log, at, at + 1)
-        for inner in await _summaries([place], read):
+        for inner in await _summaries((place,), read):
             spans = _replaced(spans, place, _spans(inner.of))
             folded += inner.folded
     return spans
@@ -32,28 +40,23 @@ async def originals(summary: Summary, read: Read) -> Spans:
 async def reach(spans: Spans, read: Read) -> Spans:
     """Return what `spans` hold and what summaries among it stand for, those folded into them too; sorted.
 
-    No read where nothing was ever left out, else one, and one for each summary that was folded into another.
+    One read, and one for each further fold.
     """
     found = union(spans)
-    if all(span.start == 0 for span in spans):
-        return found
     summaries = await _summaries(spans, read)
     while summaries:
-        places = [Span(log, at, at + 1) for summary in summaries for log, at in summary.folded]
         found = union(found, *(_spans(summary.of) for summary in summaries))
-        summaries = await _summaries(places, read) if places else []
+        summaries = await _folded(summaries, read)
     return found
 
 
-def is_within(summary: Summary, spans: Iterable[Span]) -> bool:
-    """Return whether all that a summary says it stands for is in `spans`."""
-    places = [Span(log, at, at + 1) for log, at in summary.folded]
-    return not subtract([*_spans(summary.of), *places], spans)
+async def _folded(summaries: Iterable[Summary], read: Read) -> list[Summary]:
+    places = tuple(Span(log, at, at + 1) for summary in summaries for log, at in summary.folded)
+    return await _summaries(places, read) if places else []
 
 
-async def _summaries(spans: Sequence[Span], read: Read) -> list[Summary]:
-    blocks: Iterable[Block] = map(decode, (encoded for encoded in await read(spans) if _MARK in encoded))
-    return [block for block in blocks if isinstance(block, Summary)]
+async def _summaries(spans: Spans, read: Read) -> list[Summary]:
+    return [block for block in await read(spans) if isinstance(block, Summary)]
 
 
 def _spans(places: Iterable[tuple[str, int, int]]) -> Spans:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from schedules import SESSION
-from test_tool_loop import Stage, play, use
+from schedules import SESSION, inline
+from test_tool_loop import Stage, play, results, use
 from turnwise.actors.budget import Budget, Price
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext
 from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_loop import ToolLoop
@@ -19,12 +23,15 @@ from turnwise.actors.reads import Outcome
 from turnwise.errors import CompactionError, ConfigError, EngineError, StrategyError, WindowOverflowError
 from turnwise.memory.blocks import Block, Summary, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.events import CompactionFailed, WindowCompacted
+from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.tokens import ByteCounter
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
 from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.plan import Plan
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget, Window
@@ -158,7 +165,7 @@ def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> None:
         fork = type(stage.core)("fork", stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now)
         assert await fork.expand(summary) == behind, "a fork has what its summaries stand for"
         other = summary.model_copy(update={"of": (("9", 0, 1),)})
-        with pytest.raises(ConfigError, match="no such blocks"):
+        with pytest.raises(ConfigError, match="none of session"):
             await fork.expand(other)
 
     play(story())
@@ -603,5 +610,378 @@ def test_one_compaction_goes_on_at_a_time() -> None:
         results = await asyncio.gather(*(stage.core.compact() for _ in range(3)))
         assert len(model.shown) == 1 and results == [None] * 3, "after the first there was nothing to do"
         assert not await told(stage, CompactionFailed)
+
+    play(story())
+
+
+# Models and memories that misbehave
+
+
+class Closing(Summarizer):
+    """Also has something to close, which may fail."""
+
+    def __init__(self, *answers: Any, close: Any = None, **settings: Any) -> None:
+        super().__init__(*answers, **settings)
+        self.fails = close
+        self.closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+        if isinstance(self.fails, Exception):
+            raise self.fails
+        await asyncio.sleep(self.fails or 0)
+
+
+@pytest.mark.parametrize("close", [None, OSError("the socket broke"), 1e9])
+def test_a_summary_is_good_whatever_becomes_of_its_engine_afterwards(close: Any) -> None:
+    async def story() -> None:
+        model = Closing(close=close)
+        stage = await opened(summarize(model))
+        await chat(stage, *prompts(0, 7), pause_s=0.0)
+        await asyncio.sleep(60)
+        assert len(model.shown) == model.closed == len(await told(stage, WindowCompacted)) == 1
+        assert not stage.core._is_compacting
+
+    play(story())
+
+
+def test_an_engine_that_cannot_be_built_in_time_holds_nobody_up() -> None:
+    """Case 40."""
+
+    async def story() -> None:
+        model = Summarizer()
+        stage = await opened(summarize(model), compaction_timeout_s=5.0)
+
+        async def off_loop(call: Any, *args: Any) -> Any:
+            if getattr(call, "__self__", None) is model:
+                await asyncio.sleep(1e9)
+            return call(*args)
+
+        stage.core._off_loop = off_loop
+        stage.core.use(stage.engine, stage.config, stage.overflow)
+        outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
+        assert outcome.run.state == "completed"
+        assert {event.why for event in await told(stage, CompactionFailed)} == {"TimeoutError: nothing came within 5 s"}
+
+    play(story())
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError(), SystemExit(1), KeyboardInterrupt()])
+def test_a_model_or_a_memory_that_wants_to_end_it_all_only_fails(raised: BaseException) -> None:
+    class Model(Summarizer):
+        async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+            await super().run(turn, context)
+            raise raised
+
+    class Memory(Notebook):
+        async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
+            raise raised
+
+    async def story() -> None:
+        for overflow in (summarize(Model()), FlushToMemory([Memory()], otherwise=Trim())):
+            stage = await opened(overflow)
+            outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
+            assert outcome.run.state == "completed"
+            failed = await told(stage, CompactionFailed)
+            assert failed and all("cancelled itself" in event.why or " raised " in event.why for event in failed)
+            assert "Trim" in {event.strategy for event in await told(stage, WindowCompacted)}
+            if isinstance(overflow, Summarize):
+                asked = len(overflow.model.shown)
+                assert (await stage.core.session()).usage.input_tokens == 100 * asked, "each is paid for"
+
+    play(story())
+
+
+def test_a_memory_that_hangs_is_given_up() -> None:
+    class Memory(Notebook):
+        async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
+            await asyncio.sleep(1e9)
+            return []
+
+    async def story() -> None:
+        stage = await opened(FlushToMemory([Memory()], otherwise=Trim()), compaction_timeout_s=5.0)
+        outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
+        assert outcome.run.state == "completed"
+
+    play(story())
+
+
+def test_an_answer_that_met_its_limit_is_no_summary() -> None:
+    class Model(Summarizer):
+        async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+            context.report(stop_reason="length", usage=Usage(calls=7))
+            return await super().run(turn, context)
+
+    async def story() -> None:
+        model = Model()
+        stage = await opened(summarize(model))
+        await chat(stage, *prompts(0, 8), pause_s=0.0)
+        await asyncio.sleep(20)
+        assert len(await told(stage, CompactionFailed)) == 3 and not await told(stage, WindowCompacted)
+        assert (await stage.core.session()).usage.calls == 3, "an attempt is one call, whatever the engine counts"
+
+    play(story())
+
+
+def test_a_part_that_fails_for_good_leaves_all_as_it_was() -> None:
+    async def story() -> None:
+        model = Summarizer("first", *[ValueError("broken")] * 9)
+        stage = await opened(None)
+        await chat(stage, *prompts(0, 60), pause_s=0.0)
+        stage.core.use(stage.engine, stage.config, summarize(model, model_window=3200))
+        with pytest.raises(CompactionError):
+            await stage.core.compact()
+        turn = await stage.core.latest()
+        assert turn and said(turn.blocks) == prompts(0, 60) and not turn.record.carried
+
+    play(story())
+
+
+# Where things meet
+
+
+def test_what_a_memory_took_in_part_is_not_enough_and_otherwise_decides() -> None:
+    class Half(Notebook):
+        async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
+            return await super().remember(scope, items[:1])
+
+    async def story() -> None:
+        stage = await opened(FlushToMemory([Half()], max_ratio=0.2, trigger_ratio=1.0, otherwise=Trim()))
+        await chat(stage, *prompts(0, 7), pause_s=0.0)
+        outcome = await chat(stage, "z" * 450, pause_s=0.0)
+        assert outcome.run.state == "completed"
+        assert sum(map(ByteCounter().count, stage.engine.given[-1])) + 3 <= 600
+
+    play(story())
+
+
+def test_what_was_compacted_beside_a_run_may_not_be_enough() -> None:
+    async def story() -> None:
+        model = Summarizer(delay_s=5.0)
+        stage = await opened(summarize(model, keep_turns=3, keep_tokens=220))
+        number = 0
+        while not model.shown:
+            await chat(stage, *prompts(number, number + 1), pause_s=0.0)
+            number += 1
+        outcome = await chat(stage, "z" * 420, pause_s=0.0)
+        assert outcome.run.state == "completed" and outcome.turn and not outcome.turn.record.carried
+
+    play(story())
+
+
+def test_a_run_goes_on_with_the_strategy_that_it_began_with() -> None:
+    async def story() -> None:
+        agent = Agent(5, 40)
+        stage = await opened(Trim(), agent)
+        await chat(stage, *prompts(0, 8), pause_s=0.0)
+        run = agent.run
+
+        async def swapped(turn: Turn, context: StepContext) -> Sequence[Block]:
+            stage.core.use(Agent(0, 0), stage.config, None)
+            return await run(turn, context)
+
+        agent.run = swapped  # type: ignore[method-assign]
+        outcome = await chat(stage, "look", pause_s=0.0)
+        assert outcome.run.state == "completed" and len(results(outcome)) == 5
+        assert max(sum(map(ByteCounter().count, given)) for given in agent.given) <= 600
+
+    play(story())
+
+
+def test_settings_that_cannot_be_used_are_refused_whole() -> None:
+    async def story() -> None:
+        stage = await opened(Trim())
+        with pytest.raises(ConfigError, match="max_context_tokens"):
+            stage.core.use(Summarizer(), SessionConfig(), Trim())
+        await chat(stage, *prompts(0, 12), pause_s=0.0)
+        assert len(stage.engine.given) == 12 and await told(stage, WindowCompacted)
+
+    play(story())
+
+
+def test_a_strategy_that_fails_while_all_fits_is_told_and_fails_no_run() -> None:
+    class Broken:
+        def decide(self, window: Window, budget: TokenBudget) -> Any:
+            raise ZeroDivisionError("oops")
+
+        def due(self, window: Window, budget: TokenBudget) -> bool:
+            return False
+
+    class Malformed:
+        def decide(self, window: Window, budget: TokenBudget) -> Any:
+            return Plan(strategy="Malformed", keep=None)  # type: ignore[arg-type]
+
+        def due(self, window: Window, budget: TokenBudget) -> bool:
+            return False
+
+    async def story() -> None:
+        for strategy in (Broken(), Malformed()):
+            stage = await opened(strategy)
+            outcome = await chat(stage, "hi")
+            assert outcome.run.state == "completed" and len(await told(stage, CompactionFailed)) == 1
+            with pytest.raises(StrategyError, match="decides"):
+                await stage.core.compact()
+
+    play(story())
+
+
+def test_a_counter_that_fails_is_a_typed_error() -> None:
+    class Counter(ByteCounter):
+        def count(self, block: Block) -> int:
+            raise ZeroDivisionError("oops")
+
+    async def story() -> None:
+        stage = await opened(Trim(), token_counter=Counter())
+        outcome = await chat(stage, "hi")
+        assert outcome.run.state == "failed" and "token_counter='Counter': it raised" in str(outcome.run.why)
+
+    play(story())
+
+
+def test_a_session_that_has_ended_compacts_no_more_and_what_it_spent_is_counted() -> None:
+    async def story() -> None:
+        model = Summarizer(delay_s=5.0)
+        stage = await opened(summarize(model))
+        await chat(stage, *prompts(0, 8), pause_s=0.1)
+        assert len(model.shown) == 1
+        await stage.core.end()
+        await asyncio.sleep(60)
+        assert len(model.shown) == 1 and not await told(stage, WindowCompacted)
+        assert (await stage.core.session()).usage.input_tokens == 100
+        events = await stage.events()
+        assert events[-1].kind == "session_ended"
+
+    play(story())
+
+
+def test_no_model_is_asked_for_more_than_the_session_may_spend() -> None:
+    """Also between the parts of one summary; the failure is final and told once."""
+
+    async def story() -> None:
+        model = Summarizer()
+        stage = await opened(None)
+        await chat(stage, *prompts(0, 60), pause_s=0.0)
+        config = replace(stage.config, session_budget=Budget(calls=2))
+        stage.core.use(stage.engine, config, summarize(model, model_window=3200))
+        with pytest.raises(CompactionError, match="session_budget"):
+            await stage.core.compact()
+        assert len(model.shown) == 2 and len(await told(stage, CompactionFailed)) == 1
+        stage.core.use(stage.engine, config, DeleteOldest(50))
+        assert await stage.core.compact(), "what costs nothing is done"
+
+    play(story())
+
+
+def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
+    async def story() -> None:
+        stage = await opened(None)
+        now = asyncio.get_running_loop().time
+
+        def core(name: str, overflow: Any = None) -> SessionCore:
+            return SessionCore(
+                name, stage.store, stage.engine, stage.config, overflow=overflow, clock=now, off_loop=inline
+            )
+
+        async def say(on: SessionCore, text: str) -> None:
+            await on.start([text], run_id=text)
+            await on.wait(text)
+
+        await chat(stage, "one " * 20, "two " * 20)
+        await stage.core.fork(None, "A")
+        first = core("A")
+        await say(first, "three")
+        await first.fork(None, "B")
+        second = core("B", Summarize(Summarizer("s"), trigger_ratio=0.1, keep_turns=1, max_summary_tokens=59))
+        assert await second.compact()
+        await second.fork(None, "C")
+        third = core("C")
+        await say(third, "four")
+        await third.fork(None, "D")
+        for gone in (stage.core, first, second, third):
+            await gone.delete()
+        fourth = core("D")
+        turn = await fourth.latest()
+        assert turn
+        (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
+        assert said(await fourth.expand(summary)) == ["one " * 20, "two " * 20]
+
+    play(story())
+
+
+def test_nobody_expands_what_was_rolled_back() -> None:
+    async def story() -> None:
+        stage = await opened(Trim())
+        await chat(stage, "hello")
+        await stage.core.start(["my secret"], run_id="gone")
+        await stage.core.start(["never mind"], run_id="kept", if_busy="rollback")
+        await stage.core.wait("kept")
+        session = await stage.core.session()
+        with pytest.raises(ConfigError, match="none of session"):
+            await stage.core.expand(Summary(text="", of=((session.log, 0, session.log_size),)))
+
+    play(story())
+
+
+def test_an_earlier_prompt_that_was_never_answered_goes_though_the_system_prompt_has_moved() -> None:
+    async def story() -> None:
+        stage = await opened(Trim())
+        await chat(stage, *prompts(0, 6), pause_s=0.0)
+        outcome = await chat(stage, "x" * 900, pause_s=0.0)
+        assert outcome.run.code == "window"
+        started = await stage.core.start([System(text="be kind"), "y" * 400], run_id="next")
+        outcome = (await stage.core.wait(started.run_id)) or outcome
+        assert outcome.run.state == "completed" and said(stage.engine.given[-1]) == ["y" * 400]
+        outcome = await chat(stage, "z" * 300, pause_s=0.0)
+        assert outcome.run.state == "completed"
+
+    play(story())
+
+
+def test_a_run_that_is_cancelled_while_its_window_is_counted_leaves_the_counts_right() -> None:
+    """On a thread, which goes on."""
+
+    class Slow(ByteCounter):
+        def count(self, block: Block) -> int:
+            time.sleep(0.0005)
+            return super().count(block)
+
+    async def story() -> None:
+        config = SessionConfig(token_counter=Slow(), max_context_tokens=10**6)
+        store = InMemoryStore()
+        await store.create(SessionRecord(session_id=SESSION))
+        before = SessionCore(SESSION, store, Talker(), config)
+        await before.append(list(prompts(0, 200)), "key")
+        core = SessionCore(SESSION, store, Talker(), config, overflow=Trim())
+        await core.start(["one"], run_id="one")
+        await asyncio.sleep(0.03)
+        assert await core.cancel("stop", "one")
+        await core.start(["two"], run_id="two")
+        await core.wait("two")
+        turn = await core.latest()
+        assert turn and core._compactor
+        window = await core._compactor.window(turn.record, turn.cache)
+        assert window.total == sum(map(ByteCounter().count, turn.blocks))
+
+    asyncio.run(story())
+
+
+def test_a_flush_reads_only_the_turns_that_it_hands_over() -> None:
+    async def story() -> None:
+        memory = Notebook()
+        stage = await opened(FlushToMemory([memory]))
+        await chat(stage, *prompts(0, 100), pause_s=0.5)
+        stage.new_core()
+        read, turns = 0, stage.store.turns
+
+        async def counted(*args: Any, **settings: Any) -> Any:
+            nonlocal read
+            page = await turns(*args, **settings)
+            read += len(page)
+            return page
+
+        stage.store.turns = counted
+        await chat(stage, *prompts(100, 105), pause_s=0.5)
+        assert 0 < read < 40
+        assert all(item.source.turn_index is not None for item in memory.items.values())
 
     play(story())

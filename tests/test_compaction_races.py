@@ -10,12 +10,11 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from random import Random
 from typing import Any
 
 import pytest
 
-from agents import AgentWorld, Processes, check_request, next_request
+from agents import AgentWorld, check_request, next_request
 from audit import check_session, turns_of
 from schedules import SESSION, explore, pause
 from turnwise.actors.config import SessionConfig
@@ -56,9 +55,9 @@ def _quiet() -> Iterator[None]:
 class Summarizer:
     """Writes good summaries and bad ones, at once, slowly, or never; as the dice fall."""
 
-    def __init__(self, random: Random, processes: Processes) -> None:
-        self._random = random
-        self._processes = processes
+    def __init__(self, world: WindowWorld) -> None:
+        self._world = world
+        self._random = world.random
         self.asked = 0
         self.shown: list[str] = []
         """What it was shown for each good summary."""
@@ -67,8 +66,8 @@ class Summarizer:
         return self
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
-        check_request(turn.blocks)
-        assert self._processes.is_alive
+        self._world.check(turn.blocks)
+        self._world.expect(self._world.processes.is_alive, "a dead process asks")
         self.asked += 1
         dice = self._random.random
         await pause(self._random)
@@ -90,16 +89,18 @@ class Summarizer:
 class Archive:
     """A memory that outlives processes, fails now and then, and may fail behind its back."""
 
-    def __init__(self, random: Random) -> None:
-        self._random = random
+    def __init__(self, world: WindowWorld) -> None:
+        self._world = world
+        self._random = world.random
         self.items: dict[str, MemoryItem] = {}
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
-        assert scope == Scope(user_id="default", session_id=SESSION)
+        self._world.expect(scope == Scope(user_id="default", session_id=SESSION), f"{scope}")
         await pause(self._random)
         kept = items if self._random.random() < 0.7 else items[: self._random.randrange(len(items) + 1)]
         for item in kept:
-            assert self.items.setdefault(item.id, item) == item, "one id, one item"
+            known = self.items.setdefault(item.id, item)
+            self._world.expect(known == item, f"one id, two items: {known}, {item}")
         await pause(self._random)
         if self._random.random() < 0.2:
             raise OSError("the disk is full")
@@ -133,21 +134,35 @@ class WindowWorld(AgentWorld):
             compaction_timeout_s=1.5,
         )
         super().__init__(seed, config)
-        self.summarizer = Summarizer(self.random, self.processes)
-        self.archives = (Archive(self.random), Archive(self.random))
+        self.summarizer = Summarizer(self)
+        self.archives = (Archive(self), Archive(self))
         self.given: dict[str, tuple[Block, ...]] = {}
         """What each run's model was given last."""
+        self.faults: list[str] = []
+        """What was found wrong where raising alone would only fail a run or a compaction."""
         model, run = self.model, self.model.run
 
         async def watched(turn: Turn, context: StepContext) -> Sequence[Block]:
-            # Two for the registry's tools are not told to the session: this engine has no frame.
             taken = sum(map(COUNTER.count, turn.blocks)) + COUNTER.overhead(None, ())
-            assert taken <= tokens, f"{taken} of {tokens} tokens are sent"
+            self.expect(taken <= tokens, f"{taken} of {tokens} tokens are sent")
+            self.check(turn.blocks)
             if self.processes.is_alive:
                 self.given[context.run_id] = turn.blocks
             return await run(turn, context)
 
         model.run = watched  # type: ignore[method-assign]
+
+    def expect(self, holds: bool, fault: str) -> None:
+        if not holds:
+            self.faults.append(fault)
+
+    def check(self, blocks: Sequence[Block]) -> None:
+        """Note it if a provider would refuse these."""
+        try:
+            check_request(blocks)
+        except Exception as error:
+            self.faults.append(f"{error!r} for {blocks}")
+            raise
 
     def restart(self) -> None:
         """Take another strategy over."""
@@ -205,6 +220,9 @@ async def check_life(world: WindowWorld) -> list[Turn]:
     """Check what holds for every strategy; return the turns."""
     store = world.store.inner
     await asyncio.sleep(30)  # until what goes on beside the conversation has ended
+    assert not world.faults
+    for run in await store.runs(SESSION):
+        assert "Error:" not in (run.why or "") or "the model broke" in str(run.why), f"{run} failed of itself"
     turns = await check_session(store, SESSION, history=world.history and world.history.inner, compacts=True)
     for turn in turns:
         check_request(next_request(turn))

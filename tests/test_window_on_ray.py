@@ -35,7 +35,7 @@ from turnwise.memory.blocks import Block, Summary, System, Text, ToolResult, Too
 from turnwise.memory.blocks import decode as decode_block
 from turnwise.memory.chat import SUMMARY, decode, encode
 from turnwise.memory.events import CompactionFailed, RunStarted, WindowCompacted
-from turnwise.memory.spans import Span
+from turnwise.memory.spans import Span, Spans
 from turnwise.memory.store import SessionStore
 from turnwise.memory.tokens import ByteCounter
 from turnwise.memory.turns import Turn, TurnRecord
@@ -236,6 +236,10 @@ def audit(manager: SessionManager, session_id: str, *, drops: bool = False) -> l
 
     async def check() -> list[Turn]:
         store: Any = manager._realm.open_store()
+
+        async def read(spans: Spans) -> tuple[Block, ...]:
+            return tuple(map(decode_block, await store.blocks(spans)))
+
         await check_session(_Runs(store), session_id)
         turns = await turns_of(store, session_id)
         before: list[Block] = []
@@ -244,8 +248,7 @@ def audit(manager: SessionManager, session_id: str, *, drops: bool = False) -> l
             held: list[Block] = []
             for block in turn.blocks:
                 if isinstance(block, Summary):
-                    spans = await originals(block, store.blocks)
-                    held += map(decode_block, await store.blocks(spans))
+                    held += await read(await originals(block, read))
                 elif not isinstance(block, System):
                     held.append(block)
             new = [block for block in turn.new_blocks if not isinstance(block, System)]
@@ -909,7 +912,7 @@ def test_forks_before_and_after_a_compaction_are_whole_without_their_parent(benc
     assert facts_of(carrier.blocks) == exchanges(0, carrier.index + 1), "it was compacted behind it, not in it"
     early, late = parent.fork(at=carrier.index, session_id="early"), parent.fork(session_id="late")
     assert early.latest() == early.turn(carrier.index)
-    with pytest.raises(ConfigError, match="'early' has no such blocks"):
+    with pytest.raises(ConfigError, match="none of session 'early'"):
         early.expand(summary)
     parent.delete()
 

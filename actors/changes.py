@@ -49,7 +49,7 @@ class SessionChanges(SessionReads):
         self._change = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._doubt: Doubt | None = None
-        self._owed = Usage()
+        self._owed: Usage | None = None
         """What was spent that no commit has told of: the next one does."""
 
     async def activate(self) -> None:
@@ -106,8 +106,8 @@ class SessionChanges(SessionReads):
     ) -> None:
         """Number the events and store the commit of these `parts`; `live` is as now if None."""
         live = self._active is not None if live is None else live
-        owed, self._owed = self._owed, Usage()
-        if owed != Usage():
+        owed, self._owed = self._owed, None
+        if owed:
             session = replace(session, usage=session.usage + owed)
         numbered = self._journal.number(events)
         if self._doubt and numbered:
@@ -115,7 +115,7 @@ class SessionChanges(SessionReads):
         try:
             await self._journal.commit(Commit(session=session, events=numbered, **parts), live=live)
         except DuplicateKeyError:
-            self._owed += owed
+            self._owe(owed)
             raise
         except SessionFencedError as error:
             # Another activation owns the session: stop the engine, answer everybody, change nothing.
@@ -126,6 +126,11 @@ class SessionChanges(SessionReads):
             self._active = None
             self._backlog = Backlog()
             raise
+
+    def _owe(self, spent: Usage | None) -> None:
+        """Put what no commit has told of on the next one."""
+        if spent:
+            self._owed = self._owed + spent if self._owed else spent
 
     def _spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Start a task that is held until it ends, and whose error is not lost if nobody waits for it."""

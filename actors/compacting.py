@@ -358,7 +358,7 @@ class CompactingSession(SessionChanges):
             self.check_budget(run)
             return
         budget = self._config.session_budget
-        spent = self._journal.session.usage + self._owed + (bill.unpaid or Usage())
+        spent = self._journal.session.usage + (self._owed or Usage()) + (bill.unpaid or Usage())
         if budget and (over := budget.exceeded(spent)):
             raise LimitError(f"the session has spent {over}: raise SessionConfig(session_budget=...)", "budget")
 
@@ -392,11 +392,6 @@ class CompactingSession(SessionChanges):
             else:
                 high = middle
         return low - 2
-
-    def _owe(self, spent: Usage | None) -> None:
-        """Put what nobody has paid for on the session's next commit."""
-        if spent:
-            self._owed += spent
 
 
 class _Bill:

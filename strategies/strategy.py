@@ -21,7 +21,8 @@ class OverflowStrategy(Protocol):
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         """Return what is to become of the window; None if it is to stay as it is.
 
-        Asked before a request that would not fit, and, where `due` says so, when a run has ended.
+        Asked before each request, also one that fits; where `due` says so, when a run has ended; and about an empty
+        window, when a manager is made.
 
         Raises:
             WindowOverflowError: the window is over its budget, and nothing that may go would make it fit.

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,7 +21,14 @@ from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_loop import ToolLoop
 from turnwise.actors.inference.tools import tool
 from turnwise.actors.reads import Outcome
-from turnwise.errors import CompactionError, ConfigError, EngineError, StrategyError, WindowOverflowError
+from turnwise.errors import (
+    CompactionError,
+    ConfigError,
+    EngineError,
+    StoreError,
+    StrategyError,
+    WindowOverflowError,
+)
 from turnwise.memory.blocks import Block, Summary, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.events import CompactionFailed, WindowCompacted
 from turnwise.memory.in_memory import InMemoryStore
@@ -551,8 +559,6 @@ def test_what_one_commit_spent_is_counted_once_though_its_answer_was_lost() -> N
             kinds = {type(event) for event in args[2].events}
             if self.loses and kinds & {CompactionFailed, WindowCompacted}:
                 self.loses = False
-                from turnwise.errors import StoreError
-
                 raise StoreError("the answer was lost")
 
     async def story() -> None:
@@ -983,5 +989,83 @@ def test_a_flush_reads_only_the_turns_that_it_hands_over() -> None:
         await chat(stage, *prompts(100, 105), pause_s=0.5)
         assert 0 < read < 40
         assert all(item.source.turn_index is not None for item in memory.items.values())
+
+    play(story())
+
+
+def test_a_summary_that_a_discarded_run_waited_for_is_there_for_the_next() -> None:
+    """Case 43."""
+
+    class Slow(Talker):
+        async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+            answer = await super().run(turn, context)
+            await asyncio.sleep(10 if said(turn.blocks)[-1].startswith("zz") else 0)
+            return answer
+
+    async def story() -> None:
+        model = Summarizer()
+        strategy = summarize(model, trigger_ratio=1.0, keep_turns=2)
+        stage = await opened(strategy, Slow(), on_cancel="discard")
+        await chat(stage, *prompts(0, 7), pause_s=0.0)
+        for number in range(3):
+            await stage.core.start(["zz" * 80], run_id=f"z{number}")
+            await asyncio.sleep(2)
+            assert await stage.core.cancel("no", f"z{number}")
+        assert len(model.shown) == 1 and said(stage.engine.given[-1])[0] == "summary 1"
+        turn = await stage.core.latest()
+        assert turn and said(turn.blocks) == prompts(0, 7), "the turn before reads as it was"
+
+    play(story())
+
+
+def test_what_was_compacted_beside_a_run_is_taken_over_where_its_own_strategy_would_act() -> None:
+    async def story() -> None:
+        agent = Agent(4, 20)
+        stage = await opened(None, agent)
+        await chat(stage, *prompts(0, 7), pause_s=0.0)
+        run = agent.run
+
+        async def slow(turn: Turn, context: StepContext) -> Sequence[Block]:
+            await asyncio.sleep(1)
+            return await run(turn, context)
+
+        agent.run = slow  # type: ignore[method-assign]
+        stage.core.use(agent, stage.config, Trim(max_tokens=480))
+        await stage.core.start(["look"], run_id="look")
+        await asyncio.sleep(0.5)
+        stage.core.use(agent, stage.config, Trim(max_tokens=200))
+        assert await stage.core.compact()
+        outcome = await stage.core.wait("look")
+        assert outcome and outcome.run.state == "completed" and not await told(stage, CompactionFailed)
+        given = [sum(map(ByteCounter().count, blocks)) + 3 for blocks in agent.given[7:]]
+        assert max(given) <= 480 and any(after < before for before, after in pairwise(given))
+
+    play(story())
+
+
+def test_what_a_step_spent_is_counted_once_though_the_answer_to_its_record_was_lost() -> None:
+    async def story() -> None:
+        agent = Agent(3, 5)
+        run = agent.run
+
+        async def reporting(turn: Turn, context: StepContext) -> Sequence[Block]:
+            context.report(usage=Usage(input_tokens=10))
+            return await run(turn, context)
+
+        agent.run = reporting  # type: ignore[method-assign]
+        stage = Stage(agent)
+        commit, lost = stage.store.commit, list[bool]()
+
+        async def forgetful(*args: Any) -> None:
+            await commit(*args)
+            if not lost and any(event.kind == "model_call_ended" for event in args[2].events):
+                lost.append(True)
+                raise StoreError("the answer was lost")
+
+        stage.store.commit = forgetful
+        await stage.create()
+        outcome = await chat(stage, "look")
+        assert lost and outcome.run.usage and (await stage.core.session()).usage.input_tokens == 40
+        assert (outcome.run.usage.input_tokens, outcome.run.usage.calls) == (40, 4)
 
     play(story())

@@ -29,7 +29,7 @@ $(READY): pyproject.toml requirements.lock
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: venv
 venv: $(READY) ## make or refresh .venv
@@ -46,9 +46,22 @@ agent: $(READY) ## run an agent with tools, against the same
 window: $(READY) ## hold a conversation that outgrows its window, once with each strategy, against the same
 	$(BIN)/python examples/long_conversation.py
 
+.PHONY: memory
+memory: $(READY) ## play an HR assistant that remembers over days, and forgets, against the same
+	$(BIN)/python examples/hr_policy_chat.py
+
 .PHONY: test
-test: $(READY) ## run all tests but the soak
-	$(BIN)/python -m pytest
+test: $(READY) ## run all tests but the soak, in two lanes
+	$(BIN)/python tests/lanes.py $(ARGS)
+
+.PHONY: races
+races: $(READY) ## run all schedules of the races and random histories, of which `make test` runs a quarter
+	TURNWISE_ALL=1 $(BIN)/python -m pytest --timeout 900 tests/test_histories.py tests/test_compaction_races.py \
+	    tests/test_memory_races.py tests/test_strategies.py $(ARGS)
+
+.PHONY: soak
+soak: $(READY) ## inject 10,000 faults over 20 minutes or more, and write what came of it to tests/soak/LAST.md
+	$(BIN)/python -m pytest -m soak tests/soak $(ARGS)
 
 .PHONY: check
 check: $(READY) ## format, lint, types, house rules, what is in the wheel, what the README shows
@@ -57,9 +70,17 @@ check: $(READY) ## format, lint, types, house rules, what is in the wheel, what 
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest tests/test_house.py tests/test_wheel.py tests/test_readme.py
 
+.PHONY: test-bench
+test-bench: $(READY) ## see that the bench prints all that it is to print
+	$(BIN)/python -m pytest -m soak tests/test_bench.py $(ARGS)
+
 .PHONY: bench
 bench: $(READY) ## measure: what a turn costs, what a session costs
 	$(BIN)/python tests/bench/bench.py
+
+.PHONY: bench-memory
+bench-memory: $(READY) ## measure what long-term memory finds in conversations: make bench-memory DATA=file
+	$(BIN)/python tests/bench/recall.py $(DATA)
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds

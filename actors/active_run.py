@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.attempt import Attempt, storable
 from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.output import Output
+from turnwise.memory.blocks import Recalled
 from turnwise.memory.calls import CallState, decode_calls
+from turnwise.memory.desk import MemoryDesk
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
@@ -39,6 +41,13 @@ class ActiveRun:
         """The engine at work on it."""
         self.compactor: Compactor | None = None
         """What looks at that engine's window."""
+        self.recalled: Recalled | None = None
+        """What long-term memory has about its prompt."""
+        self.asked: asyncio.Task[Any] | None = None
+        """What memories say of it, if they were asked before it began."""
+        self.has_asked_memories = False
+        self.memory: MemoryDesk | None = None
+        """What the session's memories do for it; None if there are none, or it goes without."""
         self.unbilled = Usage()
         """What it has spent since its last commit, time aside."""
         self._since = loop.time()

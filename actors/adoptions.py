@@ -6,53 +6,83 @@ when a session first takes something over; it is lost with the cluster, as the s
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
+
+_log = logging.getLogger(__name__)
 
 _NAME = "turnwise/adoptions"
 
 
 class Adoptions:
-    """The body of that actor: by the id of a session's actor, the engine that it has now."""
+    """The body of that actor: by the id of an actor, the engines that its sessions have now. Each engine once."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, tuple[str, bytes]] = {}
+        self._adopted: dict[str, dict[str, str]] = {}
+        """Engine ids by session, by actor."""
+        self._engines: dict[str, bytes] = {}
 
-    async def keep(self, actor_id: str, engine_id: str, engine: bytes) -> None:
-        """Note what an actor has taken over."""
-        self._engines[actor_id] = engine_id, engine
+    async def keep(self, actor_id: str, session_id: str, engine_id: str, engine: bytes) -> None:
+        """Note what a session has taken over."""
+        self._adopted.setdefault(actor_id, {})[session_id] = engine_id
+        self._engines[engine_id] = engine
+        self._let_go()
 
-    async def find(self, actor_id: str) -> tuple[str, bytes] | None:
-        """Return what it has taken over last."""
-        return self._engines.get(actor_id)
+    async def find(self, actor_id: str) -> tuple[dict[str, str], dict[str, bytes]]:
+        """Return what the sessions of an actor have taken over last: engine ids by session, engines by id."""
+        adopted = self._adopted.get(actor_id, {})
+        return adopted, {engine_id: self._engines[engine_id] for engine_id in adopted.values()}
 
-    async def drop(self, actor_id: str) -> None:
-        """Forget an actor that is not started again."""
-        self._engines.pop(actor_id, None)
+    async def drop(self, actor_id: str, session_id: str | None = None) -> None:
+        """Forget an actor that is not started again, or one of its sessions that has left."""
+        if session_id is None:
+            self._adopted.pop(actor_id, None)
+        elif sessions := self._adopted.get(actor_id):
+            sessions.pop(session_id, None)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of engines that nobody has, now and then."""
+        if len(self._engines) > _MANY:
+            used = {engine_id for sessions in self._adopted.values() for engine_id in sessions.values()}
+            self._engines = {engine_id: engine for engine_id, engine in self._engines.items() if engine_id in used}
 
 
-async def keep_adopted(namespace: str, actor_id: str, engine_id: str, engine: bytes) -> None:
-    """Note what an actor takes over; on return it survives the actor's process."""
+_MANY = 16
+"""Engines that are held before it is looked for those that nobody has."""
+
+
+async def keep_adopted(namespace: str, actor_id: str, session_id: str, engine_id: str, engine: bytes) -> None:
+    """Note what a session takes over; on return it survives the process of its actor."""
     actor: Any = (
         ray.remote(Adoptions)
         .options(name=_NAME, namespace=namespace, lifetime="detached", get_if_exists=True, num_cpus=0)
         .remote()
     )
-    await actor.keep.remote(actor_id, engine_id, engine)
+    await actor.keep.remote(actor_id, session_id, engine_id, engine)
 
 
-def find_adopted(namespace: str, actor_id: str) -> tuple[str, bytes] | None:
-    """Return what an actor has taken over before its process was lost. Blocks."""
-    actor = _find(namespace)
-    found: tuple[str, bytes] | None = ray.get(actor.find.remote(actor_id)) if actor else None
+def find_adopted(namespace: str, actor_id: str) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Return what an actor's sessions had taken over before its process was lost: see `Adoptions.find`. Blocks.
+
+    Nothing, if that was lost too: then they have what they were made with, until the next run brings its own.
+    """
+    found: tuple[dict[str, str], dict[str, bytes]] = {}, {}
+    if actor := _find(namespace):
+        try:
+            found = ray.get(actor.find.remote(actor_id))
+        except RayActorError:
+            _log.warning("what sessions had taken over from later managers is lost with its node")
     return found
 
 
-def drop_adopted(namespace: str, actor_id: str) -> None:
-    """Forget an actor that leaves; does not wait."""
-    if actor := _find(namespace):
-        actor.drop.remote(actor_id)
+def drop_adopted(namespace: str, actor_id: str, session_id: str | None = None) -> Any:
+    """Forget an actor that leaves, or a session that has left it; return the call, or None if there is nothing."""
+    actor = _find(namespace)
+    return actor.drop.remote(actor_id, session_id) if actor else None
 
 
 def _find(namespace: str) -> Any:

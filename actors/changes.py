@@ -75,7 +75,11 @@ class SessionChanges(SessionReads):
             if self._journal.lost:
                 raise self._journal.lost
             if self._journal.stale:
-                await self._load()
+                try:
+                    await self._load()
+                finally:
+                    if self._journal.lost:
+                        self._give_up(self._journal.lost)
             return await change()
 
     async def _persistently(self, change: Callable[[], Awaitable[Result]], *, shielded: bool = True) -> Result:
@@ -118,14 +122,17 @@ class SessionChanges(SessionReads):
             self._owe(owed)
             raise
         except SessionFencedError as error:
-            # Another activation owns the session: stop the engine, answer everybody, change nothing.
-            for run in [*([self._active] if self._active else []), *self._backlog.queue]:
-                run.request_cancel("the session was taken over", discard=False)
-                run.close()
-                fail(run, error)
-            self._active = None
-            self._backlog = Backlog()
+            self._give_up(error)
             raise
+
+    def _give_up(self, why: Exception) -> None:
+        """Stop the engine, answer everybody, change nothing: another activation owns the session."""
+        for run in [*([self._active] if self._active else []), *self._backlog.queue]:
+            run.request_cancel("the session was taken over", discard=False)
+            run.close()
+            fail(run, why)
+        self._active = None
+        self._backlog = Backlog()
 
     def _owe(self, spent: Usage | None) -> None:
         """Put what no commit has told of on the next one."""

@@ -15,15 +15,22 @@ from turnwise.actors.compactor import Compactor, Preparation, Prepared
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
 from turnwise.actors.run_events import about
-from turnwise.errors import CompactionError, EngineError, LimitError, SessionEndedError, TurnwiseError
+from turnwise.errors import (
+    CompactionError,
+    EngineError,
+    LimitError,
+    SessionEndedError,
+    TurnwiseError,
+    WindowOverflowError,
+)
 from turnwise.memory.blocks import encode
 from turnwise.memory.events import CompactionFailed, WindowCompacted
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans, begins_with, cut, join, overlap, size, subtract, union
+from turnwise.memory.turn_items import Own
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
 from turnwise.strategies.compaction import Compaction
-from turnwise.strategies.flush_task import Own
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.strategy import OverflowStrategy, decide, is_due
 from turnwise.strategies.window import Window
@@ -114,19 +121,29 @@ class CompactingSession(SessionChanges):
             TurnwiseError: nothing was changed: of the strategy, or CompactionError.
         """
         await self._loaded()
-        while self._beside and self._is_compacting and not explain:
-            await asyncio.wait({self._beside})
-        compactor, head = self._compactor, self._head
-        if compactor is None or head is None:
-            return None
-        if explain:
-            window = await compactor.window(head, self._journal.cache, base=True)
-            plan = decide(compactor.strategy, window, compactor.budget)
-            return plan.explain() if plan else None
-        task = self._beside = self._spawn(self._compact(compactor, head))
+        task: asyncio.Task[Prepared | None] | None = None
+        name = ""
+        while task is None:
+            while self._beside and self._is_compacting and not explain:
+                await asyncio.wait({self._beside})
+            compactor, head = self._compactor, self._head
+            if compactor is None or head is None:
+                return None
+            if explain:
+                window = await compactor.window(head, self._journal.cache, base=True)
+                plan = decide(compactor.strategy, window, compactor.budget)
+                return plan.explain() if plan else None
+            async with self._change:  # none begins while the session forgets, or is deleted
+                if self._journal.lost:
+                    raise self._journal.lost
+                if self._head is head and not self._is_compacting:
+                    name = type(compactor.strategy).__name__
+                    task = self._beside = self._spawn(self._compact(compactor, head))
         await asyncio.wait({task})
         if task.cancelled():
-            raise self._journal.lost or SessionEndedError(self.session_id)
+            if self._journal.session.status == "ended":
+                raise self._journal.lost or SessionEndedError(self.session_id)
+            raise self._journal.lost or CompactionError(self.session_id, name, "the conversation has moved on")
         done = task.result()
         return done.outcome() if done else None
 
@@ -161,18 +178,34 @@ class CompactingSession(SessionChanges):
 
     # Before a request
 
+    def _shown(self, run: ActiveRun) -> Turn:
+        """Return the run's turn as its engine is to see it: with what was recalled for it."""
+        turn = self._journal.turn(run.turn)
+        return turn.recalling(run.recalled) if run.recalled else turn
+
     async def _make_room(self, run: ActiveRun) -> Turn:
         """See `StepContext.make_room`.
 
         Waits for no model and no memory as long as the request fits. The compaction beside the conversation goes first.
+        What was recalled for the run goes last, before the run would fail.
         """
-        compactor = run.compactor
-        if compactor is None:
-            return self._journal.turn(run.turn)
-        strategy: OverflowStrategy | None = compactor.strategy
+        try:
+            return await self._fitting(run)
+        except (WindowOverflowError, CompactionError):
+            if run.recalled is None:
+                raise
+            run.recalled = None
+            return await self._fitting(run)
+
+    async def _fitting(self, run: ActiveRun) -> Turn:
+        alone = run.compactor
+        if alone is None:
+            return self._shown(run)
+        strategy: OverflowStrategy | None = alone.strategy
         failure: Exception | None = None
         for _ in range(LAST_RESORTS):
-            window = await compactor.window(run.turn, self._journal.cache)
+            window = await alone.window(run.turn, self._journal.cache)
+            compactor = alone.beside(run.recalled)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
             if is_over and self._beside and not self._beside.done():
                 await asyncio.wait({self._beside})
@@ -180,12 +213,12 @@ class CompactingSession(SessionChanges):
                 await self._take_over(run)
                 continue
             if strategy is not compactor.strategy and not is_over:
-                return self._journal.turn(run.turn)
+                return self._shown(run)
             if strategy is None:
                 break
             plan = await self._plan(compactor, strategy, window, run, is_over=is_over)
             if plan is None or (plan.waits and not is_over):
-                return self._journal.turn(run.turn)
+                return self._shown(run)
             if run.turn.carried:
                 await self._take_over(run)  # there is less then, so look again
                 continue
@@ -195,9 +228,9 @@ class CompactingSession(SessionChanges):
             bill = _Bill(self.price, run)
             prepared, failure = await self._prepare(compactor, plan, window, bill, run)
             if prepared and await self._carry_out(prepared, bill, run) and prepared.plan is plan:
-                return self._journal.turn(run.turn)
+                return self._shown(run)
             strategy = plan.otherwise
-        name = type(compactor.strategy).__name__
+        name = type(alone.strategy).__name__
         raise CompactionError(self.session_id, name, reason(failure) if failure else "nobody makes room") from failure
 
     async def _plan(
@@ -365,17 +398,20 @@ class CompactingSession(SessionChanges):
     async def _turns_of(self, spans: Spans) -> list[Own]:
         """Return the turns that added some of these blocks to the session's log, each with all that it added.
 
-        Reads those turns, and some ten to find the first.
+        Reads those turns and their runs, and some ten to find the first.
         """
         log = self._journal.session.log
         wanted = union(span for span in spans if span.log == log)
         found: list[Own] = []
         after = await self._before_turn_at(wanted[0]) if wanted else -1
         while wanted and (page := await self._journal.store.turns(self.session_id, after=after)):
+            runs = await self._journal.store.runs(self.session_id, after=after, limit=page[-1].index - after)
+            private = {run.run_id for run in runs if run.memory != "on"}
             for turn in page:
                 added = join(turn.prompt, turn.output)
                 if overlap(wanted, added):
-                    found.append((turn.index, added))
+                    is_private = turn.forgotten or turn.run_id in private
+                    found.append(Own(turn.index, added, turn.created_at, is_private))
                     wanted = subtract(wanted, added)
             after = page[-1].index
         return found
@@ -440,5 +476,7 @@ def _rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
     if not begins_with(turn.base, was):
         return None
     whole = join(becomes, cut(turn.base, size(was))[1])
+    if turn.forgotten:
+        return replace(turn, carried=whole) if whole else None
     carried, output = cut(whole, size(whole) - size(turn.output))
     return replace(turn, carried=carried) if carried and output == join(turn.output) else None

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import copy
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
+from turnwise.actors.asking import Asking, Bill, ask, within
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.inference.attempt import checked, leave_behind
 from turnwise.actors.inference.engine import (
-    Closable,
     EngineBuilder,
     Framed,
-    NewEvent,
     RequestFrame,
     SessionView,
 )
-from turnwise.errors import ConfigError, EngineError, LongTermMemoryError, SummaryRefusedError, TurnwiseError
+from turnwise.errors import ConfigError, LongTermMemoryError, SummaryRefusedError, TurnwiseError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import Block, Summary, System
-from turnwise.memory.calls import CallState
-from turnwise.memory.events import Event
 from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.model_limits import window_of
 from turnwise.memory.runs import CUT_SHORT
 from turnwise.memory.spans import Span, Spans, join, overlap, size, subtract
 from turnwise.memory.token_index import TokenIndex
 from turnwise.memory.tokens import ByteCounter, counter_for
-from turnwise.memory.turns import Turn, TurnRecord
-from turnwise.memory.usage import Usage
+from turnwise.memory.turn_items import Own
+from turnwise.memory.turns import TurnRecord
 from turnwise.strategies.compaction import Compaction
-from turnwise.strategies.flush_task import FlushTask, HandedOver, Own, unacknowledged
+from turnwise.strategies.flush_task import FlushTask, HandedOver, unacknowledged
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.ranges import Ranges
 from turnwise.strategies.strategy import OverflowStrategy, decide
@@ -46,11 +42,6 @@ COUNTED_AT_ONCE = 64
 
 RESERVE_SHARE, RESERVE_MOST = 8, 4096
 """Of the window, what is kept free for the answer if nobody says."""
-
-_log = logging.getLogger(__name__)
-
-Bill = Callable[[Usage, str | None], None]
-"""Takes what was spent, and on which model."""
 
 
 def check_overflow(strategy: OverflowStrategy, builder: EngineBuilder, config: SessionConfig) -> None:
@@ -114,6 +105,14 @@ class Compactor:
         self._counting = asyncio.Lock()
         self.budget = TokenBudget(self._limit)
         """Of a request; with its overhead once there was a window."""
+
+    def beside(self, more: Block | None) -> Compactor:
+        """Return one whose requests hold another block too, if there is one. For when there was a window."""
+        if more is None or self._index is None:
+            return self
+        other = copy.copy(self)
+        other.budget = replace(self.budget, overhead=self.budget.overhead + self._index.counter.count(more))
+        return other
 
     async def window(self, turn: TurnRecord, cache: BlockCache, *, base: bool = False) -> Window:
         """Return a view of what the turn holds, or, as its `base`, of what it hands on; the cache has all of it.
@@ -265,19 +264,10 @@ class Preparation:
             del self._parts[0]
 
     async def _ask(self, task: SummaryTask, request: Sequence[Block], bill: Bill) -> str:
-        config, off_loop = self._compactor.config, self._compactor.off_loop
-        context = _Asking(self._session, bill)
-        shown = Turn(self._session.session_id, TurnRecord(index=0), BlockCache()).showing(request)
-
-        async def ask() -> list[Block]:
-            runner = await off_loop(task.model.build, self._session)
-            try:
-                return await checked(lambda: runner.run(shown, context))
-            finally:
-                if isinstance(runner, Closable):
-                    await _put_away(runner, config.cancel_grace_s)
-
-        answer = await _within(ask(), config.compaction_timeout_s, config.cancel_grace_s)
+        config = self._compactor.config
+        context = Asking(self._session, bill)
+        asked = ask(task.model, request, context, self._compactor.off_loop, config.cancel_grace_s)
+        answer = await within(asked, config.compaction_timeout_s, config.cancel_grace_s)
         if context.stop_reason in CUT_SHORT:
             raise SummaryRefusedError("cut", f"the model stopped at its limit: {context.stop_reason}")
         return task.accept(answer, self._window.counter)
@@ -300,89 +290,14 @@ class Preparation:
             return None
         session, config = self._session, self._compactor.config
         scope = Scope(user_id=session.user_id, session_id=session.session_id, agent=session.agent)
-        name = type(memory).__name__
+        name = str(getattr(memory, "name", type(memory).__name__))
         try:
-            has: Collection[str] = await _within(
+            has: Collection[str] = await within(
                 memory.remember(scope, missing), config.compaction_timeout_s, config.cancel_grace_s
             )
             taken.update(has)
         except Exception as error:  # noqa: BLE001 - it is told, and what the memory did not take stays
-            return f"{name}: {error}" if str(error) else f"{name}: {type(error).__name__}"
+            why = error.why if isinstance(error, LongTermMemoryError) else str(error)
+            return f"{name}: {why or type(error).__name__}"
         left = sum(item.id not in taken for item in missing)
         return f"{name}: it did not take {left} of {len(missing)}" if left else None
-
-
-class _Asking:
-    """The context of an engine that is asked for a summary: what it costs counts, and nothing else."""
-
-    def __init__(self, session: SessionView, bill: Bill) -> None:
-        self.session = session
-        self.run_id = "summary"
-        self.labels: Mapping[str, str] = {}
-        self.calls: Mapping[str, CallState] = {}
-        self.stop_reason: str | None = None
-        self._bill = bill
-        bill(Usage(calls=1), None)
-
-    def emit(self, part: str | Block) -> None:
-        """Nobody follows it."""
-
-    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
-        self.stop_reason = stop_reason or self.stop_reason
-        if usage:
-            self._bill(replace(usage, calls=0), model)
-
-    def publish(self, kind: type[Event], **values: Any) -> None:
-        """Nobody follows it."""
-
-    def begin_call(self, limit: int | None = None) -> None:
-        """It may be called once: there are no tools, so nothing would lead to a second call."""
-
-    def end_call(self) -> NoReturn:
-        raise SummaryRefusedError("tool_call", "the model called a tool, and is to write")
-
-    async def record(
-        self, *blocks: Block, events: Sequence[NewEvent] = (), calls: Mapping[str, CallState | None] | None = None
-    ) -> NoReturn:
-        self.end_call()
-
-    async def make_room(self) -> NoReturn:
-        self.end_call()
-
-
-async def _within(work: Awaitable[Result], timeout_s: float, grace_s: float) -> Result:
-    """Return what comes within `timeout_s`; what does not stop then is left behind after `grace_s`.
-
-    Raises:
-        TimeoutError: nothing came.
-        EngineError: it cancelled itself, or wanted the process to end.
-    """
-    task = asyncio.ensure_future(_guarded(work))
-    try:
-        await asyncio.wait({task}, timeout=timeout_s)
-        if task.cancelled():
-            raise EngineError("it cancelled itself")
-        if task.done():
-            return task.result()
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=grace_s)
-        if not task.done():
-            leave_behind(task)
-    raise TimeoutError(f"nothing came within {timeout_s:g} s")
-
-
-async def _guarded(work: Awaitable[Result]) -> Result:
-    try:
-        return await work
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise EngineError(f"it raised {type(error).__name__}") from error
-
-
-async def _put_away(runner: Closable, grace_s: float) -> None:
-    """Close a runner that has done its work; if that fails, what it gave is good all the same."""
-    try:
-        await _within(runner.close(), grace_s, grace_s)
-    except Exception:  # noqa: BLE001 - whatever it is, it is logged, and the answer is there
-        _log.exception("%s, which was asked for a summary, could not be closed", type(runner).__name__)

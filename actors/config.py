@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turnwise.actors.budget import Budget, Price
+from turnwise.actors.memory_config import MemoryConfig
 from turnwise.errors import ConfigError
 from turnwise.memory.tokens import TokenCounter
 
@@ -37,6 +38,9 @@ class SessionConfig:
 
     prices: Mapping[str, Price] = field(default_factory=dict)
     """What models cost, by name: needed where a budget has a limit of cost."""
+
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """What they recall and save."""
 
     max_context_tokens: int | None = None
     """What a request and its answer may take together; the model's own limit, where that is known, if left out."""

@@ -16,6 +16,7 @@ from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.attempt import storable
 from turnwise.actors.inference.engine import EngineBuilder, NewEvent
 from turnwise.actors.journal import Journal, settled
+from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.originals import find, originals, reach
 from turnwise.actors.output import Output
 from turnwise.actors.run_events import about, end_event
@@ -31,6 +32,7 @@ from turnwise.errors import (
     QueueFullError,
     RunNotFoundError,
     SessionBusyError,
+    SessionChangedError,
     SessionEndedError,
     SessionExistsError,
     SessionFencedError,
@@ -40,14 +42,17 @@ from turnwise.errors import (
 from turnwise.memory.blocks import Block, Summary, ToolResult, ToolUse, encode
 from turnwise.memory.calls import CallState, Verdict, decode_calls, encode_calls
 from turnwise.memory.events import CallDecided, PromptAppended, RunQueued, RunResumed, RunStarted, SessionEnded
+from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.frozen import FrozenDict, freeze
 from turnwise.memory.history import HistoryStore
+from turnwise.memory.memory_use import MemoryUse
 from turnwise.memory.prompts import Prompt, accept
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import join, subtract, union
+from turnwise.memory.spans import cut, join, size, subtract, union
 from turnwise.memory.store import SessionStore
 from turnwise.memory.transcript import Ledger
+from turnwise.memory.working import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
 FLUSH_S = 5.0
@@ -123,6 +128,8 @@ class SessionCore(RunningSession):
         config: SessionConfig | None = None,
         *,
         overflow: OverflowStrategy | None = None,
+        memories: Sequence[MemorySlot] = (),
+        working: WorkingMemory | None = None,
         history: HistoryStore | None = None,
         clock: Callable[[], float] = time.time,
         off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
@@ -133,13 +140,25 @@ class SessionCore(RunningSession):
             builder,
             config or SessionConfig(),
             overflow=overflow,
+            memories=memories,
+            working=working,
             off_loop=off_loop,
         )
+        self.left_waiting = False
+        """Whether it left while a run waited for somebody's word."""
 
-    def use(self, builder: EngineBuilder, config: SessionConfig, overflow: OverflowStrategy | None = None) -> None:
-        """Take another engine, other settings and another overflow strategy over, from the next run on."""
-        self._spawn(retire(self._runner, self._active))
-        self._equip(builder, config, overflow)
+    def use(
+        self,
+        builder: EngineBuilder,
+        config: SessionConfig,
+        overflow: OverflowStrategy | None = None,
+        memories: Sequence[MemorySlot] = (),
+        working: WorkingMemory | None = None,
+    ) -> None:
+        """Take another engine, other settings, another overflow strategy and memories over, from the next run on."""
+        self._spawn(retire(self._runner, self._active, self._config.cancel_grace_s))
+        self._equip(builder, config, overflow, memories, working)
+        self._save_soon()
 
     async def append(self, prompts: Sequence[Prompt], key: str) -> int:
         """Store prompts for the next run to take up; return the index of its turn.
@@ -184,6 +203,7 @@ class SessionCore(RunningSession):
         idempotency_key: str | None = None,
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
+        memory: MemoryUse | None = None,
     ) -> Started:
         """Start a run of the prompts that were appended and these; durable on return.
 
@@ -196,6 +216,7 @@ class SessionCore(RunningSession):
             run_id: a fresh id; the same id again starts nothing and returns the run there is.
             idempotency_key: likewise, chosen by the caller and good for as long as the session; costs one more read.
             timeout_s: the run fails after so long, and keeps what it has.
+            memory: what it does with long-term memory; as the session if left out.
 
         Raises:
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
@@ -227,6 +248,7 @@ class SessionCore(RunningSession):
                 fingerprint=fingerprint,
                 timeout_s=timeout_s,
                 labels=FrozenDict(labels or {}),
+                memory=memory or self._journal.session.memory,
             )
 
         try:
@@ -320,20 +342,56 @@ class SessionCore(RunningSession):
             await settled(run.done)
             run.done.result()
 
-    async def delete(self) -> None:
-        """Delete the session for good; forks keep what they span.
+    async def refresh(self) -> None:
+        """Commit nothing, so that the session is as if it had been used now; durable on return."""
+
+        async def change() -> None:
+            await self._commit(self._journal.session, [])
+
+        await self._atomically(change)
+
+    async def delete(self, *, memory: bool = True, verify: bool = False, updated_at: float | None = None) -> Forgotten:
+        """Delete the session for good, and what memories have of it; forks keep what they span.
+
+        The memories first, so that a delete that fails can be repeated.
+
+        Args:
+            memory: whether memories forget it too.
+            verify: see `forget_turn`.
+            updated_at: when its last commit is to have been.
 
         Raises:
             SessionBusyError: a run is active or queued; nothing was deleted.
+            SessionChangedError: its last commit was at another time; nothing was deleted.
+            LongTermMemoryError: memories failed; the session was not deleted.
         """
 
-        async def change() -> None:
+        async def change() -> Forgotten:
             if self._active:
                 raise SessionBusyError(self.session_id, self._active.run_id)
+            if updated_at not in (None, self._journal.session.updated_at):
+                raise SessionChangedError(self.session_id)
             await self._stop_compacting()
-            await self._journal.delete()
+            done = Forgotten(sessions=1, waiting=await self._stop_saving())
+            try:
+                if memory:
+                    done += await self._forget_in_memories(verify=verify)
+                await self._journal.delete()
+            except BaseException:
+                self._take_up_saving()
+                raise
             self._journal.lost = SessionNotFoundError(self.session_id)
             self._journal.log.publish()
+            self._give_up(self._journal.lost)
+            return done
+
+        return await self._atomically(change)
+
+    async def use_memory(self, use: MemoryUse) -> None:
+        """Say what later runs do with long-term memory, if they do not say; durable on return."""
+
+        async def change() -> None:
+            await self._commit(replace(self._journal.session, memory=use), [])
 
         await self._atomically(change)
 
@@ -341,8 +399,10 @@ class SessionCore(RunningSession):
         """Make a session that continues from the turn `at`, or from the last one that ended; this one is untouched.
 
         The fork starts with that turn, under its index, and shares its blocks. From a turn that is named it goes on
-        with what that turn holds; else with what this session would go on with, which may have been compacted since.
-        Forking again under the same id from the same turn returns the fork there is.
+        with what that turn holds, but for what is forgotten; else with what this session would go on with, which may
+        have been compacted since.
+        Forking again under the same id from the same turn returns the fork there is; from the last one that ended also
+        if there is a later one by now, as long as nobody has used the fork.
 
         Raises:
             TurnNotFoundError: there is no such turn, or it has not ended.
@@ -353,7 +413,7 @@ class SessionCore(RunningSession):
         if base is None or base.status in ("pending", "queued", "running"):
             raise TurnNotFoundError(self.session_id, at)
         parent = f"{self.session_id}#{base.index}"
-        base = replace(base, carried=base.carried if at is None else ())
+        base = base if at is None else await self._as_forked(base)
         spans = union(base.prompt, base.spans, base.base)
         also = await reach(join(base.spans, base.carried), self._journal.read)
         session, now = self._journal.session, self._clock()
@@ -366,14 +426,21 @@ class SessionCore(RunningSession):
             updated_at=now,
             parent=parent,
             next_index=base.index + 1,
+            memory=session.memory,
+            saved=base.index,
+            ttl_s=session.ttl_s,
         )
         try:
             return await self._journal.store.create(fork, replace(base, parent=parent), subtract(also, spans))
         except SessionExistsError:
             found = await self._journal.store.get(session_id)
-            if found.parent != parent:
-                raise
-            return found
+            # One of another user may name the same parent: of that id there was a session of theirs once.
+            if found.user_id == session.user_id and found.parent:
+                # A call that was delivered twice may find that this session has gone on since the first.
+                is_unused = at is None and found.epoch == 0 and found.parent.rpartition("#")[0] == self.session_id
+                if found.parent == parent or is_unused:
+                    return found
+            raise
 
     async def expand(self, summary: Summary) -> tuple[Block, ...]:
         """Return what a summary stands for, in order, with that in place of the summaries folded into it.
@@ -391,19 +458,33 @@ class SessionCore(RunningSession):
             raise ConfigError("summary", summary.text[:40], why)
         return await self._journal.read(await originals(summary, self._journal.read))
 
-    async def leave(self) -> bool:
-        """Give the session up if nothing runs or is about to; return whether that is so. Later calls are fenced.
+    @property
+    def is_in_use(self) -> bool:
+        """Whether something runs or is about to. A run that awaits approval, and what is behind it, does neither."""
+        waits = self._active and self._active.record.state == "awaiting_approval" and self._active.is_waiting
+        runs = not waits and bool(self._active or self._backlog.queue)
+        return runs or self._is_compacting or self._is_saving
 
-        A run that awaits approval is no reason to stay, nor is what is queued behind it.
-        """
+    @property
+    def is_lost(self) -> bool:
+        """Whether this core has the session no more: it left, was fenced, or has deleted it."""
+        return self._journal.lost is not None
+
+    async def leave(self) -> bool:
+        """Give the session up if it is not `is_in_use`; return whether it has it no more. Later calls are fenced."""
         async with self._change:
-            waits = self._active and self._active.record.state == "awaiting_approval" and self._active.is_waiting
-            if (self._active and not waits) or (self._backlog.queue and not waits) or self._is_compacting:
+            if self.is_lost:
+                return True
+            if self.is_in_use:
                 return False
+            await self._store_mark()
+            self.left_waiting = self._active is not None
             self._journal.lost = SessionFencedError(self.session_id, self._journal.session.epoch)
+        runner, self._runner = self._runner, None
         if self._journal.feed:
             await self._journal.feed.settle(FLUSH_S)
-        await retire(self._runner, None)
+        self._give_up(self._journal.lost)
+        await retire(runner, None, self._config.cancel_grace_s)
         return True
 
     # Starting
@@ -439,6 +520,9 @@ class SessionCore(RunningSession):
         run = self._new_run(record, turn)
         if busy is None:
             run.record, run.turn = self._begin(record, turn, self._head)
+            self._ask_early(
+                run, (*self._journal.cache.read(cut(turn.prompt, size(turn.prompt) - len(blocks))[0]), *blocks)
+            )
         await self._commit(
             session,
             [*map(end_event, ends), (RunQueued if busy else RunStarted, about(record))],

@@ -52,6 +52,12 @@ class EventLog:
             self.publish_live(make)
         self._wake()
 
+    def abandon(self) -> None:
+        """Publish nothing more: another owner may give the numbers that come now. Wake those who wait for news."""
+        self._reserved = True
+        self._waiting.clear()
+        self._wake()
+
     def publish_live(self, make: Callable[[int], Event | None]) -> None:
         """Publish the event, if any, that `make` returns for its number, behind all that is being stored."""
         if self._reserved:

@@ -47,12 +47,15 @@ class HistoryFeed:
 
     async def settle(self, timeout_s: float) -> None:
         """Return when all that is stored has been copied, or after `timeout_s`."""
-        await asyncio.wait([asyncio.ensure_future(self._idle.wait())], timeout=timeout_s)
+        idle = asyncio.ensure_future(self._idle.wait())
+        await asyncio.wait([idle], timeout=timeout_s)
+        idle.cancel()
 
     def stop(self) -> None:
-        """Copy no more."""
+        """Copy no more, until there are new events; then ask the history anew how far it is."""
         if self._task:
             self._task.cancel()
+        self._task, self._known, self.copied = None, False, 0
 
     async def _run(self) -> None:
         tries = 0

@@ -9,9 +9,17 @@ from dataclasses import replace
 from turnwise.actors.event_log import EventLog
 from turnwise.actors.history_feed import HistoryFeed
 from turnwise.actors.inference.engine import NewEvent
-from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, TurnNotFoundError
+from turnwise.errors import (
+    DuplicateKeyError,
+    RunNotFoundError,
+    SessionFencedError,
+    SessionNotFoundError,
+    TurnNotFoundError,
+)
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import Block
+from turnwise.memory.encrypted_history import of_user
+from turnwise.memory.encryption_records import check_events, check_session
 from turnwise.memory.events import Appending, Event
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.runs import RunRecord
@@ -59,6 +67,8 @@ class Journal:
         """Whether the session must be activated before the next change."""
         self.lost: Exception | None = None
         """Why this process owns the session no more."""
+        self._asked = 0
+        """How many activations were asked for since `session` is what it is: each has raised the epoch, or not."""
 
     @property
     def session_id(self) -> str:
@@ -70,8 +80,16 @@ class Journal:
         """Take the session over; hold the blocks of its head and of what is open; publish what was stored unnoticed.
 
         Live events wait on: the next commit, or `log.publish`, lets them go.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError: this process had the session, and meanwhile another has it, or
+                nobody; the journal is `lost`. A process that was cut off does not take it back.
         """
+        if self.session.epoch:
+            await self._check_own()
+        self._asked += 1
         found = await self.store.activate(self.session_id)
+        check_session(found.session)
         if self.log.last_seq:
             missed = await self._stored_events(self.log.published, MISSED)
             missed = await self._with_blocks(missed, found.session.log)
@@ -81,10 +99,21 @@ class Journal:
             self.log = EventLog(found.session.seq)
         turns = [turn for turn in (found.head, *found.open_turns) if turn]
         await self.hold(union(*(part for turn in turns for part in (turn.spans, turn.base))))
-        self.session = found.session
+        self.session, self._asked = found.session, 0
         if self.feed:
+            self.feed.history = of_user(self.feed.history, found.session.user_id)
             self.feed.poke()
         return found
+
+    async def _check_own(self) -> None:
+        try:
+            found = await self.store.get(self.session_id)
+            if found.epoch > self.session.epoch + self._asked:
+                raise SessionFencedError(self.session_id, self.session.epoch)
+        except (SessionFencedError, SessionNotFoundError) as error:
+            self.lost = error
+            self.log.abandon()
+            raise
 
     async def hold(self, spans: Spans) -> None:
         """Read what is missing of `spans` into memory."""
@@ -129,7 +158,7 @@ class Journal:
             await self.store.commit(self.session_id, session.epoch, whole)
         except SessionFencedError as error:
             self.lost = error
-            self.log.publish()
+            self.log.abandon()
             raise
         except DuplicateKeyError:
             self.log.publish()
@@ -145,8 +174,13 @@ class Journal:
             self.feed.poke()
 
     async def delete(self) -> None:
-        """Delete the session, its history first: so a delete that fails can be repeated."""
+        """Delete the session, its history first: so a delete that fails can be repeated.
+
+        Raises:
+            SessionFencedError: another activation owns the session; its history is left as it is.
+        """
         if self.feed:
+            await self._check_own()
             self.feed.stop()
             await self.feed.history.delete(self.session_id)
         await self.store.delete(self.session_id, epoch=self.session.epoch)
@@ -219,10 +253,10 @@ class Journal:
     async def _stored_events(self, after: int, limit: int) -> list[Event]:
         stored = await self.store.events(self.session_id, after=after, limit=limit)
         if self.feed is None:
-            return stored
+            return check_events(stored)
         copied = await self.feed.history.events(self.session_id, after=after, limit=limit)
         merged = {event.seq: event for event in (*copied, *stored)}
-        return [merged[seq] for seq in sorted(merged)][:limit]
+        return check_events([merged[seq] for seq in sorted(merged)][:limit])
 
     async def _with_blocks(self, events: list[Event], log: str) -> list[Event]:
         """Return stored events with the blocks that they added, which the log has: one read, if they are not held."""

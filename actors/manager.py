@@ -2,119 +2,45 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import ray
-
 from turnwise.actors.config import SessionConfig
+from turnwise.actors.door import DEFAULT_STORE, DEFAULT_USER, Door
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.inference.engine import EngineBuilder
-from turnwise.actors.placement import Dedicated
-from turnwise.actors.realm import Realm
+from turnwise.actors.placement import Dedicated, Placement
 from turnwise.actors.session import AsyncSession, Session
-from turnwise.actors.steps import Consult, Portal, Request, carry_out, carry_out_async
-from turnwise.errors import ConfigError, SessionExistsError, SessionOwnerError
-from turnwise.memory.frozen import FrozenDict, freeze
-from turnwise.memory.ids import check_id, new_id
-from turnwise.memory.runs import RunRecord
+from turnwise.actors.steps import Portal, carry_out, carry_out_async
+from turnwise.memory.encryption import Encryption
+from turnwise.memory.forgotten import Forgotten
+from turnwise.memory.long_term import LongTermMemory
+from turnwise.memory.memory_use import MemoryUse
 from turnwise.memory.sessions import SessionRecord, SessionStatus
-from turnwise.memory.store import Page, SessionOrder, SessionStore
+from turnwise.memory.store import Page, SessionOrder
+from turnwise.memory.sweeping import Swept
 from turnwise.memory.usage import Usage
+from turnwise.memory.working import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
-DEFAULT_STORE = "sqlite:///turnwise.db"
-DEFAULT_USER = "default"
 
-
-class _Manager:
-    """What both managers are: a realm, a store of this process's own, and the requests to it."""
-
-    def __init__(
-        self,
-        store: str = DEFAULT_STORE,
-        *,
-        engine: EngineBuilder,
-        overflow: OverflowStrategy | None = None,
-        placement: Dedicated = Dedicated(),
-        config: SessionConfig = SessionConfig(),
-        history_store: str | None = None,
-        namespace: str = "turnwise",
-    ) -> None:
-        self._realm = Realm.of(
-            namespace,
-            store,
-            history_url=history_store,
-            engine=engine,
-            overflow=overflow,
-            placement=placement,
-            config=config,
-        )
-        if not ray.is_initialized():
-            ray.init(logging_level=logging.WARNING)
-        if store.startswith("sqlite") and len([node for node in ray.nodes() if node["Alive"]]) > 1:
-            why = "a SQLite file belongs to one node and this cluster has several; use postgresql://user@host/name"
-            raise ConfigError("store", store, why)
-        self._store: SessionStore | None = None
-
-    def _consult(self, verb: str, *args: Any, **kwargs: Any) -> Request[Any]:
-        if self._store is None:
-            self._store = self._realm.open_store()
-        method = getattr(self._store, verb)
-        return (yield Consult(lambda: method(*args, **kwargs)))
-
-    def _open(
-        self, session_id: str | None, user_id: str, agent: str | None, metadata: Mapping[str, Any] | None
-    ) -> Request[SessionRecord]:
-        session_id = new_id() if session_id is None else check_id("session id", session_id)
-        check_id("user id", user_id)
-        if agent is not None:
-            check_id("agent", agent)
-        try:
-            frozen: FrozenDict = freeze(metadata or {})
-        except TypeError as error:
-            raise ConfigError("metadata", metadata, str(error)) from error
-        now = time.time()
-        fresh = SessionRecord(
-            session_id=session_id, user_id=user_id, agent=agent, metadata=frozen, created_at=now, updated_at=now
-        )
-        try:
-            found: SessionRecord = yield from self._consult("create", fresh)
-        except SessionExistsError:
-            found = yield from self._consult("get", session_id)
-        if user_id not in (DEFAULT_USER, found.user_id):
-            raise SessionOwnerError(session_id, "user", user_id)
-        if agent not in (None, found.agent):
-            raise SessionOwnerError(session_id, "agent", agent)
-        self._realm.warm(session_id)
-        return found
-
-    def _get(self, session_id: str) -> Request[SessionRecord]:
-        found: SessionRecord = yield from self._consult("get", check_id("session id", session_id))
-        return found
-
-    def _execution(self, run_id: str) -> Request[RunRecord]:
-        found: RunRecord = yield from self._consult("run", check_id("run id", run_id))
-        return found
-
-    def _close(self) -> Request[None]:
-        if self._store is not None:
-            yield from self._consult("close")
-
-
-class SessionManager(_Manager):
+class SessionManager(Door):
     """Opens, finds and lists sessions. Safe to use from many threads.
 
     Starts a local Ray, or joins the cluster at hand, if this process has not. Sessions and their runs live on the
     cluster: they go on when the manager is closed or its process ends, until they are idle.
 
     Args:
-        store: where sessions are kept: `sqlite:///path`, `postgresql://...`, or `memory://name` for as long as the
-            Ray cluster lives.
+        store: where sessions are kept: `sqlite:///path`, `postgresql://...`, `redis://...` (see `RedisStore` for what
+            it has to be set to), the URL of another package's store, or `memory://name` for as long as the Ray cluster
+            lives.
         engine: answers the turns. Live sessions take it over from other managers with their next run.
+        memory: long-term memories, each in an actor that all sessions share. Before a run they are asked what bears on
+            its prompt; behind it those that may be written are given its turn. They travel by pickle, so they hold
+            settings and open files where they live. See `SessionConfig.memory`.
+        working_memory: a scratchpad that stands in every request.
         overflow: what is done when a conversation outgrows the model's window: `Trim()`, `DeleteOldest(...)`,
             `Summarize(...)`, `FlushToMemory(...)` or your own. Without one the provider refuses what is too long.
         placement: which actor hosts which session.
@@ -123,6 +49,13 @@ class SessionManager(_Manager):
             They get there soon after they are stored; one that is away delays no run. Live sessions keep the one that
             they started with.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
+        enforce_user: every verb of this manager has to say for whom it is, by `user_id`, and reaches what is that
+            user's, nothing else: an id of another's session or run is as good as one that does not exist. What it
+            returns is a capability: whoever holds a session or a handle may use it, in any process.
+        encryption: the keys under which conversations and events are stored; see `EncryptedStore` for what of them
+            stays readable. Long-term and working memories are not encrypted, since they look for words in what they
+            keep. A store is encrypted from its first session on, or not at all; of a user without a key, verbs raise
+            KeyMissingError, but `list` and `forget`.
 
     Raises:
         StoreURLError, ConfigError: an argument cannot be used.
@@ -133,20 +66,28 @@ class SessionManager(_Manager):
         store: str = DEFAULT_STORE,
         *,
         engine: EngineBuilder,
+        memory: Sequence[LongTermMemory] = (),
+        working_memory: WorkingMemory | None = None,
         overflow: OverflowStrategy | None = None,
-        placement: Dedicated = Dedicated(),
+        placement: Placement = Dedicated(),
         config: SessionConfig = SessionConfig(),
         history_store: str | None = None,
         namespace: str = "turnwise",
+        enforce_user: bool = False,
+        encryption: Encryption | None = None,
     ) -> None:
         super().__init__(
             store,
             engine=engine,
+            memory=memory,
+            working_memory=working_memory,
             overflow=overflow,
             placement=placement,
             config=config,
             history_store=history_store,
             namespace=namespace,
+            enforce_user=enforce_user,
+            encryption=encryption,
         )
         self._portal = Portal()
 
@@ -165,30 +106,34 @@ class SessionManager(_Manager):
         user_id: str = DEFAULT_USER,
         agent: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        memory: MemoryUse | bool = True,
+        ttl_s: float | None = None,
     ) -> Session:
         """Return the session of this id, created if there is none; without an id, a fresh one.
 
         The session is in the store on return. Its process may still be starting: the first verb waits for it.
 
         Args:
-            user_id: who it belongs to; the default opens anybody's.
+            user_id: who it belongs to; the default opens anybody's, unless `enforce_user` is set.
             agent: likewise, which agent.
             metadata: a JSON object, kept with a session that is created.
+            memory: likewise, what its runs do with long-term memory if they do not say; see `Session.run`.
+            ttl_s: likewise, how many seconds after its last commit a `sweep` may delete it; never if None.
 
         Raises:
             InvalidIdError: an id cannot be used.
-            SessionOwnerError: the session belongs to another user or agent.
+            SessionOwnerError: the session belongs to another user or agent; it does not say to whom.
         """
-        found = carry_out(self._open(session_id, user_id, agent, metadata), self._portal)
+        found = carry_out(self._open(session_id, user_id, agent, metadata, memory, ttl_s=ttl_s), self._portal)
         return Session(self._realm, found.session_id, found.user_id, found.agent)
 
-    def get(self, session_id: str) -> Session:
-        """Return the session of this id.
+    def get(self, session_id: str, *, user_id: str | None = None) -> Session:
+        """Return the session of this id: of anybody, or of a user.
 
         Raises:
-            SessionNotFoundError: there is none.
+            SessionNotFoundError: there is none, or it is not the user's.
         """
-        found = carry_out(self._get(session_id), self._portal)
+        found = carry_out(self._get(session_id, user_id), self._portal)
         return Session(self._realm, found.session_id, found.user_id, found.agent)
 
     def list(
@@ -202,8 +147,8 @@ class SessionManager(_Manager):
         limit: int = 100,
     ) -> Page[SessionRecord]:
         """Return sessions that match all filters given, newest first; pass the page's `cursor` for the next."""
-        filters = {"user_id": user_id, "agent": agent, "status": status}
-        request = self._consult("query", order_by=order_by, cursor=cursor, limit=limit, **filters)
+        query = {"agent": agent, "status": status, "order_by": order_by, "cursor": cursor, "limit": limit}
+        request = self._matching("query", user_id, **query)
         page: Page[SessionRecord] = carry_out(request, self._portal)
         return page
 
@@ -211,20 +156,51 @@ class SessionManager(_Manager):
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
         """Return how many sessions match all filters given."""
-        return int(carry_out(self._consult("count", user_id=user_id, agent=agent, status=status), self._portal))
+        return int(carry_out(self._matching("count", user_id, agent=agent, status=status), self._portal))
 
     def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """Return what the runs of all sessions that match have spent, up to their last commits."""
-        spent: Usage = carry_out(self._consult("usage", user_id=user_id, agent=agent), self._portal)
+        spent: Usage = carry_out(self._matching("usage", user_id, agent=agent), self._portal)
         return spent
 
-    def execution(self, run_id: str) -> ExecutionHandle:
-        """Return the handle of a run of any session.
+    def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
+        """Delete all of a user's sessions, and all that this manager's memories have of them; return what was removed.
+
+        Runs that are active are cancelled. The sessions go first, so that nothing is saved meanwhile; may be repeated,
+        and is to be if something fails in between. What others have said of the user stays with them.
+
+        Args:
+            verify: also leave nothing of it in the memories' files, and search them. Takes as long as they are large.
 
         Raises:
-            RunNotFoundError: there is none of this id.
+            LongTermMemoryError: a memory failed; the sessions are deleted.
         """
-        found = carry_out(self._execution(run_id), self._portal)
+        return carry_out(self._forget(user_id, verify), self._portal)
+
+    def sweep(self, archive: str | Path | None = None, *, memory: bool = False) -> Swept:
+        """Delete the sessions that have expired, by their `ttl_s`, and that no run uses; return which, and which not.
+
+        Everything that is committed to a session refreshes it, and so does `Session.refresh`. Who uses one at the same
+        time keeps it. May be repeated, and by several at once; nothing is swept by itself.
+
+        Args:
+            archive: a folder to which each is exported before it is deleted: a file with its id and when it was
+                created, for `import_session`. Nobody encrypts it.
+            memory: whether this manager's memories forget what they have of it too.
+
+        Raises:
+            ConfigError: this manager has `enforce_user`: a sweep goes over all users.
+            StoreError: the store cannot be reached. What cannot be exported or deleted is told as `failed`.
+        """
+        return carry_out(self._sweep(archive, memory), self._portal)
+
+    def execution(self, run_id: str, *, user_id: str | None = None) -> ExecutionHandle:
+        """Return the handle of a run of any session, or of any of a user's.
+
+        Raises:
+            RunNotFoundError: there is none of this id, or it is not the user's.
+        """
+        found = carry_out(self._execution(run_id, user_id), self._portal)
         return ExecutionHandle(self._realm, found.session_id, run_id, found.turn_index)
 
     def close(self) -> None:
@@ -233,7 +209,7 @@ class SessionManager(_Manager):
         self._portal.close()
 
 
-class AsyncSessionManager(_Manager):
+class AsyncSessionManager(Door):
     """`SessionManager` with its verbs as coroutines. Use it on one event loop."""
 
     async def __aenter__(self) -> Self:
@@ -251,14 +227,16 @@ class AsyncSessionManager(_Manager):
         user_id: str = DEFAULT_USER,
         agent: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        memory: MemoryUse | bool = True,
+        ttl_s: float | None = None,
     ) -> AsyncSession:
         """See `SessionManager.open`."""
-        found = await carry_out_async(self._open(session_id, user_id, agent, metadata))
+        found = await carry_out_async(self._open(session_id, user_id, agent, metadata, memory, ttl_s=ttl_s))
         return AsyncSession(self._realm, found.session_id, found.user_id, found.agent)
 
-    async def get(self, session_id: str) -> AsyncSession:
+    async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
         """See `SessionManager.get`."""
-        found = await carry_out_async(self._get(session_id))
+        found = await carry_out_async(self._get(session_id, user_id))
         return AsyncSession(self._realm, found.session_id, found.user_id, found.agent)
 
     async def list(
@@ -272,8 +250,8 @@ class AsyncSessionManager(_Manager):
         limit: int = 100,
     ) -> Page[SessionRecord]:
         """See `SessionManager.list`."""
-        filters = {"user_id": user_id, "agent": agent, "status": status}
-        request = self._consult("query", order_by=order_by, cursor=cursor, limit=limit, **filters)
+        query = {"agent": agent, "status": status, "order_by": order_by, "cursor": cursor, "limit": limit}
+        request = self._matching("query", user_id, **query)
         page: Page[SessionRecord] = await carry_out_async(request)
         return page
 
@@ -281,16 +259,24 @@ class AsyncSessionManager(_Manager):
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
         """See `SessionManager.count`."""
-        return int(await carry_out_async(self._consult("count", user_id=user_id, agent=agent, status=status)))
+        return int(await carry_out_async(self._matching("count", user_id, agent=agent, status=status)))
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """See `SessionManager.usage`."""
-        spent: Usage = await carry_out_async(self._consult("usage", user_id=user_id, agent=agent))
+        spent: Usage = await carry_out_async(self._matching("usage", user_id, agent=agent))
         return spent
 
-    async def execution(self, run_id: str) -> AsyncExecutionHandle:
+    async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
+        """See `SessionManager.forget`."""
+        return await carry_out_async(self._forget(user_id, verify))
+
+    async def sweep(self, archive: str | Path | None = None, *, memory: bool = False) -> Swept:
+        """See `SessionManager.sweep`."""
+        return await carry_out_async(self._sweep(archive, memory))
+
+    async def execution(self, run_id: str, *, user_id: str | None = None) -> AsyncExecutionHandle:
         """See `SessionManager.execution`."""
-        found = await carry_out_async(self._execution(run_id))
+        found = await carry_out_async(self._execution(run_id, user_id))
         return AsyncExecutionHandle(self._realm, found.session_id, run_id, found.turn_index)
 
     async def close(self) -> None:

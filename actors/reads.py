@@ -153,13 +153,16 @@ class SessionReads:
             after = max(after, (await self.run(run_id)).first_seq - 1)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            ended = run_id is not None and self._open_run(run_id) is None
+            in_doubt = self._journal.stale or self._journal.lost  # a run that is not open may not have ended
+            ended = run_id is not None and self._open_run(run_id) is None and not in_doubt
             events = await self._journal.events(after, limit)
             after = events[-1].seq if events else after
             chosen = [event for event in events if run_id in (None, event.run_id)]
             done = ended and len(events) < limit
             left = deadline - asyncio.get_running_loop().time()
-            if chosen or done or left <= 0 or self._journal.lost:
+            if self._journal.lost and not chosen:
+                raise self._journal.lost  # what has not ended here goes on elsewhere
+            if chosen or done or left <= 0:
                 return chosen, after, done or any(event.terminal for event in chosen if run_id)
             if not events:
                 await self._journal.log.news(left)

@@ -8,31 +8,40 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
-import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from turnwise.actors.compactor import check_overflow
 from turnwise.actors.config import SessionConfig
+from turnwise.actors.homes import Homes, LiveHomes, homes
 from turnwise.actors.inference.engine import EngineBuilder
-from turnwise.actors.placement import Dedicated
-from turnwise.actors.session_actor import SessionActor, open_store
+from turnwise.actors.memory_actor import RemoteMemory, equip
+from turnwise.actors.memory_slot import MemorySlot
+from turnwise.actors.nodes import is_file
+from turnwise.actors.place import Making, StorePlace
+from turnwise.actors.placement import Dedicated, Packed, Placement
 from turnwise.actors.steps import Fetch, Pause, Request
 from turnwise.actors.wire import EngineWanted, Refused, StartAnswer
 from turnwise.errors import ConfigError, SessionFencedError, SessionLostError
 from turnwise.memory.block_cache import BlockCache
+from turnwise.memory.encryption import Encryption
+from turnwise.memory.forgotten import Forgotten
+from turnwise.memory.history import HistoryStore
+from turnwise.memory.long_term import LongTermMemory, is_local
 from turnwise.memory.store import SessionStore
 from turnwise.memory.urls import check_history_url, resolve_url
+from turnwise.memory.working import WorkingMemory
 from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.strategy import OverflowStrategy
 
 REACH_S = 60.0
 """How long a verb looks for a session's process, through deaths and restarts, before SessionLostError."""
 
-MAX_CALLS = 1000
-"""How many calls one session's process answers at once; each wait and each follower holds one."""
+REACHED_S = 10.0
+"""A call that was under way for so long had reached a process: who waits through its death looks anew for the next."""
 
 CACHED_SESSIONS = 256
 """Of how many sessions a caller holds the blocks that it has seen."""
@@ -52,11 +61,14 @@ class Realm:
     def __init__(self, namespace: str, name: str) -> None:
         self.namespace = namespace
         self.name = name
-        self._url: str | None = None
-        self._history_url: str | None = None
+        self._place: StorePlace | None = None
         self._engine: bytes = b""
         self._engine_id = ""
-        self._handles: dict[str, Any] = {}
+        self.memories: tuple[MemorySlot, ...] = ()
+        """Those of the manager, each in its actor."""
+        self.working_memory: WorkingMemory | None = None
+        self._placement: Placement = Dedicated()
+        self._homes: Homes | None = None
         self._caches: OrderedDict[str, BlockCache] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -67,33 +79,45 @@ class Realm:
         url: str,
         *,
         history_url: str | None,
+        encryption: Encryption | None,
         engine: EngineBuilder,
         overflow: OverflowStrategy | None,
-        placement: Dedicated,
+        memory: Sequence[LongTermMemory],
+        working_memory: WorkingMemory | None,
+        placement: Placement,
         config: SessionConfig,
     ) -> Realm:
         """Return the realm of a manager, which can make the actors of its sessions.
 
         Raises:
             StoreURLError: the URL names no store.
-            ConfigError: the engine or the strategy is none, cannot be pickled, or what a request may take is not known.
+            ConfigError: the engine, the strategy or the encryption is none, or cannot be pickled, or what a request may
+                take is not known.
         """
         if not isinstance(engine, EngineBuilder) or isinstance(engine, type):
             raise ConfigError(
                 "engine", type(engine).__name__, "pass an object with build(session), such as EchoEngine()"
             )
-        if not isinstance(placement, Dedicated):
-            raise ConfigError("placement", placement, "pass Dedicated()")
+        if not isinstance(placement, Dedicated | Packed):
+            raise ConfigError("placement", placement, "pass Dedicated() or Packed()")
         if overflow is not None:
             if not isinstance(overflow, OverflowStrategy) or isinstance(overflow, type):
                 raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
             check_overflow(overflow, engine, config)
         url = resolve_url(url)
-        realm = cls(namespace, hashlib.sha256(f"{namespace}\n{url}".encode()).hexdigest()[:16])
-        realm._url = url
-        realm._history_url = None if history_url is None else check_history_url(history_url)
+        # What was opened with encryption, and what without, have processes of their own: neither can read the other's.
+        name = f"{namespace}\n{url}" + ("\nencrypted" if encryption else "")
+        realm = cls(namespace, hashlib.sha256(name.encode()).hexdigest()[:16])
+        realm._placement = placement
+        history_url = None if history_url is None else check_history_url(history_url)
+        in_files = is_file(url) or is_file(history_url) or is_local(working_memory)
+        realm._place = StorePlace(url, history_url, _checked(encryption), is_local=in_files)
         try:
-            realm._engine = cloudpickle.dumps((engine, config, overflow))
+            overflow, realm.memories = equip(overflow, memory, namespace, config)
+            realm.working_memory = working_memory
+            realm._engine = cloudpickle.dumps((engine, config, overflow, realm.memories, working_memory))
+        except ConfigError:
+            raise
         except Exception as error:
             why = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
             what = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
@@ -107,9 +131,13 @@ class Realm:
 
     def open_store(self) -> SessionStore:
         """Return a store of this process's own."""
-        if self._url is None:
+        if self._place is None:
             raise SessionLostError("*", "open a SessionManager on its store in this process first")
-        return open_store(self._url, self.namespace)
+        return self._place.open_store(self.namespace)
+
+    def open_history(self) -> HistoryStore | None:
+        """Return a history of this process's own, if events are kept in one."""
+        return self._place.open_history() if self._place else None
 
     def cache(self, session_id: str) -> BlockCache:
         """Return what this process has seen of the session's blocks."""
@@ -121,15 +149,32 @@ class Realm:
             return cache
 
     def actor(self, session_id: str) -> Any:
-        """Return the session's actor, and make it if it is not there; does not wait for it."""
-        handle = self._handles.get(session_id)
-        if handle is None:
-            handle = self._handles[session_id] = self._find_actor(session_id)
-        return handle
+        """Return the session's actor, made if it is not there; does not wait for it."""
+        return self.homes.actor(session_id)
+
+    @property
+    def homes(self) -> Homes:
+        """Where the sessions live; found, and made ready, when first asked for."""
+        with self._lock:
+            if self._homes is None:
+                self._homes = self._find_homes()
+            return self._homes
+
+    def _find_homes(self) -> Homes:
+        if self._place is None:
+            return LiveHomes(self.namespace, self.name)
+        return homes(self.namespace, self.name, self._placement, Making(self._place, self._engine_id, self._engine))
+
+    def warm_up(self) -> None:
+        """Let the processes of packed hosts and memories start, without waiting for them; tell earlier hosts."""
+        self.homes  # noqa: B018 - they are made when they are first asked for
+        for slot in self.memories:
+            if isinstance(slot.memory, RemoteMemory):
+                slot.memory.warm()
 
     def warm(self, session_id: str) -> None:
-        """Let the session's process start and load, without waiting for it."""
-        self.actor(session_id).call.remote(_pack("warm"))
+        """Let the session's process start and load, if it has one of its own, without waiting for it."""
+        self.homes.warm(session_id, _pack(session_id, "warm"))
 
     def ask(self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None) -> Request[Any]:
         """Call one verb of the session's host: through its death, restart and leaving, until it answers.
@@ -142,12 +187,13 @@ class Realm:
             SessionLostError: no process of the session could be reached for `REACH_S`.
             TurnwiseError: what the host refused.
         """
-        request = _pack(verb, *args)
+        request = _pack(session_id, verb, *args)
         began = time.monotonic()
         lost_s: float | None = None
         pause_s = 0.01
         while True:
-            left_s = None if timeout_s is None else max(0.0, began + timeout_s - time.monotonic())
+            asked = time.monotonic()
+            left_s = None if timeout_s is None else max(0.0, began + timeout_s - asked)
             failure: Exception
             try:
                 packed: bytes = yield Fetch(self.actor(session_id).call.remote(request), left_s)
@@ -169,9 +215,10 @@ class Realm:
                 if not isinstance(answer.error, SessionFencedError):
                     raise answer.error
                 failure = answer.error  # that process has given the session up; the next one has it
-            self._handles.pop(session_id, None)
+            self.homes.miss(session_id)
             now = time.monotonic()
-            lost_s = lost_s or now
+            if lost_s is None or now - asked > REACHED_S:
+                lost_s, pause_s = now, 0.01
             if now - lost_s > REACH_S:
                 if isinstance(failure, SessionFencedError):
                     raise failure
@@ -191,6 +238,36 @@ class Realm:
         found: tuple[Compaction | None] = yield from self._equipped(session_id, "compact", explain)
         return found[0]
 
+    def delete(
+        self, session_id: str, *, memory: bool, verify: bool, updated_at: float | None = None
+    ) -> Request[Forgotten]:
+        """Delete a session; this realm's memories forget it if `memory` is set."""
+        done: Forgotten = yield from (
+            self._equipped(session_id, "delete", memory, verify, updated_at)
+            if memory
+            else self.ask(session_id, "delete", "", memory, verify, updated_at)
+        )
+        return done
+
+    def forget_turn(self, session_id: str, index: int, *, verify: bool) -> Request[Forgotten]:
+        """Let a session and this realm's memories forget a turn."""
+        done: Forgotten = yield from self._equipped(session_id, "forget_turn", index, verify)
+        return done
+
+    def use_desk(self, session_id: str, verb: str, *args: Any, **options: Any) -> Request[Any]:
+        """Ask this realm's memories for something, as the session does."""
+        (answer,) = yield from self._equipped(session_id, "memory", verb, args, options)
+        return answer
+
+    def wait_for_memory(self, session_id: str, timeout_s: float | None) -> Request[bool]:
+        """Wait until this realm's memories have a session's turns."""
+        (done,) = yield from self._equipped(session_id, "wait_for_memory", timeout_s)
+        return bool(done)
+
+    def is_live(self, session_id: str) -> bool:
+        """Return whether there is a process that may have the session."""
+        return self.homes.is_live(session_id)
+
     def _equipped(self, session_id: str, verb: str, *args: Any) -> Request[Any]:
         """Call a verb that works with an engine and a strategy: this realm's, which are sent if it has others.
 
@@ -202,32 +279,20 @@ class Realm:
                 return answer
             yield from self.ask(session_id, "adopt", self._engine_id, self._engine)
 
-    def _find_actor(self, session_id: str) -> Any:
-        name = f"turnwise/{self.name}/{session_id}"
-        if self._url is None:
-            try:
-                return ray.get_actor(name, namespace=self.namespace)
-            except ValueError as error:
-                why = "no process of it is live: open a SessionManager on its store in this process first"
-                raise SessionLostError(session_id, why) from error
-        return (
-            ray.remote(SessionActor)
-            .options(
-                name=name,
-                namespace=self.namespace,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=-1,
-                max_concurrency=MAX_CALLS,
-            )
-            .remote(session_id, (self._url, self._history_url), self.namespace, self._engine_id, self._engine)
-        )
+
+def _pack(session_id: str, verb: str, *args: Any) -> bytes:
+    return pickle.dumps((session_id, verb, *args), pickle.HIGHEST_PROTOCOL)
 
 
-def _pack(verb: str, *args: Any) -> bytes:
-    return pickle.dumps((verb, *args), pickle.HIGHEST_PROTOCOL)
+def _checked(encryption: Encryption | None) -> Encryption | None:
+    if encryption is not None and not isinstance(encryption, Encryption):
+        raise ConfigError("encryption", type(encryption).__name__, "pass Encryption(key=...)")
+    try:
+        cloudpickle.dumps(encryption)
+    except Exception as error:
+        why = f"it cannot be pickled ({error}): let its function ask for keys where they are kept"
+        raise ConfigError("encryption", encryption, why) from error
+    return encryption
 
 
 def _find(namespace: str, name: str) -> Realm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,10 +13,10 @@ from turnwise.actors.active_run import ActiveRun, grants
 from turnwise.actors.backlog import Backlog
 from turnwise.actors.budget import priced
 from turnwise.actors.changes import Doubt, fail
-from turnwise.actors.compacting import CompactingSession
 from turnwise.actors.compactor import Compactor
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.inference.attempt import Attempt, Ending
+from turnwise.actors.forgetting import ForgettingSession
+from turnwise.actors.inference.attempt import Attempt, Ending, leave_behind
 from turnwise.actors.inference.engine import (
     Closable,
     EngineBuilder,
@@ -24,6 +25,7 @@ from turnwise.actors.inference.engine import (
     Suspend,
 )
 from turnwise.actors.journal import Journal, settled
+from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.output import Output
 from turnwise.actors.run_events import about, end_event, placed, request_event, start_event
 from turnwise.errors import EngineError, LimitError, StoreError, TurnwiseError
@@ -39,10 +41,13 @@ from turnwise.memory.spans import Span, join
 from turnwise.memory.transcript import Ledger
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
+from turnwise.memory.working import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
 REMEMBERED = 128
 """How many ended runs are kept in memory, for waits that come late."""
+
+_log = logging.getLogger(__name__)
 
 LOST = "the session's process was lost while it ran"
 
@@ -50,7 +55,7 @@ _Begun = tuple[ActiveRun, RunRecord, TurnRecord]
 """A run, and its record and turn as they are when it has the claim."""
 
 
-class RunningSession(CompactingSession):
+class RunningSession(ForgettingSession):
     """Drives a session's active run: starts it, records what it hands in, ends it, starts the next of the queue."""
 
     def __init__(
@@ -61,16 +66,29 @@ class RunningSession(CompactingSession):
         config: SessionConfig,
         *,
         overflow: OverflowStrategy | None,
+        memories: Sequence[MemorySlot] = (),
+        working: WorkingMemory | None = None,
         off_loop: Callable[..., Awaitable[Any]],
     ) -> None:
         super().__init__(session_id, journal, config, off_loop)
         self._runner: InferenceRunner | None = None
-        self._equip(builder, config, overflow)
+        self._equip(builder, config, overflow, memories, working)
 
-    def _equip(self, builder: EngineBuilder, config: SessionConfig, overflow: OverflowStrategy | None) -> None:
+    def _equip(
+        self,
+        builder: EngineBuilder,
+        config: SessionConfig,
+        overflow: OverflowStrategy | None,
+        memories: Sequence[MemorySlot],
+        working: WorkingMemory | None,
+    ) -> None:
         """Take over what the next runs work with."""
         compactor = Compactor(overflow, builder, config, self._off_loop) if overflow else None
         self._builder, self._config, self._runner, self._compactor = builder, config, None, compactor
+        used = tuple(slot for slot in memories if slot.is_used)
+        self._memories, self._working = (used, working) if config.memory.enabled else ((), None)
+        self._all_memories, self._notes = tuple(memories), working
+        self._equip_saving()
 
     @property
     def _discards(self) -> bool:
@@ -80,6 +98,8 @@ class RunningSession(CompactingSession):
         """Note the end of a run whose claim is free, and wake its waiters."""
         run.record = end
         self._ended[run.run_id] = (end, turn)
+        if turn:
+            self._has_ended(turn, end.memory)
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
         if not run.done.done():
@@ -92,6 +112,14 @@ class RunningSession(CompactingSession):
         index = self._journal.session.next_index
         return self._backlog.hand_back(runs, discard=discard, index=index, now=self._clock())
 
+    def _give_up(self, why: Exception) -> None:
+        super()._give_up(why)
+        if self._journal.feed:
+            self._journal.feed.stop()
+        if self._runner:
+            self._spawn(retire(self._runner, None, self._config.cancel_grace_s))
+            self._runner = None
+
     # Loading
 
     async def _load(self) -> None:
@@ -101,6 +129,7 @@ class RunningSession(CompactingSession):
             self._doubt.stored = self._doubt.seq in self._journal.caught_up
             self._doubt = None
         self._head = found.head
+        self._take_up_saving()
         known = {run.run_id: run for run in [*self._backlog.queue, *([self._active] if self._active else [])]}
         await self._let_go(known.values(), {record.run_id for record in found.open_runs})
         turns = {turn.index: turn for turn in found.open_turns}
@@ -126,13 +155,13 @@ class RunningSession(CompactingSession):
                 waiting.append(run)
             else:
                 (self._backlog.queue if record.state == "queued" else lost).append(run)
-        self._journal.stale = False
         for run in waiting:
             self._launch(run)
         if lost or self._backlog.queue or self._active:
             await self._settle(lost)
         else:
             self._journal.log.publish()
+        self._journal.stale = False  # from here on a run that is not open has ended, and its last event is there
 
     async def _let_go(self, known: Iterable[ActiveRun], open_runs: Container[str]) -> None:
         """Let go of the runs whose end was stored while only the store's answer was lost."""
@@ -197,6 +226,7 @@ class RunningSession(CompactingSession):
             run.record = record
             self._launch(run)
         self._launch_next(begun)
+        self._save_soon()
 
     def _resumes(self, run: ActiveRun) -> bool:
         return self._config.on_lost == "resume" and run.record.resumes < self._config.max_resumes
@@ -265,9 +295,10 @@ class RunningSession(CompactingSession):
         else:
             return
         # The store still says that the run is active: whoever activates the session next sees to it.
-        self._journal.stale = True
-        if self._active is run:
-            self._active = None
+        async with self._change:  # not in the midst of an activation, which would take it for done
+            self._journal.stale = True
+            if self._active is run:
+                self._active = None
         fail(run, failure)
         while self._journal.stale and self._journal.lost is None:
             try:
@@ -292,6 +323,7 @@ class RunningSession(CompactingSession):
             if builder is self._builder:
                 self._runner = runner
         self.check_budget(run)
+        await self._recall(run)
         return await runner.run(await self._make_room(run), attempt)
 
     async def _decided(self, run: ActiveRun) -> Ending | None:
@@ -350,6 +382,7 @@ class RunningSession(CompactingSession):
         self._remember(run, end, None if drop else turn)
         self._launch_next(begun)
         self._watch_window()
+        self._save_soon()
 
     # What an attempt hands in
 
@@ -467,9 +500,23 @@ class RunningSession(CompactingSession):
         return replace(run.turn, output=grown.spans, **changes), new, replace(session, log_size=span.stop)
 
 
-async def retire(runner: object, user: ActiveRun | None) -> None:
-    """Close a runner that can be closed, once the run that may use it has ended."""
+async def retire(runner: object, user: ActiveRun | None, grace_s: float) -> None:
+    """Close a runner that can be closed, once the run that may use it has ended.
+
+    What it raises is logged, and after `grace_s` it is left behind: whoever lets a runner go has no more use for it.
+    """
     if isinstance(runner, Closable):
         if user:
             await settled(user.done)
+        closing = asyncio.ensure_future(_close(runner))
+        await asyncio.wait({closing}, timeout=grace_s)
+        if not closing.done():
+            closing.cancel()
+            leave_behind(closing)
+
+
+async def _close(runner: Closable) -> None:
+    try:
         await runner.close()
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - code of the engine's
+        _log.warning("%s could not be closed: %r", type(runner).__name__, error)

@@ -8,11 +8,14 @@ from typing import Any
 from turnwise.actors.core import IfBusy
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.realm import Realm
+from turnwise.actors.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
 from turnwise.actors.wire import PackedTurn, SessionInfo, StartAnswer
 from turnwise.memory.blocks import Block, Summary
 from turnwise.memory.events import Event
+from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.ids import check_id, new_id
+from turnwise.memory.memory_use import MemoryUse, memory_use
 from turnwise.memory.prompts import Prompt
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
@@ -51,9 +54,11 @@ class _Session:
         self,
         prompts: tuple[Prompt, ...],
         if_busy: IfBusy,
-        idempotency_key: str | None,
         timeout_s: float | None,
+        *,
+        idempotency_key: str | None,
         labels: Mapping[str, str] | None,
+        memory: MemoryUse | bool | None,
     ) -> Request[StartAnswer]:
         settings = {
             "run_id": new_id(),
@@ -61,6 +66,7 @@ class _Session:
             "idempotency_key": None if idempotency_key is None else check_id("idempotency key", idempotency_key),
             "timeout_s": timeout_s,
             "labels": dict(labels or {}),
+            "memory": None if memory is None else memory_use(memory),
         }
         return (yield from self._realm.start(self.id, prompts, settings))
 
@@ -103,6 +109,11 @@ class Session(_Session):
         super().__init__(realm, id, user_id, agent)
         self._portal = Portal()
 
+    @property
+    def memory(self) -> SessionMemory:
+        """What long-term memories have for its user, and its working memory."""
+        return SessionMemory(self._realm, self.id, self._portal)
+
     def append(self, *prompts: Prompt) -> int:
         """Store prompts for the next run to take up; return the index of its turn.
 
@@ -120,9 +131,12 @@ class Session(_Session):
         idempotency_key: str | None = None,
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
+        memory: MemoryUse | bool | None = None,
     ) -> ExecutionHandle:
         """Run what was appended: `run` without a prompt of its own."""
-        return self.run(if_busy=if_busy, idempotency_key=idempotency_key, timeout_s=timeout_s, labels=labels)
+        return self.run(
+            if_busy=if_busy, idempotency_key=idempotency_key, timeout_s=timeout_s, labels=labels, memory=memory
+        )
 
     def run(
         self,
@@ -131,6 +145,7 @@ class Session(_Session):
         idempotency_key: str | None = None,
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
+        memory: MemoryUse | bool | None = None,
     ) -> ExecutionHandle:
         """Run what was appended and these prompts; on return the run is durable and started, or queued.
 
@@ -141,12 +156,16 @@ class Session(_Session):
             idempotency_key: the same key with the same prompts returns the run that it started, however often.
             timeout_s: the run fails when it has taken so many seconds.
             labels: kept with the run.
+            memory: what it does with long-term memory: `on`, or True, to recall, and have its turn saved; `read` to
+                recall only; `off`, or False, for neither. As the session if left out.
 
         Raises:
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
         """
-        request = self._start(prompts, if_busy, idempotency_key, timeout_s, labels)
+        request = self._start(
+            prompts, if_busy, timeout_s, idempotency_key=idempotency_key, labels=labels, memory=memory
+        )
         started = carry_out(request, self._portal)
         return ExecutionHandle(self._realm, self.id, started.run_id, started.turn_index, started.outcome)
 
@@ -223,17 +242,26 @@ class Session(_Session):
         """
         return tuple(carry_out(self._ask("expand", summary), self._portal))
 
+    def refresh(self) -> None:
+        """Let the session's `ttl_s` count from now, as if it had been used; durable on return."""
+        carry_out(self._ask("refresh"), self._portal)
+
     def end(self) -> None:
         """Take no more runs and cancel those there are; ending twice is fine."""
         carry_out(self._ask("end"), self._portal)
 
-    def delete(self) -> None:
-        """Delete the session for good; its forks stay whole.
+    def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:
+        """Delete the session for good, and what this manager's memories have of it; its forks stay whole.
+
+        Args:
+            memory: whether memories forget it too.
+            verify: also leave nothing of it in the memories' files, and search them. Takes as long as they are large.
 
         Raises:
             SessionBusyError: a run is active or queued.
+            LongTermMemoryError: memories failed; names them. The session was not deleted: repeat it.
         """
-        carry_out(self._ask("delete"), self._portal)
+        return carry_out(self._realm.delete(self.id, memory=memory, verify=verify), self._portal)
 
     def info(self) -> SessionInfo:
         """Return the session's row, what runs and waits, and which process hosts it."""
@@ -243,6 +271,11 @@ class Session(_Session):
 
 class AsyncSession(_Session):
     """`Session` with its verbs as coroutines."""
+
+    @property
+    def memory(self) -> AsyncSessionMemory:
+        """See `Session.memory`."""
+        return AsyncSessionMemory(self._realm, self.id)
 
     async def append(self, *prompts: Prompt) -> int:
         """See `Session.append`."""
@@ -255,9 +288,12 @@ class AsyncSession(_Session):
         idempotency_key: str | None = None,
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
+        memory: MemoryUse | bool | None = None,
     ) -> AsyncExecutionHandle:
         """See `Session.start`."""
-        return await self.run(if_busy=if_busy, idempotency_key=idempotency_key, timeout_s=timeout_s, labels=labels)
+        return await self.run(
+            if_busy=if_busy, idempotency_key=idempotency_key, timeout_s=timeout_s, labels=labels, memory=memory
+        )
 
     async def run(
         self,
@@ -266,9 +302,12 @@ class AsyncSession(_Session):
         idempotency_key: str | None = None,
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
+        memory: MemoryUse | bool | None = None,
     ) -> AsyncExecutionHandle:
         """See `Session.run`."""
-        request = self._start(prompts, if_busy, idempotency_key, timeout_s, labels)
+        request = self._start(
+            prompts, if_busy, timeout_s, idempotency_key=idempotency_key, labels=labels, memory=memory
+        )
         started = await carry_out_async(request)
         return AsyncExecutionHandle(self._realm, self.id, started.run_id, started.turn_index, started.outcome)
 
@@ -314,13 +353,17 @@ class AsyncSession(_Session):
         """See `Session.expand`."""
         return tuple(await carry_out_async(self._ask("expand", summary)))
 
+    async def refresh(self) -> None:
+        """See `Session.refresh`."""
+        await carry_out_async(self._ask("refresh"))
+
     async def end(self) -> None:
         """See `Session.end`."""
         await carry_out_async(self._ask("end"))
 
-    async def delete(self) -> None:
+    async def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:
         """See `Session.delete`."""
-        await carry_out_async(self._ask("delete"))
+        return await carry_out_async(self._realm.delete(self.id, memory=memory, verify=verify))
 
     async def info(self) -> SessionInfo:
         """See `Session.info`."""

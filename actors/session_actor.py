@@ -8,72 +8,68 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 from functools import partial
 from typing import TYPE_CHECKING
 
 import ray
 
+from turnwise.actors.adoptions import drop_adopted, find_adopted, keep_adopted
+from turnwise.actors.departure import Departure, where
+
 if TYPE_CHECKING:
     from turnwise.actors.host import SessionHost
-    from turnwise.memory.store import SessionStore
+    from turnwise.actors.place import Making
 
 
 class SessionActor:
     """`SessionHost` on Ray. Undecorated: `Realm` makes it an actor."""
 
-    def __init__(
-        self, session_id: str, urls: tuple[str, str | None], namespace: str, engine_id: str, engine: bytes
-    ) -> None:
-        self._settings = (session_id, urls, namespace, engine_id, engine)
+    def __init__(self, session_id: str, namespace: str, making: Making) -> None:
+        self._settings = (session_id, namespace, making)
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         self._actor_id = str(context.get_actor_id())
-        # Leaving takes a call of its own. It must not be repeated in the next process, as other calls are.
-        self._leave = lambda: context.current_actor.depart.options(max_task_retries=0).remote()
+        self._leave = Departure(partial(drop_adopted, namespace, self._actor_id))
         self._host: asyncio.Task[SessionHost] | None = None
+        if context.was_current_actor_reconstructed:
+            # What the lost process left, such as a run to go on with or turns to be saved, waits for nobody's call.
+            self._leave.actor.call.remote(pickle.dumps((session_id, "warm")))
 
     async def ready(self) -> int:
         """Return the process id: the process is there."""
         return os.getpid()
 
+    async def where(self) -> tuple[str, int]:
+        """Return the node and the process that Ray takes for this actor's."""
+        return where()
+
     async def call(self, request: bytes) -> bytes:
         """See `SessionHost.call`."""
         if self._host is None:
             self._host = asyncio.create_task(asyncio.to_thread(self._load))
-        host = self._host.result() if self._host.done() else await asyncio.shield(self._host)
+        try:
+            host = self._host.result() if self._host.done() else await asyncio.shield(self._host)
+        except Exception:
+            self._host = None  # the next call tries again
+            raise
         return await host.call(request)
 
-    async def depart(self) -> None:
-        """End this process without a restart."""
-        from turnwise.actors.adoptions import drop_adopted
-
-        drop_adopted(self._settings[2], self._actor_id)
-        ray.actor.exit_actor()
-
     def _load(self) -> SessionHost:
-        from turnwise.actors.adoptions import find_adopted, keep_adopted
         from turnwise.actors.host import SessionHost
-        from turnwise.memory.urls import open_history
+        from turnwise.actors.supplies import Supplies
 
         gc.freeze()  # what is loaded stays: walking it again and again would cost milliseconds in the midst of a turn
-        session_id, (url, history_url), namespace, engine_id, engine = self._settings
-        if adopted := find_adopted(namespace, self._actor_id):
-            engine_id, engine = adopted
+        session_id, namespace, making = self._settings
+        place, engine_id, engine = making.place, making.engine_id, making.engine
+        adopted, engines = find_adopted(namespace, self._actor_id)
+        if session_id in adopted:
+            engine_id = adopted[session_id]
+            engine = engines[engine_id]
         return SessionHost(
             session_id,
-            lambda: open_store(url, namespace),
-            engine_id,
-            engine,
+            Supplies(partial(place.open_store, namespace), place.open_history, engine_id, engine),
             node_id=self._node_id,
             leave=self._leave,
             keep=partial(keep_adopted, namespace, self._actor_id),
-            open_history=(lambda: open_history(history_url)) if history_url else None,
         )
-
-
-def open_store(url: str, namespace: str) -> SessionStore:
-    """Return a store for this process: of its own, or the namespace's shared one for `memory://`."""
-    from turnwise.actors.store_actor import remote_store
-    from turnwise.memory import urls
-
-    return remote_store(url, namespace) if url.startswith("memory:") else urls.open_store(url)

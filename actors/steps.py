@@ -58,10 +58,11 @@ class Portal:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=_serve, args=[self._loop], name="turnwise-portal", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asked.result()
 
     def close(self) -> None:
-        """Stop the loop; its thread closes it."""
+        """Stop the loop, when what other threads have asked for is done; its thread closes it."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
@@ -70,6 +71,8 @@ class Portal:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
+    while tasks := asyncio.all_tasks(loop):
+        loop.run_until_complete(asyncio.wait(tasks))
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
 

@@ -74,7 +74,7 @@ class Notebook:
         await self._do("INSERT OR IGNORE INTO notes VALUES (:id, :user, :session, :turn, :text)", *rows)
         return [item.id for item in items]
 
-    async def recall(self, scope: Scope, query: str, *, limit: int = 10) -> Sequence[MemoryItem]:
+    async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> Sequence[MemoryItem]:
         """Return the notes that share most words with the query; of those that share as many, the oldest first."""
         select = f"SELECT id, session_id, turn_index, text FROM notes WHERE {_THEIRS} ORDER BY rowid"
         notes = [
@@ -84,11 +84,11 @@ class Notebook:
         wanted = _words(query)
         return sorted(notes, key=lambda note: -len(wanted & _words(note.text)))[:limit]
 
-    async def update(self, scope: Scope, id: str, text: str) -> bool:
+    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
         change = f"UPDATE notes SET text = :text WHERE {_THEIRS} AND id = :id RETURNING id"
         return bool(await self._do(change, {**_whose(scope), "id": id, "text": text}))
 
-    async def forget(self, scope: Scope, ids: Collection[str] | None = None) -> int:
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, **_: Any) -> int:
         delete = f"DELETE FROM notes WHERE {_THEIRS} AND id = ifnull(:id, id) RETURNING id"
         which = [None] if ids is None else list(ids)
         return len(await self._do(delete, *({**_whose(scope), "id": one} for one in which)))

@@ -68,10 +68,10 @@ def attentive_reply(messages: Sequence[Message]) -> str:
         return "Thank you, I have noted that."
     question = sentences(said[-1])[-1]
     if _OF_THE_USER.search(question):
-        told = [sentence.removeprefix("user: ") for sentence in _matching(question, said)]
+        told = [sentence.removeprefix("user: ") for sentence in matching(question, said)]
         return f"You told me: {told[0]}" if told else "You have not told me, as far as I can see."
     instructions = [text_of(message) for message in messages if message["role"] in ("system", "developer")]
-    rules = _matching(question, instructions)
+    rules = matching(question, instructions)
     return f"The handbook says: {' '.join(rules[:2])}" if rules else "The handbook does not say."
 
 
@@ -112,11 +112,11 @@ _OF_THE_USER = re.compile(r"\bI (say|said|tell|told)\b")
 _COMMON = {"about", "does", "from", "have", "many", "much", "said", "tell", "that", "told", "what", "when", "which"}
 
 
-def _matching(question: str, texts: Sequence[str]) -> list[str]:
+def matching(question: str, texts: Sequence[str]) -> list[str]:
     """Return the statements that share at least two words with the question, those that share most first."""
-    wanted = _keywords(question)
+    wanted = keywords(question)
     shared = {
-        sentence: len(wanted & _keywords(sentence))
+        sentence: len(wanted & keywords(sentence))
         for text in texts
         for sentence in sentences(text)
         if not sentence.endswith("?")
@@ -125,7 +125,8 @@ def _matching(question: str, texts: Sequence[str]) -> list[str]:
     return sorted(found, key=lambda sentence: -shared[sentence])
 
 
-def _keywords(text: str) -> set[str]:
+def keywords(text: str) -> set[str]:
+    """Return the text's longer words, without those that are in every question."""
     return {word.removesuffix("s") for word in re.findall(r"\w{4,}", text.lower())} - _COMMON
 
 

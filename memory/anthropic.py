@@ -10,6 +10,7 @@ from turnwise.memory.blocks import (
     CacheCheckpoint,
     Document,
     Image,
+    Recalled,
     Summary,
     Text,
     Thinking,
@@ -89,7 +90,7 @@ def _thought(thought: Thinking) -> Part:
 
 def _part(block: Block) -> Part:
     match block:
-        case User() | Summary():
+        case User() | Summary() | Recalled():
             return {"type": "text", "text": SUMMARY * isinstance(block, Summary) + block.text}
         case Text():
             return {"type": "text", "text": block.text + INTERRUPTED * block.interrupted}

@@ -25,6 +25,13 @@ class BlockCache:
         self._logs.setdefault(log, {}).update(enumerate(blocks, start))
         self.held = union(self.held, (Span(log, start, start + len(blocks)),))
 
+    def over(self, log: str, blocks: Sequence[Block]) -> BlockCache:
+        """Return a cache that holds what this one does now, and these blocks as a log of their own."""
+        cache = BlockCache()
+        cache._logs = {**self._logs, log: dict(enumerate(blocks))}
+        cache.held = union(self.held, (Span(log, 0, len(blocks)),))
+        return cache
+
     def add_spans(self, spans: Iterable[Span], blocks: Sequence[Block | str]) -> None:
         """Hold `blocks` as the positions of `spans`, in order."""
         spans, at = tuple(spans), 0
@@ -48,7 +55,7 @@ class BlockCache:
     def read_encoded(self, spans: Iterable[Span]) -> list[str]:
         """Return the blocks of `spans` in order, encoded."""
         found = (self._entry(span.log, at) for span in spans for at in range(span.start, span.stop))
-        return [entry if isinstance(entry, str) else encode(entry) for entry in found]
+        return [encode(entry) if isinstance(entry, Block) else entry for entry in found]
 
     def _entry(self, log: str, at: int) -> Block | str:
         try:
@@ -58,7 +65,7 @@ class BlockCache:
 
     def _block(self, log: str, at: int) -> Block:
         entry = self._entry(log, at)
-        if isinstance(entry, str):
+        if not isinstance(entry, Block):  # nor perhaps text: who knows what is in a damaged database
             try:
                 entry = self._logs[log][at] = decode(entry)
             except ValueError as error:

@@ -136,6 +136,13 @@ class Summary(Block):
     folded: tuple[tuple[str, int], ...] = ()
 
 
+class Recalled(Block):
+    """What long-term memory has about a prompt, as sections of text. Stands in requests, never in a history."""
+
+    kind: Literal["recalled"] = "recalled"
+    text: str
+
+
 class CacheCheckpoint(Block):
     """The provider may cache the request up to here."""
 
@@ -159,7 +166,7 @@ KINDS: dict[str, type[Block]] = {
     cls.model_fields["kind"].default: cls
     for cls in (
         *(System, User, Text, Thinking, ToolUse, ToolResult),
-        *(Image, Document, Citations, Summary, CacheCheckpoint),
+        *(Image, Document, Citations, Summary, Recalled, CacheCheckpoint),
     )
 }
 

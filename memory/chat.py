@@ -10,7 +10,7 @@ from typing import Any
 import pydantic_core
 
 from turnwise.errors import EngineError
-from turnwise.memory.blocks import Block, Document, Image, Summary, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.blocks import Block, Document, Image, Recalled, Summary, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.rules import CHAT, fit
 from turnwise.memory.transcript import messages_of, system_of
 
@@ -75,7 +75,7 @@ def _user_message(prompts: Sequence[Block]) -> dict[str, Any]:
 
 def _part(block: Block) -> dict[str, Any]:
     match block:
-        case User(text=text):
+        case User(text=text) | Recalled(text=text):
             return {"type": "text", "text": text}
         case Summary(text=text):
             return {"type": "text", "text": SUMMARY + text}

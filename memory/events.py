@@ -152,6 +152,62 @@ class HookFailed(Event):
     why: str
 
 
+class MemoryRecalled(Event):
+    """Long-term memory was asked what bears on the prompt; what it has is in the run's requests."""
+
+    kind: Literal["memory_recalled"] = "memory_recalled"
+    live: ClassVar[bool] = True
+    items: dict[str, int]
+    """How many, by the name of the memory."""
+
+
+class MemoryFailed(Event):
+    """A long-term memory failed or took too long; the run goes on without it."""
+
+    kind: Literal["memory_failed"] = "memory_failed"
+    live: ClassVar[bool] = True
+    memory: str
+    why: str
+
+
+class MemoryDegraded(Event):
+    """A long-term memory answers, but not as well as it should, such as by words alone; the run goes on."""
+
+    kind: Literal["memory_degraded"] = "memory_degraded"
+    live: ClassVar[bool] = True
+    memory: str
+    why: str
+
+
+class MemoryBehind(Event):
+    """Turns could not be saved in a long-term memory; they are given to it again until it has them."""
+
+    kind: Literal["memory_behind"] = "memory_behind"
+    memory: str
+    why: str
+
+
+class MemoryCaughtUp(Event):
+    """A long-term memory that was behind has all turns."""
+
+    kind: Literal["memory_caught_up"] = "memory_caught_up"
+    memory: str
+
+
+class TurnNotSaved(Event):
+    """A long-term memory cannot keep a turn, and is not given it again. It stays in the history."""
+
+    kind: Literal["turn_not_saved"] = "turn_not_saved"
+    memory: str
+    why: str
+
+
+class TurnForgotten(Event):
+    """No later request holds what the turn added, and no memory is given it. The history keeps it."""
+
+    kind: Literal["turn_forgotten"] = "turn_forgotten"
+
+
 class RunEnded(Appending):
     """Base of the four ends a run can have: exactly one of them is stored, as the run's last event."""
 
@@ -247,6 +303,13 @@ KINDS: dict[str, type[Event]] = {
         CallDecided,
         RunResumed,
         HookFailed,
+        MemoryRecalled,
+        MemoryFailed,
+        MemoryDegraded,
+        MemoryBehind,
+        MemoryCaughtUp,
+        TurnNotSaved,
+        TurnForgotten,
         RunCompleted,
         RunCancelled,
         RunFailed,

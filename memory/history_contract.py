@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError, HistoryConflictError, InvalidInputError, StoreClosedError
 from turnwise.memory.blocks import Text
-from turnwise.memory.contract import IDS, NESTED, TEXT, USAGE
+from turnwise.memory.contract_tools import IDS, NESTED, TEXT, USAGE
 from turnwise.memory.events import Event, PromptAppended, RunCompleted, RunFailed, TextDelta, ToolEnded, UnknownEvent
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.laws import Law, check_law, collector, equal, refuses

@@ -12,7 +12,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from turnwise.errors import HistoryConflictError
 from turnwise.memory.events import Event
 from turnwise.memory.history import check_session
-from turnwise.memory.sql_database import Schema, SQLDatabase
+from turnwise.memory.sql_database import Schema
+from turnwise.memory.sql_erasing import ErasingDatabase
 from turnwise.memory.sql_rows import event_row, read_event
 from turnwise.memory.sql_statements import Statement
 from turnwise.memory.store import check_limit
@@ -51,10 +52,11 @@ _CHECKED = 1000
 """How many rows are looked up at once: databases take only so many values with a statement."""
 
 
-class SQLHistory(SQLDatabase):
+class SQLHistory(ErasingDatabase):
     """Keeps events in a table of its own through SQLAlchemy Core.
 
-    An append is one transaction: a statement, and a look at what is stored if some of it was there already.
+    An append is one transaction: a statement, and a look at what is stored if some of it was there already. What is
+    deleted is overwritten, see `ErasingDatabase`.
 
     Args:
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`; it may be that of a session store.
@@ -65,8 +67,10 @@ class SQLHistory(SQLDatabase):
         StoreURLError: the URL names no database that can be used here.
     """
 
+    schema = SCHEMA
+
     def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
-        super().__init__(url, SCHEMA, lock_timeout_s=lock_timeout_s, connections=connections)
+        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         dialect, bind = self._engine.dialect, sa.bindparam
         insert = (postgresql if dialect.name == "postgresql" else sqlite).insert(history)
         page = sa.select(history).where(history.c.session_id == bind("session_id"), history.c.seq > bind("after"))
@@ -105,7 +109,7 @@ class SQLHistory(SQLDatabase):
 
     async def delete(self, session_id: str) -> None:
         statement = sa.delete(history).where(history.c.session_id == session_id)
-        await self._write(lambda connection: connection.execute(statement))
+        await self._erase(lambda connection: connection.execute(statement).rowcount)
 
     def _check_stored(self, connection: sa.Connection, session_id: str, rows: Sequence[dict[str, Any]]) -> None:
         """Refuse those beside which there is another of their number, or which another of their key keeps out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from turnwise.errors import (
@@ -17,7 +17,7 @@ from turnwise.errors import (
     StoreError,
 )
 from turnwise.memory.events import Appending, Event
-from turnwise.memory.runs import RunRecord
+from turnwise.memory.runs import UNSETTLED, RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, Spans, subtract, union
 from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, parse_cursor
@@ -100,6 +100,9 @@ class InMemoryStore:
             next_index=session.next_index,
             seq=session.seq,
             usage=session.usage,
+            memory=session.memory,
+            saved=session.saved,
+            ttl_s=session.ttl_s,
         )
         log.update(blocks)
         for index in commit.dropped_turns:
@@ -179,6 +182,15 @@ class InMemoryStore:
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         return sum((row.session.usage for row in self._matching(user_id, agent)), Usage())
 
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+        found = (row for row in self._behind(cursor) if any(run.state in UNSETTLED for run in row.runs.values()))
+        page, more = _page(found, limit)
+        return Page(tuple(row.session.session_id for row in page), more)
+
+    async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
+        page, more = _page((row for row in self._behind(cursor) if _has_expired(row.session, now)), limit)
+        return Page(tuple(row.session for row in page), more)
+
     async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
         row = self._row(session_id)
         if epoch is not None and row.session.epoch != epoch:
@@ -223,6 +235,12 @@ class InMemoryStore:
             if all(value is None or getattr(row.session, name) == value for name, value in wanted.items())
         ]
 
+    def _behind(self, cursor: str | None) -> list[_Row]:
+        """Return what was created behind a cursor, in that order."""
+        self._check_open()
+        after = 0 if cursor is None else parse_cursor(cursor)[1]
+        return [row for row in self._rows.values() if row.order > after]
+
     def _row(self, session_id: str) -> _Row:
         self._check_open()
         if session_id not in self._rows:
@@ -232,6 +250,18 @@ class InMemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosedError("memory://")
+
+
+def _page(rows: Iterable[_Row], limit: int) -> tuple[list[_Row], str | None]:
+    """Return the first of these, which are in order of creation, and the cursor behind them if there are more."""
+    page = list(itertools.islice(rows, check_limit(limit) + 1))
+    if len(page) <= limit:
+        return page, None
+    return page[:limit], cursor_of(0.0, page[limit - 1].order)
+
+
+def _has_expired(session: SessionRecord, now: float) -> bool:
+    return session.ttl_s is not None and session.updated_at + session.ttl_s <= now
 
 
 def without_blocks(event: Event) -> Event:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from turnwise.memory.blocks import Block, encode
+from turnwise.memory.categories import MemoryType
 from turnwise.memory.spans import Spans
 
 
@@ -26,7 +27,8 @@ class Scope:
 class Source:
     """Where an item comes from."""
 
-    session_id: str
+    session_id: str | None = None
+    """None for what comes from no session, such as what a program was told."""
     turn_index: int | None = None
     spans: Spans = ()
     """Its blocks, by log and position."""
@@ -34,35 +36,75 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryItem:
-    """Something to remember. The same `id` is the same item: remembering it again changes nothing."""
+    """Something to remember, or that is remembered. A user has one item of an `id`."""
 
     id: str
     text: str
-    source: Source
-    blocks: tuple[Block, ...] = ()
-    """What was said, for memories that make more of it than the text."""
+    type: MemoryType = MemoryType.GENERAL
+    topic: str | None = None
+    """What it is about, in a word or two."""
+    source: Source = Source()
+    blocks: tuple[Block, ...] = field(default=(), compare=False)
+    """What was said, for memories that make more of it than the text; not kept."""
     created_at: float = 0.0
-    """Seconds since the epoch, UTC."""
+    """Seconds since the epoch, UTC; 0 if nobody knows."""
+    updated_at: float | None = None
+    """When its text or type was changed last."""
+    superseded_at: float | None = None
+    """Since when another holds in its place. It is then found only by a look into the past."""
+    superseded_by: str | None = None
+    """The id of that other."""
+    score: float | None = field(default=None, compare=False)
+    """How well it bears on what was asked, for an item that was recalled: higher is better, from 0 to 1."""
 
 
 class LongTermMemory(Protocol):
     """Keeps items for those whom a scope names, and finds them again.
 
-    A memory that nobody may write has an attribute `read_only` that is true; see `is_read_only`. Each verb may raise;
-    one memory's failure is no other's.
+    An item of a semantic type is its user's; one of another type is the scope's agent's, or, where none is named, for
+    all of the user's agents. Who recalls sees what is the user's and what is the scope's agent's, nobody else's.
+
+    A memory that nobody may write has an attribute `read_only` that is true; see `is_read_only`. One that is kept in
+    files has an `is_local` that is true, so that its actor stays on their node. Each verb may raise; one memory's
+    failure is no other's.
     """
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
-        """Keep the items; return the ids of those that are durable now. Idempotent by id."""
+        """Keep the items; return the ids of those that are durable now.
 
-    async def recall(self, scope: Scope, query: str, *, limit: int = 10) -> Sequence[MemoryItem]:
-        """Return what bears on the query, the best first."""
+        Idempotent by id: an item that is there, also one that was forgotten while it was given, is left as it is.
+        """
 
-    async def update(self, scope: Scope, id: str, text: str) -> bool:
-        """Change an item; return whether it was there."""
+    async def recall(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
+    ) -> Sequence[MemoryItem]:
+        """Return up to `limit` items that bear on the query, the best first; none if nothing does.
 
-    async def forget(self, scope: Scope, ids: Collection[str] | None = None) -> int:
-        """Delete these items, or all of the scope; return how many were there."""
+        Filters come first, so there are `limit` items if so many bear on it. The scope's session filters nothing.
+
+        Args:
+            types: only those; all if left out.
+            as_of: what held at this time, in seconds since the epoch: neither what came later nor what was superseded
+                by then.
+        """
+
+    async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
+        """Change an item's text, and its type if one is given; return whether it was there. `created_at` stays."""
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        """Delete these items, or, without ids, all that are from the scope's session, or, without one, the user's.
+
+        Returns how many were there. An id that is not there, or is another's, is no error.
+
+        Args:
+            turn_index: only those from this turn of the scope's session. Given without ids only.
+        """
 
     async def close(self) -> None:
         """Let go of what it holds. Closing twice is fine."""
@@ -71,6 +113,14 @@ class LongTermMemory(Protocol):
 def is_read_only(memory: object) -> bool:
     """Return whether nobody may write to the memory, as to one of static facts."""
     return bool(getattr(memory, "read_only", False))
+
+
+def is_local(memory: object) -> bool:
+    """Return whether the memory, or what it is kept in, is in a file of one machine.
+
+    One that says nothing of it, by an attribute `is_local`, is not.
+    """
+    return bool(getattr(memory, "is_local", False))
 
 
 def item_id(spans: Spans, blocks: Sequence[Block]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnwise.errors import EmptyTurnError, InvalidPromptError
-from turnwise.memory.blocks import KINDS, Block, Summary, Thinking, ToolResult, ToolUse, Unknown, User, encode
+from turnwise.memory.blocks import KINDS, Block, Recalled, Summary, Thinking, ToolResult, ToolUse, Unknown, User, encode
 
 Prompt = str | Block
 """A string is a `User` block."""
@@ -17,15 +17,15 @@ def accept(session_id: str, prompts: Sequence[Prompt], max_bytes: int) -> tuple[
     Raises:
         EmptyTurnError: one is blank.
         InvalidPromptError: one is no text, is larger than `max_bytes` when encoded, or is of a kind that only a run
-            may add, since it would leave a tool call without its result or a result without its call, or, as a summary,
-            stand for blocks that are not the caller's.
+            may add, since it would leave a tool call without its result or a result without its call, or, as a summary
+            or a recall, stand for what is not the caller's.
     """
     blocks: list[Block] = []
     encoded: list[str] = []
     for prompt in prompts:
         if not isinstance(prompt, (str, Unknown, *KINDS.values())):
             raise InvalidPromptError(session_id, f"{type(prompt).__name__} is not a string or a block")
-        if isinstance(prompt, Summary | Thinking | ToolUse | ToolResult):
+        if isinstance(prompt, Summary | Recalled | Thinking | ToolUse | ToolResult):
             raise InvalidPromptError(session_id, f"a {prompt.kind} block comes from a run, not from a caller")
         try:
             block = User(text=prompt) if isinstance(prompt, str) else prompt

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.memory.blocks import Block, Document, Image, Summary, Text, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.blocks import Block, Document, Image, Recalled, Summary, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.chat import ERROR, INTERRUPTED, SUMMARY, arguments_of, data_uri
 from turnwise.memory.rules import RESPONSES, fit
 from turnwise.memory.transcript import messages_of, system_of
@@ -92,7 +92,7 @@ def _output(result: ToolResult) -> dict[str, Any]:
 
 def _part(block: Block) -> dict[str, Any]:
     match block:
-        case User(text=text):
+        case User(text=text) | Recalled(text=text):
             return {"type": "input_text", "text": text}
         case Summary(text=text):
             return {"type": "input_text", "text": SUMMARY + text}

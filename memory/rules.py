@@ -9,7 +9,19 @@ from itertools import groupby, pairwise
 from typing import Literal, NoReturn
 
 from turnwise.errors import InvalidRequestError, UnsupportedBlockError
-from turnwise.memory.blocks import Block, Document, Image, Summary, System, Text, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.blocks import (
+    Block,
+    Document,
+    Image,
+    Recalled,
+    Summary,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
 from turnwise.memory.transcript import Message
 
 Form = Literal["text", "data", "url"]
@@ -69,7 +81,7 @@ class Rules:
 
     def sends(self, block: Block) -> bool:
         """Return whether the block says something to this provider."""
-        if isinstance(block, User | Text | Summary):
+        if isinstance(block, User | Text | Summary | Recalled):
             return bool(block.text if self.takes_blank_texts else block.text.strip())
         return block.kind in self.kinds
 

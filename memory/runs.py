@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.memory_use import MemoryUse
 from turnwise.memory.usage import Usage
 
 RunState = Literal["queued", "running", "awaiting_approval", "completed", "cancelled", "failed", "interrupted"]
 
 OPEN_STATES: frozenset[str] = frozenset({"queued", "running", "awaiting_approval"})
+
+UNSETTLED: frozenset[str] = frozenset({"queued", "running"})
+"""Of these, those that need a process: one that waits for a person needs none."""
 
 FinishClass = Literal["completed", "max_tokens", "tool_calls_pending", "interrupted", "error"]
 
@@ -49,6 +53,8 @@ class RunRecord:
     """What became of its tool calls beside their results, by call id: see `memory/calls`."""
     resumes: int = 0
     """How often it was taken up again after its process was lost."""
+    memory: MemoryUse = "on"
+    """What it does with long-term memory."""
 
     @property
     def is_open(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.memory_use import MemoryUse
 from turnwise.memory.usage import Usage
 
 SessionStatus = Literal["active", "ended"]
@@ -36,3 +37,10 @@ class SessionRecord:
     numbers too: a later activation counts on from here and gives none twice."""
     usage: Usage = field(default_factory=Usage)
     """What its runs have spent, discarded ones included."""
+    memory: MemoryUse = "on"
+    """What its runs do with long-term memory, if they do not say."""
+    saved: int = -1
+    """Long-term memories have all that they are to have of the turns up to this index."""
+    ttl_s: float | None = None
+    """So many seconds after its last commit it may be swept; None: never. It has expired when `updated_at + ttl_s` is
+    not above the time, as doubles add up."""

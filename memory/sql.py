@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -17,25 +19,24 @@ from turnwise.errors import (
     SessionExistsError,
     SessionFencedError,
     SessionNotFoundError,
+    StoreClosedError,
     StoreError,
 )
 from turnwise.memory import sql_schema as schema
 from turnwise.memory.events import Event
+from turnwise.memory.group_commit import GroupCommit
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, Spans, subtract, union
-from turnwise.memory.sql_database import SQLDatabase
+from turnwise.memory.sql_commits import Asked, CommitWriter
+from turnwise.memory.sql_erasing import ErasingDatabase
 from turnwise.memory.sql_rows import (
-    changed_run_row,
-    changed_session_row,
-    event_row,
     log_key,
     read_event,
     read_run,
     read_session,
     read_turn,
     read_usage,
-    run_row,
     session_row,
     turn_row,
 )
@@ -47,24 +48,30 @@ from turnwise.memory.usage import Usage
 Result = TypeVar("Result")
 
 
-class SQLStore(SQLDatabase):
+class SQLStore(ErasingDatabase):
     """Keeps sessions in an SQL database through SQLAlchemy Core.
 
-    A commit is one transaction of at most nine statements. Many processes may use one database at once; a SQLite file
-    belongs to one machine. The tables are made, or migrated, at first use.
+    Commits of several sessions that come while a transaction is under way share the next one; each is refused on its
+    own. Many processes may use one database at once; a SQLite file belongs to one machine. The tables are made, or
+    migrated, at first use. What is deleted is overwritten, see `ErasingDatabase`.
 
     Args:
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
-        lock_timeout_s: how long to wait for another process's transaction on SQLite before a StoreError.
+        lock_timeout_s: how long to wait for another's transaction before a StoreError; see `SQLDatabase` for what else
+            it bounds.
         connections: the most connections to PostgreSQL at once.
 
     Raises:
         StoreURLError: the URL names no database that can be used here.
     """
 
+    schema = schema.SCHEMA
+
     def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
-        super().__init__(url, schema.SCHEMA, lock_timeout_s=lock_timeout_s, connections=connections)
+        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         self._sql = Statements(self._engine.dialect)
+        self._commits = CommitWriter(self._sql, self._engine.dialect)
+        self._group = GroupCommit(self._threads, self._commit_group)
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
@@ -107,30 +114,29 @@ class SQLStore(SQLDatabase):
         return await self._write(activate)
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
-        session = commit.session
-        key = log_key(session.log)
-
-        def write(cursor: Any) -> None:
-            sql = self._sql
-            if not sql.put_session.write(cursor, changed_session_row(session, epoch)):
-                raise SessionFencedError(session_id, epoch)
-            first = session.log_size - len(commit.blocks)
-            blocks = ({"log": key, "at": at, "body": body} for at, body in enumerate(commit.blocks, first))
-            sql.insert_block.write(cursor, *blocks)
-            sql.drop_turn.write(cursor, *({"b_session": key, "b_idx": index} for index in commit.dropped_turns))
-            sql.put_turn.write(cursor, *(turn_row(key, turn) for turn in commit.turns))
-            sql.insert_run.write(cursor, *(run_row(key, run) for run in [commit.new_run] if run))
-            sql.put_run.write(cursor, *(changed_run_row(key, run) for run in commit.runs))
-            if commit.forget_events:
-                sql.forget_events.write(cursor, {"b_session": key, "b_upto": commit.forget_events})
-            sql.insert_event.write(cursor, *(event_row(key, event) for event in commit.events))
-
+        outcome = await self._commit_together(Asked(session_id, epoch, commit, time.monotonic()))
         try:
-            await self._write_fast(write)
+            with self._translated():
+                if outcome is not None:
+                    raise outcome
         except StoreError as error:
             if self._is_duplicate(error):
                 await self._refuse_duplicate(session_id, commit, error)
             raise
+
+    async def _commit_together(self, asked: Asked) -> BaseException | None:
+        """Return why a commit was not made, None if it was: with what else has come by the time that it can be."""
+        if self._closed:
+            raise StoreClosedError(self._name)
+        return await self._group.do(asked, asked.key)
+
+    def _commit_group(self, group: Sequence[Asked]) -> list[Exception | None]:
+        late = [self._late(asked.since) for asked in group]
+        left = [asked for asked, why in zip(group, late, strict=True) if why is None]
+        if not left:
+            return [*late]
+        written = iter(self._checked(partial(self._transact, partial(self._commits.write, group=left))))
+        return [why or next(written) for why in late]
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         def read(connection: sa.Connection) -> list[str]:
@@ -204,8 +210,16 @@ class SQLStore(SQLDatabase):
         statement = sa.select(*sums).where(*_filters(user_id, agent))
         return await self._read(lambda connection: read_usage(connection.execute(statement).one()))
 
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+        rows, more = await self._in_order(self._sql.unsettled, cursor, limit)
+        return Page(tuple(row.session_id for row in rows), more)
+
+    async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
+        rows, more = await self._in_order(self._sql.expired, cursor, limit, now=now)
+        return Page(tuple(map(read_session, rows)), more)
+
     async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
-        def delete(connection: sa.Connection) -> None:
+        def delete(connection: sa.Connection) -> bool:
             self._lock(connection)
             session = self._session(connection, session_id)
             sessions = sa.delete(schema.sessions).where(schema.sessions.c.session_id == session_id)
@@ -220,8 +234,9 @@ class SQLStore(SQLDatabase):
                 connection.execute(sa.delete(table).where(table.c.session == key))
             for log in logs:
                 self._release(connection, log)
+            return True
 
-        await self._write(delete)
+        await self._erase(delete)
 
     def _release(self, connection: sa.Connection, log: int) -> None:
         """Delete what nobody spans of a log whose session is gone."""
@@ -264,6 +279,17 @@ class SQLStore(SQLDatabase):
             return found
 
         return await self._read(read)
+
+    async def _in_order(
+        self, select: Statement, cursor: str | None, limit: int, **values: Any
+    ) -> tuple[Sequence[sa.Row[Any]], str | None]:
+        """Return a page of what a statement selects in order of creation, and the cursor behind it if there is more."""
+        values["after"] = 0 if cursor is None else parse_cursor(cursor)[1]
+        values["limit"] = check_limit(limit) + 1
+        rows = await self._read(lambda connection: select(connection, values).all())
+        if len(rows) <= limit:
+            return rows, None
+        return rows[:limit], cursor_of(0.0, rows[limit - 1].key)
 
     async def _refuse_duplicate(self, session_id: str, commit: Commit, error: StoreError) -> None:
         """Raise DuplicateKeyError if one of the commit's keys is why the database refused it."""

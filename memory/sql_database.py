@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from turnwise.errors import SchemaVersionError, StoreClosedError, StoreError, StoreURLError
+from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
+from turnwise.memory.sql_remedies import remedy
+from turnwise.memory.sqlite_file import BEGIN, SQLiteFile
 from turnwise.memory.urls import SQL_SCHEMES, redact
 
 Result = TypeVar("Result")
 
 CHECKPOINT_COMMITS = 100
 """After how many commits of a process SQLite's log is moved into its file."""
-
-_BEGIN = "BEGIN IMMEDIATE"
-"""For SQLite: a writer takes the lock at once, as one that upgrades from reading can fail without waiting."""
 
 _meta = sa.Table(
     "turnwise_meta",
@@ -53,10 +51,18 @@ class SQLDatabase:
     the store's own: one for SQLite, `connections` for PostgreSQL. Many processes may use one database at once; a SQLite
     file belongs to one machine. The tables are made, or migrated, at first use.
 
+    **What is down or slow.** A verb that cannot be carried out is a StoreError, at the latest after three times
+    `lock_timeout_s`, of which it waits at most one until it is begun. The next verb tries anew, with new connections in
+    place of dead ones, so nothing has to be restarted. A file of SQLite that is deleted or replaced while it is open is
+    refused. On PostgreSQL `lock_timeout_s` is also what a statement, and a transaction that is left alone, may take:
+    `statement_timeout`, `lock_timeout`, `idle_in_transaction_session_timeout` and, twice as long, `transaction_timeout`
+    are set where the server, database or role does not. A URL may set them, `?options=-c%20statement_timeout%3D60s`,
+    and `connect_timeout=10` (s). A server that is silent for half as long again as its `statement_timeout` is given up.
+
     Args:
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
         schema: the tables.
-        lock_timeout_s: how long to wait for another process's transaction on SQLite before a StoreError.
+        lock_timeout_s: how long to wait for another's transaction before a StoreError, in seconds.
         connections: the most connections to PostgreSQL at once.
 
     Raises:
@@ -68,6 +74,8 @@ class SQLDatabase:
         self._schema = schema
         parsed = _parse_url(url, self._name)
         sqlite = parsed.get_backend_name() == "sqlite"
+        self.is_local = sqlite
+        """Whether it is a file of one machine."""
         if sqlite:
             connections = 1
         try:
@@ -81,14 +89,16 @@ class SQLDatabase:
         except ModuleNotFoundError as error:
             why = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
             raise StoreURLError(self._name, why) from error
-        if sqlite:
-            _configure_sqlite(self._engine, lock_timeout_s)
+        self._file = SQLiteFile(self._engine, self._name, lock_timeout_s) if sqlite else None
+        if not sqlite:
+            _bound_waits(self._engine, lock_timeout_s)
+        self._lock_timeout_s = lock_timeout_s
         self._reader = self._engine.execution_options(turnwise_read=True)
         self._driver: Any = self._engine.dialect.loaded_dbapi
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
         self._writer: Any = None
         """The driver's connection for commits to a file of SQLite, from the first one on."""
-        self._commits = 0
+        self._transactions = 0
         self._ready = False
         self._closed = False
 
@@ -134,32 +144,58 @@ class SQLDatabase:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7475726E)))
 
     async def _on_thread(self, work: Callable[[], Result]) -> Result:
+        asked = time.monotonic()
+
         def call() -> Result:
             with self._translated():
-                if not self._ready:
-                    self._prepare()
-                return work()
+                if late := self._late(asked):
+                    raise late
+                return self._checked(work)
 
         if self._closed:
             raise StoreClosedError(self._name)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _late(self, asked: float) -> StoreError | None:
+        """Return the error of what was asked for, by the monotonic clock, so long ago that it is not begun any more."""
+        waited_s = time.monotonic() - asked
+        if waited_s <= self._lock_timeout_s:
+            return None
+        why = f"it was not begun within {self._lock_timeout_s:g} s, since what came before took as long"
+        return StoreError(f"store {self._name}: {why}; is it reachable, and not overloaded?")
+
+    def _checked(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns, with the tables there, and the file of SQLite still in its place afterwards."""
+        if not self._ready:
+            self._prepare()
+        if self._file is None:
+            return work()
+        self._file.check()  # before: a new connection would make a file where there is none
+        result = work()
+        self._file.check()
+        return result
 
     @staticmethod
     def _connected(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
         with engine.begin() as connection:
             return work(connection)
 
-    def _transact(self, work: Callable[[Any], None]) -> None:
+    def _transact(self, work: Callable[[Any], Result]) -> Result:
         if self._engine.dialect.name == "sqlite":
             return self._transact_in_file(work)
         connection = self._engine.raw_connection()
         try:
-            work(connection.cursor())
+            result = work(connection.cursor())
             connection.commit()
+            return result
+        except self._driver.Error as error:
+            if self._engine.dialect.is_disconnect(error, connection.dbapi_connection, None):
+                connection.invalidate(error)
+            raise
         finally:
             connection.close()  # back to the pool, which rolls back what was not committed
 
-    def _transact_in_file(self, work: Callable[[Any], None]) -> None:
+    def _transact_in_file(self, work: Callable[[Any], Result]) -> Result:
         if self._writer is None:
             # One thread needs no pool: a connection of its own saves what the pool takes, as much as two statements.
             pooled = self._engine.raw_connection()
@@ -167,16 +203,17 @@ class SQLDatabase:
             self._writer = pooled.dbapi_connection
         try:
             cursor = self._writer.cursor()
-            cursor.execute(_BEGIN)
-            work(cursor)
+            cursor.execute(BEGIN)
+            result = work(cursor)
             self._writer.commit()
         except BaseException:
             self._writer.rollback()
             raise
-        self._commits += 1
-        if self._commits % CHECKPOINT_COMMITS == 0:
+        self._transactions += 1
+        if self._transactions % CHECKPOINT_COMMITS == 0:
             with suppress(RuntimeError):  # the store is being closed, and SQLite makes a checkpoint then
                 self._threads.submit(self._checkpoint)
+        return result
 
     def _checkpoint(self) -> None:
         """Move SQLite's log into its file between commits, so that no commit takes the time for it."""
@@ -192,8 +229,7 @@ class SQLDatabase:
         except (exc.DBAPIError, self._driver.Error) as error:
             cause = error.orig if isinstance(error, exc.DBAPIError) else error
             why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-            hint = "is it reachable, writable and a turnwise store?"
-            raise StoreError(f"store {self._name}: {why}; {hint}") from cause
+            raise StoreError(f"store {self._name}: {why}; {remedy(cause)}") from cause
         except (exc.SQLAlchemyError, ValueError, OverflowError) as error:  # the last two: values that cannot be stored
             raise StoreError(f"store {self._name}: {error}") from error
 
@@ -202,12 +238,16 @@ class SQLDatabase:
     def _prepare(self) -> None:
         """Make the tables if there are none, migrate old ones; refuse a schema that is not ours."""
         with self._reader.begin() as connection:
+            if self._file:
+                self._file.remember(connection)
             exists = sa.inspect(connection).has_table(_meta.name)
             found = self._version(connection) if exists else None
         if found is None or found in map(str, self._schema.migrations):
             with self._engine.begin() as connection:
                 self._lock(connection)
-                found = self._update(connection)
+                driver: Any = connection.connection.dbapi_connection
+                with nullcontext() if self._file else driver.unhurried():  # a migration takes as long as it takes
+                    found = self._update(connection)
         if found != str(self._schema.version):
             raise SchemaVersionError(self._name, found, self._schema.version)
         self._ready = True
@@ -217,6 +257,8 @@ class SQLDatabase:
         _meta.create(connection, checkfirst=True)
         found = self._version(connection)  # again: another process may have been faster
         if found is None:
+            if not self._schema.tables.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
+                raise CorruptRecordError(f"{self._schema.name} of {self._name}", "missing, and its tables are there")
             self._schema.tables.create_all(connection)
             found = str(self._schema.version)
             connection.execute(sa.insert(_meta).values(name=self._schema.name, value=found))
@@ -243,29 +285,9 @@ def _parse_url(url: str, name: str) -> sa.URL:
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
-def _configure_sqlite(engine: sa.Engine, lock_timeout_s: float) -> None:
-    @sa.event.listens_for(engine, "connect")
-    def configure(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # the driver begins no transaction on its own
-        connection.execute(f"PRAGMA busy_timeout = {int(lock_timeout_s * 1000)}")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA wal_autocheckpoint = 8000")  # pages; for processes that end before they make one
-        _use_wal(connection, lock_timeout_s)
+def _bound_waits(engine: sa.Engine, timeout_s: float) -> None:
+    from turnwise.memory.postgres_connection import PostgresConnection  # whose driver others need not have
 
-    @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:
-        reads = connection.get_execution_options().get("turnwise_read")
-        connection.exec_driver_sql("BEGIN" if reads else _BEGIN)
-
-
-def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:
-    """Switch the file to WAL. Of two that open a new file at once SQLite refuses one, and does not let it wait."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+    @sa.event.listens_for(engine, "do_connect")
+    def connect(_: object, __: object, args: list[Any], settings: dict[str, Any]) -> PostgresConnection:
+        return PostgresConnection.open(timeout_s, *args, **settings)

@@ -26,4 +26,18 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
     ),
     # Turns have what they carry on to the next.
     2: ("ALTER TABLE turnwise_turns ADD COLUMN carried TEXT",),
+    # Long-term memory: how sessions and runs use it, and up to which turn it has a session's. What there is was not
+    # meant for it.
+    3: (
+        "ALTER TABLE turnwise_sessions ADD COLUMN memory TEXT",
+        "ALTER TABLE turnwise_sessions ADD COLUMN saved BIGINT DEFAULT -1 NOT NULL",
+        "UPDATE turnwise_sessions SET saved = next_index - 1",
+        "ALTER TABLE turnwise_turns ADD COLUMN forgotten BOOLEAN",
+        "ALTER TABLE turnwise_runs ADD COLUMN memory TEXT",
+    ),
+    # Sessions may expire.
+    4: (
+        "ALTER TABLE turnwise_sessions ADD COLUMN ttl_s DOUBLE PRECISION",
+        "CREATE INDEX turnwise_sessions_ttl ON turnwise_sessions (key) WHERE ttl_s IS NOT NULL",
+    ),
 }

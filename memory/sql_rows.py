@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.events import Event, decode_event, encode_body
 from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.memory_use import MemoryUse
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans
@@ -90,12 +91,18 @@ def _spans(text: str) -> Spans:
     return tuple(Span(str(log), start, stop) for log, start, stop in json.loads(text))
 
 
-_SESSION_FIELDS = tuple(field.name for field in fields(SessionRecord) if field.name not in ("log", "metadata", "usage"))
+_SESSION_OTHERS = ("log", "metadata", "usage", "memory")
+_SESSION_FIELDS = tuple(field.name for field in fields(SessionRecord) if field.name not in _SESSION_OTHERS)
 
 
 def session_row(session: SessionRecord) -> dict[str, Any]:
     row = {field.name: getattr(session, field.name) for field in fields(session) if field.name not in ("log", "usage")}
-    return row | {"metadata": to_json(session.metadata or None)} | asdict(session.usage)
+    texts = {"metadata": to_json(session.metadata or None), "memory": _unless_on(session.memory)}
+    return row | texts | asdict(session.usage)
+
+
+def _unless_on(use: MemoryUse) -> str | None:
+    return None if use == "on" else use
 
 
 def changed_session_row(session: SessionRecord, epoch: int) -> dict[str, Any]:
@@ -110,6 +117,9 @@ def changed_session_row(session: SessionRecord, epoch: int) -> dict[str, Any]:
         "b_log_size": session.log_size,
         "b_next_index": session.next_index,
         "b_seq": session.seq,
+        "b_memory": _unless_on(session.memory),
+        "b_saved": session.saved,
+        "b_ttl_s": session.ttl_s,
         **{f"b_{name}": getattr(usage, name) for name in USAGE},
     }
 
@@ -129,6 +139,7 @@ def read_session(row: Any) -> SessionRecord:
             log=str(row.key),
             metadata=_mapping(row.metadata),
             usage=read_usage(row),
+            memory=row.memory or "on",
         ),
     )
 
@@ -149,6 +160,7 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
         "stop_reason": to_json(turn.stop_reason),
         "created_at": turn.created_at,
         "metadata": to_json(turn.metadata or None),
+        "forgotten": turn.forgotten or None,
     }
 
 
@@ -170,17 +182,24 @@ def read_turn(row: Any, session_id: str) -> TurnRecord:
             stop_reason=_text(row.stop_reason),
             created_at=row.created_at,
             metadata=_mapping(row.metadata),
+            forgotten=bool(row.forgotten),
         ),
     )
 
 
 _RUN_TEXTS = ("labels", "why", "usage", "stop_reason", "calls")
-_RUN_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in ("session_id", *_RUN_TEXTS))
+_RUN_FIELDS = tuple(
+    field.name for field in fields(RunRecord) if field.name not in ("session_id", "memory", *_RUN_TEXTS)
+)
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
     row = {name: getattr(run, name) for name in _RUN_FIELDS}
-    return row | {"session": key, "labels": to_json(run.labels or None), **_run_texts(run)}
+    return (
+        row
+        | {"session": key, "labels": to_json(run.labels or None), "memory": _unless_on(run.memory)}
+        | _run_texts(run)
+    )
 
 
 def _run_texts(run: RunRecord) -> dict[str, str | None]:
@@ -219,6 +238,7 @@ def read_run(row: Any, session_id: str) -> RunRecord:
             usage=_usage(row.usage),
             stop_reason=_text(row.stop_reason),
             calls=_mapping(row.calls),
+            memory=row.memory or "on",
             **values,
         ),
     )

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from sqlalchemy import BigInteger, Column, Double, Index, Integer, MetaData, PrimaryKeyConstraint, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
 
 from turnwise.memory.sql_database import Schema
 from turnwise.memory.sql_migrations import MIGRATIONS
@@ -16,7 +28,7 @@ from turnwise.memory.usage import Usage
 
 tables = MetaData()
 
-SCHEMA = Schema(name="schema_version", version=3, tables=tables, migrations=MIGRATIONS)
+SCHEMA = Schema(name="schema_version", version=5, tables=tables, migrations=MIGRATIONS)
 
 # SQLite gives keys only to a column of its own INTEGER type; the key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -42,6 +54,9 @@ sessions = Table(
     Column("next_index", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
+    Column("memory", Text),
+    Column("saved", BigInteger, nullable=False, server_default="-1"),
+    Column("ttl_s", Double),
     *(
         Column(name, BigInteger if number is int else Double, nullable=False, server_default="0")
         for name, number in USAGE.items()
@@ -88,8 +103,13 @@ turns = Table(
     Column("stop_reason", Text),
     Column("created_at", Double, nullable=False),
     Column("metadata", Text),
+    Column("forgotten", Boolean),
     PrimaryKeyConstraint("session", "idx"),
 )
+_has_ttl = sessions.c.ttl_s.is_not(None)
+# By key and not by the time of expiry: that changes with every commit, which would then write to the index.
+Index("turnwise_sessions_ttl", sessions.c.key, sqlite_where=_has_ttl, postgresql_where=_has_ttl)
+
 _open_turn = text("status IN ('pending', 'queued', 'running')")
 Index("turnwise_turns_open", turns.c.session, turns.c.idx, sqlite_where=_open_turn, postgresql_where=_open_turn)
 
@@ -114,6 +134,7 @@ runs = Table(
     Column("stop_reason", Text),
     Column("calls", Text),
     Column("resumes", BigInteger, nullable=False, server_default="0"),
+    Column("memory", Text),
     PrimaryKeyConstraint("session", "turn_index"),
 )
 _open_run = text("state IN ('queued', 'running', 'awaiting_approval')")

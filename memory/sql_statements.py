@@ -77,7 +77,18 @@ class Statements:
             .values(epoch=sessions.c.epoch + sa.literal_column("1"))
             .returning(*sessions.columns)
         )
-        changed = ("status", "metadata", "updated_at", "log_size", "next_index", "seq", *schema.USAGE)
+        changed = (
+            "status",
+            "metadata",
+            "updated_at",
+            "log_size",
+            "next_index",
+            "seq",
+            "memory",
+            "saved",
+            "ttl_s",
+            *schema.USAGE,
+        )
         self.put_session = compiled(
             sa.update(sessions)
             .where(sessions.c.key == bind("b_key"), sessions.c.epoch == bind("b_epoch"))
@@ -113,6 +124,33 @@ class Statements:
             sa.select(runs)
             .where(runs.c.session == bind("key"), runs.c.state.in_(_literals(_OPEN_RUN)))
             .order_by(runs.c.turn_index)
+        )
+        unsettled = (
+            sa.select(runs.c.session)
+            .where(
+                runs.c.state.in_(_literals(_OPEN_RUN)),  # as the index has it
+                runs.c.state != sa.literal_column("'awaiting_approval'"),
+                runs.c.session > bind("after"),
+            )
+            .distinct()
+            .order_by(runs.c.session)
+            .limit(bind("limit"))
+            .subquery()
+        )
+        self.unsettled = compiled(
+            sa.select(sessions.c.key, sessions.c.session_id)
+            .join(unsettled, unsettled.c.session == sessions.c.key)
+            .order_by(sessions.c.key)
+        )
+        self.expired = compiled(
+            sa.select(sessions)
+            .where(
+                sessions.c.ttl_s.is_not(None),
+                sessions.c.updated_at + sessions.c.ttl_s <= bind("now"),
+                sessions.c.key > bind("after"),
+            )
+            .order_by(sessions.c.key)
+            .limit(bind("limit"))
         )
         self.insert_run = compiled(sa.insert(runs))
         changed = ("state", "first_seq", "started_at", "ended_at", "why", "code")

@@ -200,6 +200,21 @@ class SessionStore(Protocol):
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """Return what the sessions that match all filters given have spent together. Deleted ones count no more."""
 
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+        """Return ids of sessions with a run that is queued or running, in order of creation.
+
+        The order is that of `create`, whatever `created_at` says. A session may settle while pages are read.
+        """
+
+    async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
+        """Return sessions whose `ttl_s` is set and whose last commit (`updated_at`) is `ttl_s` or more before `now`.
+
+        In order of creation: of `create`, whatever `created_at` says.
+
+        Args:
+            now: seconds since the epoch, by the clock that `updated_at` was set by.
+        """
+
     async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
         """Delete the session, its turns, runs and events, and those of its blocks that no fork keeps.
 

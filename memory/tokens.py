@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.errors import ConfigError
-from turnwise.memory.blocks import Block, Document, Image, Summary, System, Text, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.blocks import (
+    Block,
+    Document,
+    Image,
+    Recalled,
+    Summary,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
 from turnwise.memory.chat import ERROR, INTERRUPTED, SUMMARY, arguments_of
 from turnwise.memory.image_tokens import PAGE_TEXT, UNSEEN_PAGES, ImageRule, image_rule, image_size, pdf_pages
 
@@ -70,7 +82,7 @@ class _Counter(ABC):
         said: tuple[str, ...]
         more = 0
         match block:
-            case System() | User():
+            case System() | User() | Recalled():
                 said = (block.text,)
             case Summary():
                 said = (SUMMARY, block.text)

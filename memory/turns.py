@@ -9,7 +9,7 @@ from typing import Literal
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import Block, answer_text
 from turnwise.memory.frozen import FrozenDict
-from turnwise.memory.spans import Span, Spans, join
+from turnwise.memory.spans import Span, Spans, cut, join, size
 from turnwise.memory.usage import Usage
 
 TurnStatus = Literal["pending", "queued", "running", "completed", "cancelled", "failed", "interrupted"]
@@ -42,6 +42,9 @@ class TurnRecord:
     stop_reason: str | None = None
     created_at: float = 0.0
     metadata: FrozenDict = field(default_factory=FrozenDict)
+    forgotten: bool = False
+    """Whether no later turn continues what it added, and no memory is given it: somebody asked for that. The snapshot
+    stays."""
 
     @property
     def spans(self) -> Spans:
@@ -51,7 +54,13 @@ class TurnRecord:
     @property
     def base(self) -> Spans:
         """What the next turn continues from: the snapshot, or what an overflow strategy made of it."""
+        if self.forgotten:
+            return join(self.carried)
         return join(self.carried or self.input or self.prompt, self.output)
+
+
+_RECALLED = "recalled"
+"""The log that there is not, which holds what a turn recalls."""
 
 
 class Turn:
@@ -146,6 +155,15 @@ class Turn:
     def metadata(self) -> FrozenDict:
         """What the engine noted about the turn."""
         return self._record.metadata
+
+    def recalling(self, block: Block) -> Turn:
+        """Return this turn with a block in front of its own prompt, for requests to a model. It is never stored."""
+        record, own = self._record, join(self._record.prompt)
+        before, prompt = cut(record.input, size(record.input) - size(own))
+        if prompt != own:  # a part of it stands elsewhere
+            before, prompt = (), record.input
+        shown = join(before, [Span(_RECALLED, 0, 1)], prompt)
+        return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, [block]))
 
     def showing(self, blocks: Sequence[Block]) -> Turn:
         """Return this turn with other blocks, for a request to a model. It is never stored."""

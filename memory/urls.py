@@ -6,17 +6,23 @@ import re
 from pathlib import Path
 
 from turnwise.errors import ConfigError, StoreURLError
+from turnwise.memory.facts import FactStore
+from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.in_memory import InMemoryStore
+from turnwise.memory.notes import InMemoryNotes, NoteStore
 from turnwise.memory.store import SessionStore
 
 SQL_SCHEMES = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
+REDIS_SCHEMES = ("redis", "rediss")
+_OWN_SCHEMES = ("memory", *SQL_SCHEMES, *REDIS_SCHEMES)
 
 
 def redact(url: str) -> str:
     """Return the URL as it may be shown: without its password, also where it is malformed."""
-    url = re.sub(r"((?://|^\w+:)[^:/@?]*:).*@", r"\1***@", str(url))
-    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)
+    url = re.sub(r"(?s)((?://|^\w+:)[^:/@?]*:).*@", r"\1***@", str(url))
+    # That of a client's own key file too, and of what is no URL: libpq's `host=h password=p`.
+    return re.sub(r"(?i)(\w*password\s*=)[^&]*", r"\1***", url)
 
 
 def resolve_url(url: str) -> str:
@@ -26,13 +32,18 @@ def resolve_url(url: str) -> str:
         StoreURLError: the URL is of no known scheme, or names no file.
     """
     scheme, separator, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
-    if not separator or scheme not in ("memory", *SQL_SCHEMES):
-        raise StoreURLError(redact(url), "its scheme is not known")
+    if not separator or (scheme not in _OWN_SCHEMES and not _is_foreign(scheme)):
+        why = "its scheme is not known, and no installed package has it as an entry point of the group turnwise.stores"
+        raise StoreURLError(redact(url), why)
     if scheme.startswith("sqlite"):
         path, _, options = rest.removeprefix("/").partition("?")
         if not path or path == ":memory:" or not rest.startswith("/"):
             why = "it names no file (three slashes for a relative path, four for an absolute one)"
             raise StoreURLError(redact(url), why)
+        if path.startswith("file:"):  # a name in SQLite's own form, which `uri=true` goes with
+            if not path.startswith("file:/") or "mode=memory" in options:
+                raise StoreURLError(redact(url), "it names no file by its absolute path, as file:/path does")
+            return url
         return f"{scheme}:///{Path(path).expanduser().resolve()}" + (f"?{options}" if options else "")
     return url
 
@@ -40,15 +51,26 @@ def resolve_url(url: str) -> str:
 def open_store(url: str) -> SessionStore:
     """Return a store for the URL. Imports what it needs and connects at first use, so call it off the event loop.
 
+    A scheme that is not turnwise's own is looked up among the stores of other packages, see `memory/foreign_stores`.
+
     Raises:
-        StoreURLError: the URL is of no known scheme, or its driver is not installed.
+        StoreURLError: the URL is of no known scheme, its driver is not installed, or another package's store is broken.
     """
     url = resolve_url(url)
-    if url.startswith("memory:"):
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
         return InMemoryStore()
-    from turnwise.memory.sql import SQLStore  # 0.15 s that a process with another store need not pay
+    if scheme in REDIS_SCHEMES:
+        from turnwise.memory.store_redis import RedisStore
 
-    return SQLStore(url)
+        return RedisStore(url)
+    if scheme in SQL_SCHEMES:
+        from turnwise.memory.sql import SQLStore  # 0.15 s that a process with another store need not pay
+
+        return SQLStore(url)
+    from turnwise.memory.foreign_stores import open_registered
+
+    return open_registered(url)
 
 
 def check_history_url(url: str) -> str:
@@ -56,11 +78,15 @@ def check_history_url(url: str) -> str:
 
     Raises:
         StoreURLError: the URL is of no known scheme.
-        ConfigError: it is of a store in memory: a history there would not be shared.
+        ConfigError: it is of a store that keeps no histories, or of one in memory: a history there would not be shared.
     """
     url = resolve_url(url)
-    if url.startswith("memory:"):
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
         raise ConfigError("history_store", url, "is no place that processes share: use sqlite:/// or postgresql://")
+    if scheme not in SQL_SCHEMES:
+        why = "keeps sessions with their events, and no history apart: use sqlite:/// or postgresql://, or go without"
+        raise ConfigError("history_store", redact(url), why)
     return url
 
 
@@ -75,3 +101,54 @@ def open_history(url: str) -> HistoryStore:
     from turnwise.memory.history_sql import SQLHistory
 
     return SQLHistory(url)
+
+
+def open_facts(url: str) -> FactStore:
+    """Return a store of facts for the URL, which may be that of a session store, or of a Redis.
+
+    Imports and connects as `open_store` does.
+
+    Raises:
+        StoreURLError: the URL is of no known scheme, or its driver is not installed.
+    """
+    if _is_redis(url):
+        from turnwise.memory.facts_redis import RedisFacts
+
+        return RedisFacts(url)
+    url = _resolve_table_url(url)
+    if url.startswith("memory:"):
+        return InMemoryFacts()
+    from turnwise.memory.facts_sql import SQLFacts
+
+    return SQLFacts(url)
+
+
+def open_notes(url: str) -> NoteStore:
+    """Return a store of notes for the URL, which may be that of a store of facts. Like `open_facts`."""
+    if _is_redis(url):
+        from turnwise.memory.notes_redis import RedisNotes
+
+        return RedisNotes(url)
+    url = _resolve_table_url(url)
+    if url.startswith("memory:"):
+        return InMemoryNotes()
+    from turnwise.memory.notes_sql import SQLNotes
+
+    return SQLNotes(url)
+
+
+def _resolve_table_url(url: str) -> str:
+    url = resolve_url(url)
+    if url.partition("://")[0] not in _OWN_SCHEMES:
+        raise StoreURLError(redact(url), "another package's store keeps sessions only")
+    return url
+
+
+def _is_foreign(scheme: str) -> bool:
+    from turnwise.memory.foreign_stores import is_registered
+
+    return is_registered(scheme)
+
+
+def _is_redis(url: str) -> bool:
+    return isinstance(url, str) and url.partition("://")[0] in REDIS_SCHEMES

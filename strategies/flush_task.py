@@ -7,15 +7,12 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from turnwise.memory.blocks import Block, Document, Summary, System, Text, ToolResult, ToolUse, User
-from turnwise.memory.chat import ERROR, arguments_of
-from turnwise.memory.long_term import LongTermMemory, MemoryItem, Source, item_id
+from turnwise.memory.blocks import Summary, System
+from turnwise.memory.long_term import LongTermMemory, MemoryItem
 from turnwise.memory.spans import Span, Spans, join
+from turnwise.memory.turn_items import Own, turn_item
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.window import Window
-
-Own = tuple[int, Spans]
-"""A turn's index, and where the blocks are that it added."""
 
 HandedOver = tuple[Range, list[MemoryItem]]
 """An exchange, and what becomes of it."""
@@ -44,22 +41,29 @@ class FlushTask:
     def hand_over(self, window: Window, session_id: str, turns: Sequence[Own] = ()) -> list[HandedOver]:
         """Return the exchanges that go, oldest first, each with an item for each turn that has blocks in it.
 
-        Blocks of no known turn are one item of their exchange. A turn's item is the same whatever comes behind it.
+        Blocks of no known turn are one item of their exchange, those of a private one are none. A turn's item is the
+        same whatever comes behind it.
         O(blocks that go, and the logarithm of the turns for each exchange).
 
         Args:
             turns: those of the session that have blocks here.
         """
-        owners = sorted((span, turn) for turn, own in turns for span in own)
+        owners = sorted((span, turn.index) for turn in turns for span in turn.spans)
+        known = {turn.index: turn for turn in turns}
         handed: list[HandedOver] = []
         for exchange in self._exchanges(window):
             parts: dict[int | None, list[Span]] = {}
             for span in window.spans_of(window.without(exchange, System, Summary)):
-                for piece, turn in _owned(span, owners):
-                    parts.setdefault(turn, []).append(piece)
-            items = [self._item(window, session_id, turn, join(part)) for turn, part in parts.items()]
-            if items:
-                handed.append((exchange, items))
+                for piece, owner in _owned(span, owners):
+                    parts.setdefault(owner, []).append(piece)
+            items = []
+            for number, part in parts.items():
+                turn = None if number is None else known[number]
+                if turn is None or not turn.is_private:
+                    spans = join(part)
+                    items.append(turn_item(session_id, turn, spans, window.read(spans)))
+            if told := [item for item in items if item]:
+                handed.append((exchange, told))
         return handed
 
     def unacknowledged(
@@ -80,13 +84,6 @@ class FlushTask:
                 if part.start <= whole.start:
                     break
             yield from reversed(exchanges)
-
-    @staticmethod
-    def _item(window: Window, session_id: str, turn: int | None, spans: Spans) -> MemoryItem:
-        blocks = window.read(spans)
-        text = "\n".join(filter(None, map(_line, blocks)))
-        source = Source(session_id=session_id, turn_index=turn, spans=spans)
-        return MemoryItem(id=item_id(spans, blocks), text=text, source=source, blocks=blocks)
 
 
 def unacknowledged(handed: Iterable[HandedOver], acknowledged: Collection[Collection[str]]) -> tuple[Range, ...]:
@@ -115,18 +112,3 @@ def _owned(span: Span, owners: Sequence[tuple[Span, int]]) -> Iterator[tuple[Spa
         at = min(stop, span.stop)
     if at < span.stop:
         yield Span(span.log, at, span.stop), None
-
-
-def _line(block: Block) -> str:
-    match block:
-        case User():
-            return f"user: {block.text}"
-        case Document():
-            return f"user: [file {block.name}] {block.text or ''}".rstrip()
-        case Text():
-            return f"assistant: {block.text}"
-        case ToolUse():
-            return f"assistant calls {block.name}: {arguments_of(block)}"
-        case ToolResult():
-            return f"result: {ERROR * block.is_error}{block.text}"
-    return ""

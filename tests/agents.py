@@ -237,11 +237,11 @@ class AgentWorld:
         self.process += 1
         return SessionCore(
             SESSION,
-            self.store,  # type: ignore[arg-type]
+            self.store,
             self,
             self.config,
             overflow=self.overflow,
-            history=self.history,  # type: ignore[arg-type]
+            history=self.history,
             clock=lambda: asyncio.get_running_loop().time(),
             off_loop=inline,
         )

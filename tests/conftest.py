@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -15,6 +15,10 @@ from hypothesis import settings
 from engines import ScriptedEngine
 from turnwise.actors.manager import SessionManager
 from turnwise.memory.ids import new_id
+
+if TYPE_CHECKING:
+    from postgresbox import PostgresServer
+    from redisbox import RedisServer
 
 # Ray reads this when it is imported, and hands it to the processes that it starts: no statistics leave the machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -26,6 +30,26 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(
 settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True)
 settings.register_profile("explore", max_examples=2000, deadline=None, print_blob=True)
 settings.load_profile("same")
+
+
+OWN_RAY = {
+    "test_agent_example",
+    "test_bench",
+    "test_cluster_on_ray",
+    "test_hr_policy_chat",
+    "test_long_conversation",
+    "test_quickstart",
+}
+"""Tests that start programs which start a Ray of their own."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before it is looked which are deselected by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a Ray, and run it last: some of the rest forks, which who talks to a cluster should not."""
+    for item in items:
+        if "ray_session" in getattr(item, "fixturenames", ()) or item.path.stem in OWN_RAY:
+            item.add_marker("ray")
+    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +71,20 @@ def ray_session() -> Iterator[ModuleType]:
 
 
 @pytest.fixture
+def ray_address(ray_session: ModuleType) -> Iterator[str]:
+    """The address of that Ray, for processes that a test starts; their actors in the default namespace end with it."""
+    yield ray_session.get_runtime_context().gcs_address
+    end_actors(ray_session, "turnwise")
+
+
+def end_actors(ray: ModuleType, namespace: str) -> None:
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == namespace:
+            with contextlib.suppress(ValueError):  # it has left by itself
+                ray.kill(ray.get_actor(actor["name"], namespace=namespace))
+
+
+@pytest.fixture
 def make_manager(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[..., SessionManager]]:
     """Makes managers of one SQLite file in a namespace of the test's own; their actors end with the test."""
     namespace = f"test-{tmp_path.name}"
@@ -63,10 +101,7 @@ def make_manager(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[.
     finally:
         for manager in managers:
             manager.close()
-        for actor in ray_session.util.list_named_actors(all_namespaces=True):
-            if actor["namespace"] == namespace:
-                with contextlib.suppress(ValueError):  # it has left by itself
-                    ray_session.kill(ray_session.get_actor(actor["name"], namespace=namespace))
+        end_actors(ray_session, namespace)
 
 
 @pytest.fixture(scope="session")
@@ -93,3 +128,58 @@ def database(postgres: str) -> str:
     with psycopg.connect(postgres.format("postgres"), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"'.encode())
     return postgres.format(name)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator["PostgresServer"]:
+    """A PostgreSQL that tests may stop: they leave it up."""
+    from postgresbox import PostgresServer
+
+    with tempfile.TemporaryDirectory(prefix="turnwise-") as folder:
+        server = PostgresServer(Path(folder))
+        try:
+            yield server
+        finally:
+            server.stop("immediate")
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator["RedisServer"]:
+    """A Redis of the tests' own."""
+    from redisbox import RedisServer
+
+    with tempfile.TemporaryDirectory(prefix="turnwise-") as folder:
+        server = RedisServer(Path(folder), appendonly="no")
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def redis_url(redis_server: "RedisServer") -> str:
+    """The URL of a Redis that is empty."""
+    with redis_server.client as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator["Callable[..., RedisServer]"]:
+    """Starts servers of Redis that a test may kill."""
+    from redisbox import RedisServer
+
+    servers = []
+
+    def start(**settings: str) -> RedisServer:
+        server = RedisServer(tmp_path, **settings)
+        servers.append(server)
+        server.start()
+        return server
+
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.kill()

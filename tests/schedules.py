@@ -1,76 +1,46 @@
-"""Seeded interleavings of `SessionCore`: a loop with virtual time, a store that fails, engines of every kind.
-
-Everything random comes from one seed, and virtual time leaves nothing to the machine, so a seed replays its schedule.
-"""
+"""Worlds for seeded interleavings of `SessionCore`: a store that takes its time and fails, engines of every kind."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import selectors
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.engine import RunContext, SessionView
-from turnwise.errors import StoreError
-from turnwise.memory.blocks import Block, Text, Thinking, ToolResult, ToolUse, User
+from turnwise.memory.blocks import Block, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.turns import Turn
+from turnwise.testing.acknowledged import prompts_of
+from turnwise.testing.faults import FaultPlan, Faults
+from turnwise.testing.faulty_store import FaultyStore
+from turnwise.testing.schedules import explore, inline, pause, spread
+
+__all__ = ["SESSION", "DawdlingStore", "WildEngine", "World", "explore", "inline", "pause", "spread", "texts"]
 
 SESSION = "session"
 
-
-class _JumpingSelector(selectors.DefaultSelector):
-    """Where a selector would wait for time to pass, time jumps."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        if timeout is None or self.now > 1000:
-            raise RuntimeError("deadlock: everybody waits for somebody else, or for ever")
-        self.now += max(0.0, timeout)
-        return super().select(0)
+texts = prompts_of
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock moves only when nothing else can."""
-
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        return self._jumping.now
-
-
-class DawdlingStore:
+class DawdlingStore(FaultyStore):
     """A store whose verbs take random time before and after, and may fail before or after they act."""
 
     def __init__(self, random: random.Random, inner: Any = None) -> None:
-        self.inner = inner or InMemoryStore()
-        self.fail_rate = 0.0
-        self._random = random
+        faults = Faults()
+        faults.dice = random
+        super().__init__(inner or InMemoryStore(), faults, paces=True)
 
-    def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
-        act = getattr(self.inner, verb)
+    @property
+    def fail_rate(self) -> float:
+        return self.faults.plan.rates.get("error", 0.0)
 
-        async def dawdle(*args: Any, **kwargs: Any) -> Any:
-            await pause(self._random)
-            self._maybe_fail(verb, "before")
-            result = await act(*args, **kwargs)
-            await pause(self._random)
-            self._maybe_fail(verb, "after")
-            return result
-
-        return dawdle
-
-    def _maybe_fail(self, verb: str, when: str) -> None:
-        if self._random.random() < self.fail_rate:
-            raise StoreError(f"injected {when} {verb}")
+    @fail_rate.setter
+    def fail_rate(self, rate: float) -> None:
+        self.faults.plan = FaultPlan(rates={"error": rate})
 
 
 class WildEngine:
@@ -131,7 +101,7 @@ class World:
         """Return another core of the same session, as an actor on another node would make it."""
         return SessionCore(
             SESSION,
-            self.store,  # type: ignore[arg-type]
+            self.store,
             self.engine,
             self.config,
             clock=lambda: asyncio.get_running_loop().time(),
@@ -147,51 +117,3 @@ class World:
 
     async def pause(self) -> None:
         await pause(self.random)
-
-
-async def inline(call: Callable[..., Any], *args: Any) -> Any:
-    return call(*args)
-
-
-async def pause(random: random.Random) -> None:
-    """Let others run: not at all, for a tick or two, or for some virtual time."""
-    dice = random.random()
-    if dice < 0.3:
-        return
-    if dice < 0.6:
-        await asyncio.sleep(0)
-    else:
-        await asyncio.sleep(random.random() * 0.02)
-
-
-def seeds(count: int) -> Iterable[int]:
-    """Return the seeds of a test: `count` of them, or the one in TURNWISE_SEED."""
-    only = os.environ.get("TURNWISE_SEED")
-    return [int(only)] if only else range(count)
-
-
-def explore(count: int, schedule: Callable[[int], Coroutine[Any, Any, None]]) -> int:
-    """Run `schedule` under `count` seeds, each on a loop of its own; return how many ran.
-
-    Raises:
-        AssertionError: one failed; the message has the seed that replays it.
-    """
-    ran = 0
-    for seed in seeds(count):
-        loop = VirtualLoop()
-        try:
-            loop.run_until_complete(schedule(seed))
-        except BaseException as error:
-            raise AssertionError(f"seed {seed} fails ({error!r}); replay it with TURNWISE_SEED={seed}") from error
-        finally:
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            loop.run_until_complete(asyncio.sleep(0))
-            loop.close()
-        ran += 1
-    return ran
-
-
-def texts(blocks: Iterable[Block]) -> list[str]:
-    """Return the prompts among blocks."""
-    return [block.text for block in blocks if isinstance(block, User)]

@@ -21,7 +21,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
         env=env | {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         encoding="utf-8",
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -29,7 +29,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return ran.stdout
 
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def section(printed: str, prompt: str) -> str:

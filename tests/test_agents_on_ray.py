@@ -45,7 +45,7 @@ from turnwise.memory.responses import unpack_reasoning
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
 
-WAIT_S = 40.0
+WAIT_S = 120.0
 
 
 def obey(messages: list[Message]) -> Message:

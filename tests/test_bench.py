@@ -43,6 +43,13 @@ MEASURED = [
     "durable turn, another session idle",
     "durable turn, another session compacting",
     "  a process beside it that only computes as much",
+    "activation, 400 sessions in SQLite: p99",
+    "  the same verb again, resident",
+    "bare calls of one async actor, 1000 at once, each",
+    "durable turns of 40 packed sessions, each",
+    "bare actor: kill -9 to the next answer",
+    "session: kill -9 to the next turn",
+    "packed session: kill -9 to the next turn",
 ]
 
 COUNTED = [
@@ -52,13 +59,17 @@ COUNTED = [
     "transactions of 20 steps, counted at SQLite",
     "what each block adds",
     "p95, to that beside an idle one",
+    "40 packed sessions: open(), to bare actors",
+    "40 of them resident, with a turn each: MB above idle Ray",
+    "bytes a session",
 ]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_the_bench_prints_every_measurement_and_says_of_each_goal_whether_it_is_met() -> None:
     ran = subprocess.run(
-        [sys.executable, BENCH, "--quick"], capture_output=True, encoding="utf-8", timeout=170, check=False
+        [sys.executable, BENCH, "--quick"], capture_output=True, encoding="utf-8", timeout=580, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = ran.stdout.splitlines()
@@ -66,9 +77,9 @@ def test_the_bench_prints_every_measurement_and_says_of_each_goal_whether_it_is_
         times = r" +\d+( +\d+\.\d\d ms){4}"
         assert any(re.match(re.escape(what) + times, line) for line in lines), what
     for what in COUNTED:
-        assert any(re.match(rf" *{what} +\d", line) for line in lines), what
+        assert any(re.match(rf" *{re.escape(what)} +\d", line) for line in lines), what
     goals = [line for line in lines if "goal at " in line]
-    assert len(goals) == 21
+    assert len(goals) == 28
     assert all(line.endswith((": met", ": MISSED")) for line in goals)
     met = sum(line.endswith(": met") for line in goals)
-    assert re.match(rf"{met} of 21 goals met, in \d+ s", lines[-1])
+    assert re.match(rf"{met} of 28 goals met, in \d+ s", lines[-1])

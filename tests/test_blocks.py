@@ -18,6 +18,7 @@ from turnwise.memory.blocks import (
     Citations,
     Document,
     Image,
+    Recalled,
     Summary,
     System,
     Text,
@@ -53,6 +54,7 @@ BLOCKS: dict[type[Block], st.SearchStrategy[Block]] = {
     Citations: st.builds(Citations, items=st.lists(OBJECTS, max_size=3)),
     Summary: st.builds(Summary, text=TEXTS, of=st.lists(st.tuples(TEXTS, st.integers(0), st.integers(0))).map(tuple)),
     CacheCheckpoint: st.builds(CacheCheckpoint),
+    Recalled: st.builds(Recalled, text=TEXTS),
     Unknown: st.builds(Unknown, kind=UNKNOWN_KINDS, payload=PAYLOADS),
 }
 

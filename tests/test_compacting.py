@@ -411,13 +411,13 @@ class Notebook:
         self.items.update((item.id, item) for item in items)
         return [item.id for item in items]
 
-    async def recall(self, scope: Scope, query: str, *, limit: int = 10) -> list[MemoryItem]:
+    async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> list[MemoryItem]:
         return []
 
-    async def update(self, scope: Scope, id: str, text: str) -> bool:
+    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
         return False
 
-    async def forget(self, scope: Scope, ids: Any = None) -> int:
+    async def forget(self, scope: Scope, ids: Any = None, **which: Any) -> int:
         return 0
 
     async def close(self) -> None:

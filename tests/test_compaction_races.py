@@ -16,7 +16,8 @@ import pytest
 
 from agents import AgentWorld, check_request, next_request
 from audit import check_session, turns_of
-from schedules import SESSION, explore, pause
+from scale import share
+from schedules import SESSION, pause, spread
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.errors import (
@@ -39,7 +40,7 @@ from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
 
-LIVES = 1000
+LIVES = share(1000)
 
 COUNTER = ByteCounter()
 
@@ -106,13 +107,13 @@ class Archive:
             raise OSError("the disk is full")
         return [item.id for item in kept]
 
-    async def recall(self, scope: Scope, query: str, *, limit: int = 10) -> list[MemoryItem]:
+    async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> list[MemoryItem]:
         return []
 
-    async def update(self, scope: Scope, id: str, text: str) -> bool:
+    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
         return False
 
-    async def forget(self, scope: Scope, ids: Collection[str] | None = None) -> int:
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:
         return 0
 
     async def close(self) -> None:
@@ -254,7 +255,7 @@ def test_whatever_goes_wrong_under_trim_and_delete_the_history_is_whole() -> Non
         await live(world, 6)
         await check_life(world)
 
-    assert explore(LIVES, life)
+    assert spread(LIVES, life)
 
 
 def test_whatever_goes_wrong_with_a_summary_nothing_is_lost_and_none_stands_for_anything_twice() -> None:
@@ -300,7 +301,7 @@ def test_whatever_goes_wrong_with_a_summary_nothing_is_lost_and_none_stands_for_
                 await world.ask("delete")
                 check_request(next_request(fork))
 
-    assert explore(LIVES, life)
+    assert spread(LIVES, life)
 
 
 class _Never:
@@ -336,4 +337,4 @@ def test_whatever_goes_wrong_with_memories_what_left_the_window_is_in_all_of_the
                 turn = next((turn for turn in turns if turn.index == source.turn_index), None)
                 assert turn is None or item.blocks[0] in turn.new_blocks
 
-    assert explore(LIVES, life)
+    assert spread(LIVES, life)

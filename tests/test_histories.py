@@ -1,4 +1,4 @@
-"""Random lives of an agent's session: cancelled, killed, decided about and forked anywhere. 20,000 in a run.
+"""Random lives of an agent's session: cancelled, killed, decided about and forked anywhere; 20,000 with `make races`.
 
 A failing life prints its seed; `TURNWISE_SEED=<seed> pytest tests/test_histories.py` replays it.
 """
@@ -15,7 +15,8 @@ import pytest
 
 from agents import AgentWorld, check_request, next_request
 from audit import check_session, turns_of
-from schedules import SESSION, explore
+from scale import share
+from schedules import SESSION, spread
 from turnwise.actors.config import SessionConfig
 from turnwise.errors import (
     CallDecidedError,
@@ -28,7 +29,7 @@ from turnwise.memory.blocks import ToolResult, ToolUse
 from turnwise.memory.events import Event
 from turnwise.memory.transcript import Ledger, settle
 
-LIVES = 20_000
+LIVES = share(20_000)
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +131,7 @@ async def check_life(world: AgentWorld) -> None:
 @pytest.mark.timeout(900)
 def test_every_life_of_a_session_leaves_valid_requests_and_calls_no_tool_twice() -> None:
     """Cases 8, 9, 19, 21, 22, 28, 31 and 33."""
-    assert explore(LIVES, live)
+    assert spread(LIVES, live)
 
 
 def test_what_an_executed_tool_gave_is_in_the_history_unless_the_process_died() -> None:
@@ -158,4 +159,4 @@ def test_what_an_executed_tool_gave_is_in_the_history_unless_the_process_died() 
             ended = not result.is_error and result.text.startswith(world.workshop.names[call])
             assert count == 1 and (ended or world.workshop.names[call] == "stubborn"), f"{call} gave {result}"
 
-    assert explore(2000, life)
+    assert spread(share(2000), life)

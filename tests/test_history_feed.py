@@ -12,10 +12,11 @@ import pytest
 from audit import check_session, events_of
 from engines import ScriptedEngine
 from schedules import SESSION
+from turnwise.actors import core as core_module
 from turnwise.actors import history_feed, journal
 from turnwise.actors.core import SessionCore
 from turnwise.actors.manager import SessionManager
-from turnwise.errors import ConfigError, StoreError
+from turnwise.errors import ConfigError, SessionFencedError, StoreError
 from turnwise.memory.history_memory import InMemoryHistory
 from turnwise.memory.history_sql import SQLHistory
 from turnwise.memory.in_memory import InMemoryStore
@@ -152,3 +153,69 @@ def test_sessions_on_ray_keep_conversations_and_events_apart(
     assert kinds[0] == "run_started" and kinds[-1] == "run_completed"
     with pytest.raises(ConfigError, match="history_store"):
         make_manager(history_store="memory://here")
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_a_session_that_has_left_leaves_nothing_running(down: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed host lives on: thousands come and go there, also while the history is away."""
+    monkeypatch.setattr(core_module, "FLUSH_S", 0.05)
+
+    async def story() -> None:
+        before = asyncio.all_tasks()
+        history = Failing()
+        history.down = down
+        core, store = await core_with(history)
+        await run(core, "a", "b")
+        assert await core.leave() and await core.leave()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before
+        assert await history.last_seq(SESSION) == (0 if down else (await store.events(SESSION))[-1].seq)
+        history.down = False
+        again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+        await again.activate()
+        await again.leave()
+        assert len(await history.events(SESSION)) == 4
+
+    play(story())
+
+
+def test_an_owner_that_was_cut_off_deletes_no_history() -> None:
+    """Case 47: its deletion is refused, and so it has to leave everything."""
+
+    async def story() -> None:
+        history = InMemoryHistory()
+        stale, store = await core_with(history)
+        await run(stale, "a")
+        owner = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+        await run(owner, "b")
+        await owner.leave()
+        with pytest.raises(SessionFencedError):
+            await stale.delete()
+        assert len(await history.events(SESSION)) == 4
+
+    play(story())
+
+
+def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "FORGET_EVERY", 1)
+
+    async def story() -> None:
+        history = InMemoryHistory()
+        core, store = await core_with(history)
+        await run(core, "a")
+        while await history.last_seq(SESSION) < (await store.events(SESSION))[-1].seq:
+            await asyncio.sleep(0)
+
+        async def fail(*_: Any, **__: Any) -> None:
+            raise StoreError("away")
+
+        monkeypatch.setattr(store, "delete", fail)
+        with pytest.raises(StoreError, match="away"):
+            await core.delete()
+        kept = [event.seq for event in await store.events(SESSION)]
+        await run(core, "b", "c")
+        await core.leave()
+        seen = {event.seq for event in (*await history.events(SESSION), *await store.events(SESSION))}
+        assert seen >= set(kept) and len(seen) == len(kept) + 4
+
+    play(story())

@@ -13,7 +13,7 @@ import turnwise
 from turnwise import errors
 
 ROOT = Path(__file__).parents[1]
-FLOORS = ["errors", "memory", "strategies", "actors"]
+FLOORS = ["errors", "memory", "strategies", "actors", "testing"]
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
 
 
@@ -37,7 +37,9 @@ def type_checking_lines(path: Path) -> set[int]:
 
 
 def files_of(floor: str) -> list[Path]:
-    files = [ROOT / "src/turnwise/errors.py"] if floor == "errors" else sorted((ROOT / floor).rglob("*.py"))
+    folders = {"testing": "src/turnwise/testing"}
+    found = sorted((ROOT / folders.get(floor, floor)).rglob("*.py"))
+    files = [ROOT / "src/turnwise/errors.py"] if floor == "errors" else found
     assert files, floor
     return files
 
@@ -51,7 +53,7 @@ def test_imports_run_from_actors_to_strategies_to_memory_to_errors_and_only_acto
             top, _, rest = name.partition(".")
             where = f"{path.relative_to(ROOT)}:{line} imports {name}"
             assert top != "", f"{where}, relatively: write turnwise.<module>"
-            assert top != "ray" or floor == "actors", f"{where}: Ray is for actors/ only"
+            assert top != "ray" or floor in ("actors", "testing"), f"{where}: Ray is for actors/ only"
             assert top not in FLOORS, f"{where}: its import name begins with turnwise"
             if top == "turnwise" and line not in only_types:
                 assert rest.partition(".")[0] in below, f"{where}: {floor} may import from {below}"

@@ -49,7 +49,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         env=env | {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         encoding="utf-8",
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -57,7 +57,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(ran.stdout, kept)
 
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def row(printed: str, title: str) -> dict[str, str]:

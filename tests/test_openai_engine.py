@@ -25,7 +25,7 @@ from turnwise.actors.inference.openai import OpenAIEngine
 from turnwise.actors.inference.openai_fields import BrokenOffError
 from turnwise.actors.inference.openai_responses import ResponsesAnswer
 from turnwise.actors.inference.openai_runner import OpenAIRunner
-from turnwise.actors.inference.tools import ToolDefinition, tool
+from turnwise.actors.inference.tools import ToolDefinition, external_tool, tool
 from turnwise.errors import ConfigError, EngineError, InvalidRequestError
 from turnwise.memory.blocks import Block, System, Text, Thinking, ToolResult, ToolUse, User, encode
 from turnwise.memory.frozen import FrozenDict, freeze
@@ -44,6 +44,7 @@ class Recorder:
     session = SESSION
     run_id = "run-1"
     labels: Mapping[str, str] = {}
+    memory = None
 
     def __init__(self) -> None:
         self.parts: list[str | Block] = []
@@ -863,3 +864,21 @@ def test_settings_cannot_be_changed() -> None:
     assert engine.extra == {"stop": ("END",)}
     with pytest.raises(AttributeError):
         engine.model = "another"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_an_engine_that_answers_in_json_of_a_schema_calls_no_tools_and_says_so(api: Any) -> None:
+    properties = {"n": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
+    engine = OpenAIEngine("m", api=api, tools=[external_tool("look", "Look.", {"type": "object"})], extra={"seed": 1})
+    other = engine.answering(schema)
+    assert not other.registry.definitions() and other.model == "m" and other.extra and other.extra["seed"] == 1
+    form = other.extra["text"]["format"] if api == "responses" else other.extra["response_format"]["json_schema"]
+    assert form["schema"] == freeze(schema) and form["strict"] is True and engine.registry.definitions()
+
+
+def test_the_sessions_of_a_process_share_what_it_trusts() -> None:
+    """To load certificates for each of thousands of sessions would take a process minutes and gigabytes."""
+    runners = [OpenAIEngine("m", base_url="https://127.0.0.1:1/v1", api_key="key")._runner() for _ in range(2)]
+    trusted = {id(runner._client._client._transport._pool._ssl_context) for runner in runners}  # type: ignore[attr-defined]
+    assert len(trusted) == 1

@@ -22,7 +22,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
         env=env | {"HOME": str(tmp_path_factory.mktemp("home")), "FORCE_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         encoding="utf-8",
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -30,7 +30,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return ran.stdout
 
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_without_a_terminal_the_output_is_plain_lines(printed: str) -> None:

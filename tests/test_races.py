@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
+import pytest
+
 from audit import check_session
-from schedules import SESSION, World, explore, texts
+from schedules import SESSION, World, explore, spread, texts
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.errors import (
@@ -59,7 +61,7 @@ def test_of_many_starts_one_wins_and_the_losers_leave_no_trace() -> None:
         assert [turn.index for turn in turns] == [0, 1]
         assert len(await world.store.inner.runs(SESSION)) == 2
 
-    assert explore(2000, schedule)
+    assert spread(2000, schedule)
 
 
 def _slow(world: World) -> Any:
@@ -104,7 +106,7 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
         await check_session(world.store.inner, SESSION)
         assert len(mine) == 12
 
-    assert explore(2000, schedule)
+    assert spread(2000, schedule)
 
 
 def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() -> None:
@@ -144,7 +146,7 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
             if turn.run_id:
                 assert world.engine.given[turn.run_id] == turn.blocks[: len(turn.blocks) - 1]
 
-    assert explore(2000, schedule)
+    assert spread(2000, schedule)
 
 
 def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
@@ -191,7 +193,7 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
         assert latest and latest.blocks == before
         await check_session(world.store.inner, SESSION)
 
-    assert explore(2000, schedule)
+    assert spread(2000, schedule)
 
 
 def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
@@ -221,7 +223,7 @@ def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
         assert again.run_id == runs[0].run_id
         await check_session(world.store.inner, SESSION)
 
-    assert explore(1000, schedule)
+    assert spread(1000, schedule)
 
 
 def test_each_busy_policy_leaves_the_history_it_promises() -> None:
@@ -264,7 +266,7 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
             assert prompts == [run_id for run_id in ["first", *arrived] if run_id not in gone]
         assert runs[arrived[-1]].state == "completed"
 
-    assert explore(1500, schedule)
+    assert spread(1500, schedule)
 
 
 def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners_change() -> None:
@@ -350,7 +352,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
         assert not missed, "a follower misses nothing stored"
         assert turns
 
-    assert explore(2000, schedule)
+    assert spread(2000, schedule)
 
 
 async def _page(core: SessionCore, after: int) -> Any:
@@ -387,3 +389,40 @@ def test_ending_refuses_new_runs_and_cancels_those_there_are() -> None:
         assert all(isinstance(event, RunEnded) or event.kind != "run_started" for event in events[-1:])
 
     assert explore(500, schedule)
+
+
+def test_a_schedule_that_fails_among_those_that_are_spread_over_cores_tells_its_seed() -> None:
+    async def life(seed: int) -> None:
+        assert seed != 41, "it is the one"
+
+    assert spread(40, life) == 40
+    with pytest.raises(AssertionError, match=r"TURNWISE_SEED=41"):
+        spread(100, life)
+
+
+def test_who_follows_a_run_while_its_session_changes_hands_sees_all_that_is_stored_of_it() -> None:
+    """Cases 59 and 60: also in the moment in which the new owner knows of the run and has not yet ended it."""
+
+    async def schedule(seed: int) -> None:
+        world = World(seed)
+        await world.create()
+        await world.core.start(["first"], run_id="lost")
+        await world.core.start(["second"], run_id="next", if_busy="enqueue")
+        await world.pause()
+        owner = world.new_core()
+
+        async def follow() -> list[int]:
+            seen: list[int] = []
+            after, done = 0, False
+            while not done:
+                await world.pause()
+                events, after, done = await owner.events(after, run_id="lost", timeout_s=1.0)
+                seen += [event.seq for event in events]
+            return seen
+
+        for seen in await asyncio.gather(*(follow() for _ in range(5))):
+            stored = [event.seq for event in await world.store.inner.events(SESSION) if event.run_id == "lost"]
+            assert set(stored) <= set(seen)
+            assert len(seen) == len(set(seen))
+
+    assert explore(300, schedule)

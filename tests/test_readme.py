@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
 from local_provider import LocalProvider
+from turnwise.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -56,10 +58,13 @@ def test_every_block_is_of_a_kind_that_is_tested_or_plain_text() -> None:
 
 
 @pytest.mark.parametrize("block", those("python"))
-def test_a_python_block_runs_by_itself(block: Block, provider: LocalProvider, tmp_path: Path) -> None:
+def test_a_python_block_runs_by_itself(block: Block, provider: LocalProvider, ray_address: str, tmp_path: Path) -> None:
+    """In a process of its own; all share a Ray, as starting one takes longer than what most of them do."""
     script = tmp_path / "readme.py"
     script.write_text(at_its_lines(block), encoding="utf-8")
     local = {"OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": "local-key", "PYTHONIOENCODING": "utf-8"}
+    if "OpenAI" not in block.text:  # else the processes of its sessions need these settings too
+        local["RAY_ADDRESS"] = ray_address
     local["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "examples"), os.environ.get("PYTHONPATH")]))
     ran = subprocess.run(
         [sys.executable, script.name],
@@ -67,7 +72,7 @@ def test_a_python_block_runs_by_itself(block: Block, provider: LocalProvider, tm
         env=os.environ | local,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -95,7 +100,15 @@ def test_a_console_block_shows_commands_that_exist(block: Block) -> None:
                 assert set(filter(None, chosen.split(","))) <= set(extras), command
             case ["python", script, *_]:
                 compile((ROOT / script).read_text(encoding="utf-8"), script, "exec")
+            case ["turnwise", *arguments]:  # it reads all of them before it helps
+                assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0, command
             case ["git", "clone", _] | ["cd", _]:
                 pass
             case _:
                 pytest.fail(f"nothing here can tell whether this works: {command}")
+
+
+def test_the_tests_that_it_names_are_there() -> None:
+    named = set(re.findall(r"`(?:tests/)?(test_\w+\.py)`", README.read_text(encoding="utf-8")))
+    assert len(named) > 10
+    assert not [name for name in sorted(named) if not (ROOT / "tests" / name).is_file()]

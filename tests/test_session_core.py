@@ -34,6 +34,7 @@ from turnwise.memory import blocks
 from turnwise.memory.events import RunCompleted, RunStarted, TextDelta
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.store import Activation
 from turnwise.memory.turns import Turn
 
 
@@ -281,6 +282,27 @@ def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alone() ->
     play(story())
 
 
+def test_a_fork_that_is_asked_for_twice_is_one_though_its_parent_has_gone_on_meanwhile() -> None:
+    """A call may be delivered twice, with a kill in between; a fork that is in use is another matter."""
+
+    async def story() -> None:
+        core, store = await new_core()
+        await turn_of(core, "one", "run0")
+        fork = await core.fork(None, "fork")
+        await turn_of(core, "two", "run1")
+        assert await core.fork(None, "fork") == fork and fork.parent == f"{SESSION}#0"
+        with pytest.raises(SessionExistsError):
+            await core.fork(1, "fork")
+        await store.create(SessionRecord(session_id="other", parent="elsewhere#0"))
+        with pytest.raises(SessionExistsError):
+            await core.fork(None, "other")
+        await turn_of(SessionCore("fork", store, ScriptedEngine()), "another way", "run2")
+        with pytest.raises(SessionExistsError):
+            await core.fork(None, "fork")
+
+    play(story())
+
+
 def test_an_ended_session_refuses_runs_and_can_be_read_forked_and_deleted() -> None:
     """Case 14."""
 
@@ -405,6 +427,13 @@ class StumblingStore(InMemoryStore):
     """Its next commit fails without a trace when it is told to."""
 
     stumbles = False
+    refuses = False
+    """Whether it activates nothing."""
+
+    async def activate(self, session_id: str) -> Activation:
+        if self.refuses:
+            raise StoreError("out of order")
+        return await super().activate(session_id)
 
     async def commit(self, *args: Any) -> None:
         if self.stumbles:
@@ -446,6 +475,10 @@ def test_live_events_of_a_run_that_another_owner_ended_are_not_published() -> No
 
     async def story() -> None:
         core, store = await stumbling()
+        store.refuses = True
+        with pytest.raises(StoreError):
+            await core.activate()  # or it was stored, and the epoch is higher by its own doing
+        store.refuses = False
         await SessionCore(SESSION, store, ScriptedEngine()).activate()
         await asyncio.sleep(0.1)  # deltas wait for what becomes of the commit
         outcome = await core.wait("run")

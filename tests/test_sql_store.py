@@ -24,7 +24,7 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import Text, User, encode
-from turnwise.memory.events import Event, RunCompleted, RunStarted
+from turnwise.memory.events import Event, RunCompleted, RunStarted, UnknownEvent
 from turnwise.memory.frozen import freeze
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.runs import RunRecord
@@ -305,6 +305,24 @@ async def create(store: SQLStore) -> SessionRecord:
     return await store.create(SessionRecord(session_id="new"))
 
 
+def test_what_is_unsettled_or_expired_is_found_without_reading_what_is_not(filled: Path) -> None:
+    """By the partial indexes: ended runs and sessions that stay are not looked at."""
+
+    async def plans(store: SQLStore) -> list[str]:
+        await store.count()
+        bounds = {"after": 0, "limit": 10, "now": 0.0}
+        found = []
+        with store._engine.connect() as connection:
+            for statement in (store._sql.unsettled, store._sql.expired):
+                statement._text = f"EXPLAIN QUERY PLAN {statement._text}"
+                found.append("; ".join(row.detail for row in statement(connection, bounds)))
+        return found
+
+    unsettled, expired = using(f"sqlite:///{filled}", plans)
+    assert "USING INDEX turnwise_runs_open (session>?)" in unsettled and "SCAN turnwise" not in unsettled
+    assert "USING INDEX turnwise_sessions_ttl (key>?)" in expired and "TEMP B-TREE" not in expired
+
+
 def test_a_deleted_session_leaves_no_row(filled: Path) -> None:
     using(f"sqlite:///{filled}", lambda store: store.delete("s"))
     connection = sqlite3.connect(filled)
@@ -340,14 +358,14 @@ def test_a_file_that_cannot_be_written_can_be_read(filled: Path) -> None:
 
 
 def test_a_store_of_a_newer_schema_is_refused_and_left_as_it_is(filled: Path) -> None:
-    edit(filled, "UPDATE turnwise_meta SET value = '4' WHERE name = 'schema_version'")
+    edit(filled, "UPDATE turnwise_meta SET value = '6' WHERE name = 'schema_version'")
     for use in (count, create):
         with pytest.raises(
-            SchemaVersionError, match="has schema version 4, this turnwise writes 3: use a turnwise"
+            SchemaVersionError, match="has schema version 6, this turnwise writes 5: use a turnwise"
         ) as error:
             using(f"sqlite:///{filled}", use)
-        assert (error.value.found, error.value.known) == ("4", 3)
-    edit(filled, "UPDATE turnwise_meta SET value = '3' WHERE name = 'schema_version'")
+        assert (error.value.found, error.value.known) == ("6", 5)
+    edit(filled, "UPDATE turnwise_meta SET value = '5' WHERE name = 'schema_version'")
     assert using(f"sqlite:///{filled}", count) == 1
 
 
@@ -453,12 +471,13 @@ def test_what_cannot_be_stored_is_a_store_error_and_nothing_is_written(filled: P
             "sqlite:///",
             "sqlite:///:memory:",
             "sqlite://x.db",
+            "sqlite:///file:x.db?uri=true",
+            "sqlite:///file:/x?mode=memory&cache=shared&uri=true",
         ),
         *(
             "sqlite+aiosqlite:///x.db",
             "postgresql+asyncpg://h/x",
             "mysql://x",
-            "redis://h",
             "postgres//",
             "postgres://h/x",
         ),
@@ -467,9 +486,7 @@ def test_what_cannot_be_stored_is_a_store_error_and_nothing_is_written(filled: P
 )
 def test_a_url_of_no_store_is_refused(url: str) -> None:
     for make in (open_store, SQLStore, resolve_url):
-        with pytest.raises(
-            StoreURLError, match=r"; use memory://, sqlite:///path/to/file\.db or postgresql://"
-        ) as error:
+        with pytest.raises(StoreURLError, match=r"; use memory://, sqlite:///path/to/file\.db, postgresql://") as error:
             make(url)
         assert error.value.url == url
 
@@ -480,6 +497,7 @@ def test_a_url_of_no_store_is_refused(url: str) -> None:
         *("mysql://u:secret@h/x", "postgres//u:secret@h/x", "postgres:u:secret@h", "postgres://:secret@h"),
         *("postgresql://u:secret@h:port/x", "postgresql://u:se@secret@h:port/x", "postgresql://u:a/secret@h:port"),
         *("mysql://h/x?password=secret", "mysql://h/x?a=b&password=secret&c=d", "sqlite://u:secret@h"),
+        *("mysql://u:secret\n@h/x", "host=h user=u password=secret", "host=h password = 'a secret' user=u"),
     ],
 )
 def test_a_refused_url_is_shown_without_its_password(url: str) -> None:
@@ -512,3 +530,30 @@ def test_a_url_means_the_same_file_in_every_directory(tmp_path: Path, monkeypatc
 
 if __name__ == "__main__":
     asyncio.run(write(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+
+
+def test_nothing_of_a_session_that_was_deleted_is_in_the_files(tmp_path: Path) -> None:
+    """Case 54: neither in the file nor in SQLite's log, also while another process has it open."""
+
+    async def use() -> None:
+        store, other = SQLStore(f"sqlite:///{tmp_path}/store.db"), SQLStore(f"sqlite:///{tmp_path}/store.db")
+        for name in ("gone", "stays"):
+            session = await store.create(SessionRecord(session_id=name, user_id=f"user of {name}"))
+            session = (await store.activate(name)).session
+            for at in range(40):
+                text = f"the secret {at} of {name} {'x' * 5000 * (at % 2)}"
+                session = replace(session, log_size=at + 1, next_index=at + 1, metadata=freeze({"note": text}))
+                turn = TurnRecord(index=at, prompt=(Span(session.log, at, at + 1),), metadata=freeze({"note": text}))
+                event = UnknownEvent(kind="x", session_id=name, seq=at + 1, at=1.0, payload=freeze({"note": text}))
+                await store.commit(name, 1, Commit(session=session, blocks=[text], turns=[turn], events=[event]))
+        assert await other.count() == 2
+        await store.delete("gone")
+        check()
+        await store.close()
+        await other.close()
+
+    def check() -> None:
+        held = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        assert b"of stays" in held and b"of gone" not in held
+
+    asyncio.run(use())

@@ -938,7 +938,7 @@ def test_a_stuck_tool_does_not_hold_up_the_exit_of_the_process() -> None:
         print(outcome.result.text)
     """
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=True
     )
     assert ended.stdout == "TimeoutError: it has not ended within 0.1 s\n"
     assert ended.stderr == ""
@@ -981,7 +981,7 @@ def test_a_tool_of_a_script_goes_along_with_cloudpickle_with_its_local_types() -
         sys.stdout.buffer.write(cloudpickle.dumps(ToolRegistry(grant)))
     """
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, timeout=20, check=False
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, timeout=60, check=False
     )
     assert ended.returncode == 0, ended.stderr.decode()
     registry = pickle.loads(ended.stdout)

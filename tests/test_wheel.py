@@ -36,6 +36,7 @@ for name in modules:
 def modules_in_tree() -> set[str]:
     package = ROOT / "src/turnwise"
     files = {f"turnwise/{path.name}" for path in package.glob("*.py")} | {"turnwise/py.typed"}
+    files |= {f"turnwise/testing/{path.name}" for path in (package / "testing").glob("*.py")}
     for folder in ("actors", "memory", "strategies"):
         files |= {f"turnwise/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
     return files

@@ -46,7 +46,7 @@ from turnwise.strategies.trim import Trim
 from windowbox import Gate, Notebook, OnlyTheNewest, dig
 from wire_rules import check_chat
 
-WAIT_S = 40.0
+WAIT_S = 120.0
 LIMIT = 700
 """What a request may take, in bytes: some eight exchanges."""
 COUNTER = ByteCounter()
@@ -617,10 +617,10 @@ def test_nothing_leaves_the_window_before_each_memory_has_it(bench: Bench, tmp_p
     until(lambda: len(told(chat, CompactionFailed)) == 2)
     failed = told(chat, CompactionFailed)
     assert [(event.attempt, event.of) for event in failed] == [(1, 2), (2, 2)]
-    assert all(event.why == "long-term memory failed: Notebook: the disk is full" for event in failed)
+    assert all(event.why == "long-term memory failed: Notebook: OSError: the disk is full" for event in failed)
     first = [item["id"] for item in good.kept()]
-    assert [item_id for item_id, _ in good.given()] == first, "it has them, and is not asked again"
-    assert [item_id for item_id, _ in bad.given()] == first * 2 and not bad.kept()
+    assert good.given() == first, "it has them, and is not asked again"
+    assert bad.given() == first * 2 and not bad.kept()
 
     talk(chat, number, number + 1)  # fits as things are
     assert facts(bench.last())[2:] == [*exchanges(0, number), ("user", ask(number))], "all is still there"
@@ -672,7 +672,6 @@ def test_a_kill_between_the_memorys_word_and_the_commit_makes_no_doubles(bench: 
     number = talk_until_due(chat)
     until(lambda: Path(notebook.path).exists() and notebook.kept())
     first = notebook.kept()
-    pid = chat.info().pid
     kill(chat)
     notebook.held.off()
     assert len(chat.turns()) == number and not told(chat, WindowCompacted)
@@ -683,7 +682,7 @@ def test_a_kill_between_the_memorys_word_and_the_commit_makes_no_doubles(bench: 
     kept = flushed(chat, notebook, manager)
     assert kept[: len(first)] == first and len({item["id"] for item in kept}) == len(kept)
     given = notebook.given()
-    assert [given.count((item["id"], pid)) for item in first] == [1] * len(first)
+    assert [given.count(item["id"]) for item in first] == [2] * len(first)
     assert len(given) == len(first) + len(kept), "they were given once more, and are the same"
     assert [item["turn"] for item in kept] == list(range(len(kept)))
     talk(chat, number, number + 1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -93,13 +92,13 @@ class Notebook:
         await self.held.wait()
         return taken
 
-    async def recall(self, scope: Scope, query: str, *, limit: int = 10) -> Sequence[MemoryItem]:
+    async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> Sequence[MemoryItem]:
         return []
 
-    async def update(self, scope: Scope, id: str, text: str) -> bool:
+    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
         return False
 
-    async def forget(self, scope: Scope, ids: Collection[str] | None = None) -> int:
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:
         return 0
 
     async def close(self) -> None:
@@ -107,9 +106,8 @@ class Notebook:
 
     def _write(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
         with closing(self._open()) as database:
-            pid = os.getpid()
             with database:
-                database.executemany("INSERT INTO given VALUES (?, ?)", [(item.id, pid) for item in items])
+                database.executemany("INSERT INTO given VALUES (?)", [(item.id,) for item in items])
             if self.read_only:
                 raise AssertionError("a memory that is read-only was written")
             if self.broken.is_on:
@@ -121,10 +119,10 @@ class Notebook:
                 )
             return [item.id for item in taken]
 
-    def given(self) -> list[tuple[str, int]]:
-        """Return the id of each item, once for each time that it was given, and the process that gave it."""
+    def given(self) -> list[str]:
+        """Return the id of each item, once for each time that it was given."""
         with closing(self._open()) as database:
-            return database.execute("SELECT id, pid FROM given ORDER BY rowid").fetchall()
+            return [name for (name,) in database.execute("SELECT id FROM given ORDER BY rowid")]
 
     def kept(self) -> list[dict[str, Any]]:
         """Return the items that it has, in the order in which it got them."""
@@ -135,7 +133,7 @@ class Notebook:
 
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(self.path, timeout=30.0)
-        database.execute("CREATE TABLE IF NOT EXISTS given (id TEXT, pid INTEGER)")
+        database.execute("CREATE TABLE IF NOT EXISTS given (id TEXT)")
         database.execute(
             "CREATE TABLE IF NOT EXISTS kept "
             "(id TEXT UNIQUE, text TEXT, user TEXT, session TEXT, turn INTEGER, spans TEXT)"

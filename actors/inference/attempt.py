@@ -18,6 +18,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.blocks import Block, Text, Thinking, ToolResult, encode
 from turnwise.memory.calls import CallState
+from turnwise.memory.desk import MemoryDesk
 from turnwise.memory.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
 from turnwise.memory.transcript import Ledger, settle
 from turnwise.memory.turns import Turn
@@ -150,6 +151,10 @@ class Attempt:
     @property
     def labels(self) -> Mapping[str, str]:
         return self.run.record.labels
+
+    @property
+    def memory(self) -> MemoryDesk | None:
+        return None if self.closed else self.run.memory
 
     @property
     def calls(self) -> Mapping[str, CallState]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from turnwise.memory.blocks import Block
 from turnwise.memory.calls import CallState
+from turnwise.memory.desk import MemoryDesk
 from turnwise.memory.events import Event
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
@@ -40,6 +41,13 @@ class RunContext(Protocol):
     @property
     def labels(self) -> Mapping[str, str]:
         """What the caller labelled the run with."""
+
+    @property
+    def memory(self) -> MemoryDesk | None:
+        """What the session's memories do for the run; None if there are none, the run goes without, or it has ended.
+
+        What is done there is no part of the run: it stays, also of a run that is cancelled or discarded.
+        """
 
     def emit(self, part: str | Block) -> None:
         """Stream a part of the answer: a string is text, `Text` and `Thinking` continue the block before them.
@@ -113,6 +121,14 @@ class StepContext(RunContext, Protocol):
             WindowOverflowError: the newest turn alone does not fit.
             StrategyError, CompactionError: the strategy does not make room.
         """
+
+
+@runtime_checkable
+class Structured(Protocol):
+    """An engine builder that can have its model answer in JSON of a schema may also have this."""
+
+    def answering(self, schema: Mapping[str, Any]) -> EngineBuilder:
+        """Return an engine of the same model that calls no tools and answers so."""
 
 
 class Suspend(Exception):  # noqa: N818 - not an error but a way to return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -14,11 +16,13 @@ from turnwise.actors.inference.middleware import Middleware, SystemPrompt, wrap
 from turnwise.actors.inference.openai_chat import ChatAPI
 from turnwise.actors.inference.openai_responses import ResponsesAPI
 from turnwise.actors.inference.openai_runner import OpenAIRunner
+from turnwise.actors.inference.redaction import LONG
 from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_loop import Hook, ToolLoop
 from turnwise.actors.inference.tools import Tool, ToolDefinition
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.frozen import freeze
+from turnwise.memory.urls import redact
 
 _RESERVED = {
     "chat": {"model", "messages", "stream", "stream_options"},
@@ -100,6 +104,19 @@ class OpenAIEngine:
         """Its tools, with the rules for calling them."""
         return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(*self.tools)
 
+    def answering(self, schema: Mapping[str, Any]) -> OpenAIEngine:
+        """Return an engine of the same model that calls no tools and answers in JSON of this schema.
+
+        The schema is one of the strict kind: every property is required, and there are no others.
+        """
+        form = {"type": "json_schema", "name": "answer", "strict": True, "schema": schema}
+        if self.api == "responses":
+            asked: dict[str, Any] = {"text": {"format": form}}
+        else:
+            inner = {name: value for name, value in form.items() if name != "type"}
+            asked = {"response_format": {"type": "json_schema", "json_schema": inner}}
+        return replace(self, tools=(), hooks=(), extra={**(self.extra or {}), **asked})
+
     def build(self, session: SessionView) -> ToolLoop:
         """Return a runner with a client of its own.
 
@@ -107,7 +124,10 @@ class OpenAIEngine:
             EngineError: there is no key to use, or the environment's OPENAI_BASE_URL or OPENAI_API_KEY is unusable.
         """
         runner = self._runner(self.registry.definitions())
-        return ToolLoop(wrap(runner, self.middleware), self.registry, self.hooks, close=runner.close)
+        # What a tool says is its own, but for this engine's key, which it may have come upon in the environment.
+        secrets = [runner.key] if len(runner.key) >= LONG else []
+        loop = wrap(runner, self.middleware)
+        return ToolLoop(loop, self.registry, self.hooks, close=runner.close, secrets=secrets)
 
     def frame(self) -> RequestFrame:
         """See `Framed`.
@@ -148,8 +168,17 @@ class OpenAIEngine:
             base_url=base_url,
             timeout=openai.Timeout(self.timeout_s, connect=min(self.timeout_s, _CONNECT_S)),
             max_retries=self.max_retries,
+            http_client=openai.DefaultAsyncHttpxClient(verify=_ssl_context()),
         )
         return OpenAIRunner(self, client, self._api(tools))
+
+
+@functools.cache
+def _ssl_context() -> ssl.SSLContext:
+    """Return the certificates that all clients of this process trust: loading them takes 20 ms and 0.8 MB each time."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
 def _check(setting: str, value: object, ok: bool, why: str) -> None:
@@ -158,7 +187,12 @@ def _check(setting: str, value: object, ok: bool, why: str) -> None:
 
 
 def _check_url(setting: str, url: str | None) -> None:
-    _check(setting, url, url is None or _is_url(url), "must be an http(s) URL, such as http://127.0.0.1:8000/v1")
+    _check(
+        setting,
+        url and redact(url),
+        url is None or _is_url(url),
+        "must be an http(s) URL, such as http://127.0.0.1:8000/v1",
+    )
 
 
 def _is_url(url: str) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.actors.inference.engine import RunContext
 from turnwise.actors.inference.openai_fields import BrokenOffError
+from turnwise.actors.inference.redaction import redacted
 from turnwise.errors import EngineError
 from turnwise.memory.blocks import Block, System, Text, ToolUse
 from turnwise.memory.turns import Turn
@@ -117,6 +118,11 @@ class OpenAIRunner:
             raise self._error(f"returned nothing (stop_reason={answer.stop_reason!r}): {remedy}")
         return said
 
+    @property
+    def key(self) -> str:
+        """What it shows the provider."""
+        return self._client.api_key
+
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
@@ -137,7 +143,7 @@ class OpenAIRunner:
         except openai.APIStatusError as error:
             remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)
             remedy = remedy or f"the same {self._tries}: run the prompt again later"
-            raise self._error(f"refused the request: {self._redacted(_said(error))}; {remedy}") from self._safe(error)
+            raise self._error(f"refused the request: {self._said(error)}; {remedy}") from self._safe(error)
 
     async def _read(self, stream: openai.AsyncStream[Any], answer: Answer, context: RunContext) -> None:
         import openai
@@ -170,14 +176,16 @@ class OpenAIRunner:
         return EngineError(f"model {self._settings.model!r} at {where} {why}")
 
     def _redacted(self, text: str) -> str:
-        return text.replace(self._client.api_key, "***")
+        return redacted(text, [self._client.api_key])
 
     def _safe(self, error: Exception) -> Exception | None:
         """Return the error, unless it quotes the key, which some servers do: a log that prints causes would show it."""
         return error if self._redacted(str(error)) == str(error) else None
 
-
-def _said(error: openai.APIStatusError) -> str:
-    """Return status and message; servers that are merely compatible may have the message elsewhere."""
-    has_message = isinstance(error.body, Mapping) and error.body.get("message")
-    return error.message if has_message or not error.body else f"{error.message} - {str(error.body)[:200]}"
+    def _said(self, error: openai.APIStatusError) -> str:
+        """Return status and message; servers that are merely compatible may have the message elsewhere."""
+        has_message = isinstance(error.body, Mapping) and error.body.get("message")
+        said = self._redacted(error.message)
+        if has_message or not error.body:
+            return said
+        return f"{said} - {self._redacted(str(error.body))[:200]}"  # in this order: half a key is one too many

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from turnwise.actors.inference.engine import SessionView
+from turnwise.memory.desk import MemoryDesk
 from turnwise.memory.frozen import FrozenDict
 
 
@@ -84,7 +86,7 @@ class ToolContext:
     """One try of one tool call. Comes from the session, never from the model: so it says who the user really is.
 
     A parameter that is annotated with this class gets it. In another process, as with tools on Ray, `cancelled` is
-    never set; there the task itself is cancelled.
+    never set, as the task itself is cancelled there, and `memory` is None.
     """
 
     session: SessionView
@@ -97,6 +99,16 @@ class ToolContext:
     try_number: int = 1
     cancelled: CancelSignal = field(default_factory=CancelSignal, compare=False)
     """Set when the run is cancelled, when the try has taken too long, and when it has ended."""
+
+    memory: MemoryDesk | None = field(default=None, compare=False, repr=False)
+    """What the session's memories do for the call; None if there are none, or the run goes without.
+
+    For tools that are coroutine functions: its verbs are for their event loop.
+    """
+
+    def __reduce__(self) -> tuple[Callable[[], ToolContext], tuple[()]]:
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "memory"}
+        return functools.partial(ToolContext, **values), ()
 
     @property
     def idempotency_key(self) -> str:

@@ -7,13 +7,16 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Literal
 
 from turnwise.actors.inference.engine import InferenceRunner, NewEvent, RunContext, StepContext, Suspend
+from turnwise.actors.inference.redaction import redacted
 from turnwise.actors.inference.registry import ToolOutcome, ToolRegistry
 from turnwise.actors.inference.tool_context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools import Tool
+from turnwise.errors import ToolAbortError
 from turnwise.memory.blocks import Block, ToolResult, ToolUse
 from turnwise.memory.calls import CallState, Wants
 from turnwise.memory.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
@@ -45,6 +48,10 @@ class ToolLoop:
 
     A step costs one commit for the answer and the start of its tools, and one for the results of each moment in which
     some come in: two, if they come together.
+
+    Args:
+        close: lets go of what the runner holds.
+        secrets: texts that stand as *** in what tools give, such as the engine's key.
     """
 
     def __init__(
@@ -53,11 +60,13 @@ class ToolLoop:
         tools: ToolRegistry,
         hooks: Sequence[Hook] = (),
         close: Callable[[], Awaitable[None]] | None = None,
+        secrets: Sequence[str] = (),
     ) -> None:
         self._runner = runner
         self._tools = tools
         self._hooks = tuple(hooks)
         self._close = close
+        self._secrets = tuple(secrets)
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
         """Return the model's last answer; what came before it was recorded.
@@ -69,7 +78,7 @@ class ToolLoop:
         """
         uses = Ledger(turn.output).uses_without_result()
         if uses:
-            await _Calls(self._tools, turn, context).settle(uses)
+            await _Calls(self._tools, turn, context, self._secrets).settle(uses)
             turn = await context.make_room()
         while True:
             context.begin_call(limit=self._tools.max_steps)
@@ -79,7 +88,7 @@ class ToolLoop:
             if not uses:
                 await self._show("after_inference", _with(turn, answer), context)
                 return answer
-            calls = _Calls(self._tools, turn, context, answer=answer, events=[context.end_call()])
+            calls = _Calls(self._tools, turn, context, self._secrets, answer=answer, events=[context.end_call()])
             await self._show("after_inference", _with(turn, answer), context)
             turn = await calls.settle(uses)
             await self._show("after_tools", turn, context)
@@ -110,6 +119,7 @@ class _Calls:
         tools: ToolRegistry,
         turn: Turn,
         context: StepContext,
+        secrets: Sequence[str],
         *,
         answer: Iterable[Block] = (),
         events: Iterable[NewEvent] = (),
@@ -117,6 +127,7 @@ class _Calls:
         self._tools = tools
         self._turn = turn
         self._context = context
+        self._secrets = secrets
         self._signal = CancelSignal()
         self._ready: deque[ToolUse] = deque()
         self._running: dict[asyncio.Task[ToolOutcome], ToolUse] = {}
@@ -192,7 +203,15 @@ class _Calls:
             self._blocks = blocks  # stored or not: `_stop` sees to the results among them
             raise
         for use in begun:
-            self._running[asyncio.create_task(self._tools.call(use, self._context_of(use)))] = use
+            self._running[asyncio.create_task(self._call(use))] = use
+
+    async def _call(self, use: ToolUse) -> ToolOutcome:
+        try:
+            outcome = await self._tools.call(use, self._context_of(use))
+        except ToolAbortError as error:
+            raise ToolAbortError(error.name, error.call_id, redacted(error.why, self._secrets)) from None
+        text = redacted(outcome.result.text, self._secrets)
+        return replace(outcome, result=outcome.result.model_copy(update={"text": text}))
 
     def _take(self, use: ToolUse, outcome: ToolOutcome) -> None:
         state = self._context.calls.get(use.call_id)
@@ -228,6 +247,7 @@ class _Calls:
             turn_index=self._turn.index,
             call_id=use.call_id,
             labels=self._context.labels,
+            memory=self._context.memory,
             cancelled=self._signal,
         )
 

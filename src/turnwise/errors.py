@@ -7,16 +7,22 @@ TurnwiseError
 │   ├── EmptyTurnError
 │   ├── StoreURLError
 │   ├── ConfigError
+│   ├── InvalidMemoryError
+│   ├── WorkingMemoryError
+│   ├── ArchiveError           a line of it cannot be taken in
 │   └── TranscriptError
 ├── NotFoundError              no such thing, or no longer
 │   ├── SessionNotFoundError
 │   ├── TurnNotFoundError
 │   ├── RunNotFoundError
-│   └── CallNotFoundError
+│   ├── CallNotFoundError
+│   └── NoMemoryError          the session has no memory of this kind
 ├── SessionExistsError
 ├── SessionOwnerError          it belongs to somebody else
+├── SessionChangedError        while it was exported
 ├── SessionBusyError           you used it twice
 │   └── QueueFullError
+├── OverloadedError            a host, or all of them, have as much as they may: try again
 ├── SessionEndedError          you closed it
 ├── NoActiveRunError
 ├── CallDecidedError           somebody has decided otherwise
@@ -36,6 +42,8 @@ TurnwiseError
 ├── StrategyError              an overflow strategy broke a law; nothing was changed
 ├── SummaryRefusedError        what a model gave is no summary; nothing was changed
 ├── LongTermMemoryError        a long-term memory did not do what it was asked
+│   ├── ExtractionError        its model gave something else than facts
+│   └── ReadOnlyMemoryError    nobody may write to it
 ├── CompactionError            a window was not compacted; nothing was lost
 ├── WaitTimeoutError           (also a TimeoutError) the wait ended, the run goes on
 ├── SessionLostError           the world did: the session's process cannot be reached
@@ -43,6 +51,11 @@ TurnwiseError
     ├── StoreClosedError
     ├── SchemaVersionError
     ├── CorruptRecordError
+    ├── EncryptionError        what is stored and the key to it do not go together
+    │   ├── KeyMissingError
+    │   ├── WrongKeyError
+    │   ├── NotEncryptedError
+    │   └── StillEncryptedError
     ├── DuplicateKeyError
     ├── HistoryConflictError
     └── SessionFencedError     a later activation owns the session
@@ -113,7 +126,10 @@ class EmptyTurnError(InvalidInputError):
 class StoreURLError(InvalidInputError):
     """A store URL names no store."""
 
-    message = "store URL {url!r}: {why}; use memory://, sqlite:///path/to/file.db or postgresql://user@host/name"
+    message = (
+        "store URL {url!r}: {why}; use memory://, sqlite:///path/to/file.db, postgresql://user@host/name "
+        "or redis://host:6379/0"
+    )
     url: str
     why: str
 
@@ -124,6 +140,32 @@ class ConfigError(InvalidInputError):
     message = "{setting}={value!r}: {why}"
     setting: str
     value: object
+    why: str
+
+
+class InvalidMemoryError(InvalidInputError):
+    """Something cannot be kept as a memory: it is blank, not text, or of no known type."""
+
+    message = "memory {id!r} cannot be kept: {why}; nothing was written"
+    id: str
+    why: str
+
+
+class WorkingMemoryError(InvalidInputError):
+    """A change would leave the working memory invalid or too large; it stays what it was."""
+
+    message = "the working memory of {owner} refuses the change: {why}; it stays as it was"
+    owner: str
+    why: str
+
+
+class ArchiveError(InvalidInputError):
+    """An archive of a session cannot be imported; nothing of it is stored."""
+
+    message = "line {line} of the archive: {why}; nothing was imported"
+    fields = ("line", "why")
+    line: int
+    """From 1."""
     why: str
 
 
@@ -174,6 +216,14 @@ class SessionOwnerError(TurnwiseError):
     given: str
 
 
+class SessionChangedError(TurnwiseError):
+    """A session changed while it was exported, so what was written is of no use."""
+
+    message = "session {session_id!r} changed while it was exported: export it again, when no run of it is active"
+    fields = ("session_id",)
+    session_id: str
+
+
 class SessionBusyError(TurnwiseError):
     """A run is active."""
 
@@ -197,6 +247,18 @@ class QueueFullError(SessionBusyError):
     max_queued: int
 
 
+class OverloadedError(TurnwiseError):
+    """A placement's limit is reached; nothing was done."""
+
+    message = (
+        "session {session_id!r} is refused for now, since {limit}={value} is reached: "
+        "try again later, or raise it in the placement"
+    )
+    session_id: str
+    limit: str
+    value: int
+
+
 class SessionEndedError(TurnwiseError):
     """The session has ended; it can be read, forked and deleted, not continued."""
 
@@ -218,6 +280,14 @@ class CallNotFoundError(NotFoundError):
     session_id: str
     run_id: str
     call_id: str
+
+
+class NoMemoryError(NotFoundError):
+    """A session has no memory of this kind: `long-term memory` or `working memory`."""
+
+    message = "session {session_id!r} has no {kind}: give its manager one, or go without"
+    session_id: str
+    kind: str
 
 
 class CallDecidedError(TurnwiseError):
@@ -356,6 +426,18 @@ class LongTermMemoryError(TurnwiseError):
     why: str
 
 
+class ExtractionError(LongTermMemoryError):
+    """A model was asked for facts and gave something else. Nothing has changed."""
+
+
+class ReadOnlyMemoryError(LongTermMemoryError):
+    """The memory is for reading: what it says is changed where it comes from."""
+
+    message = "{memory} is read-only and refuses {verb}(): write to another memory, or change what it was made of"
+    memory: str
+    verb: str
+
+
 class CompactionError(TurnwiseError):
     """A strategy's plan could not be carried out, and nobody else decides; the history is as it was."""
 
@@ -414,6 +496,42 @@ class CorruptRecordError(StoreError):
     message = "corrupt record {key} in the store: {why}; restore it from a backup"
     key: str
     why: str
+
+
+class EncryptionError(StoreError):
+    """A stored record and the key to it do not go together; nothing was changed."""
+
+
+class KeyMissingError(EncryptionError):
+    """A user has no key, or no longer: what is stored of the user can be deleted, neither read nor written."""
+
+    message = (
+        "user {user_id!r} has no key, so what is stored of them can be neither read nor written: "
+        "let Encryption.key return it, or delete their sessions with forget()"
+    )
+    user_id: str
+
+
+class WrongKeyError(EncryptionError):
+    """A record was encrypted with another key than the user has now."""
+
+    message = "{record} was encrypted with another key of user {user_id!r}: let Encryption.key return that one"
+    record: str
+    user_id: str
+
+
+class NotEncryptedError(EncryptionError):
+    """A record was stored without encryption, and is to be read with it."""
+
+    message = "{record} is not encrypted: open its store without encryption=, or start with an empty store"
+    record: str
+
+
+class StillEncryptedError(EncryptionError):
+    """A record was stored with encryption, and is to be read without."""
+
+    message = "{record} is encrypted: open its store with the encryption= that it was written with"
+    record: str
 
 
 class DuplicateKeyError(StoreError):

@@ -31,7 +31,9 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
 import openai
+import packing
 import ray
+import remembering
 import sqlalchemy as sa
 import window
 from harness import Samples, Table, end_process, prompt_of, retire
@@ -44,6 +46,7 @@ from turnwise import (
     EngineBuilder,
     ExecutionHandle,
     OpenAIEngine,
+    Packed,
     RunCancelledError,
     RunContext,
     Session,
@@ -58,7 +61,7 @@ from turnwise import (
     tool,
 )
 from turnwise.actors.core import SessionCore
-from turnwise.actors.realm import MAX_CALLS
+from turnwise.actors.homes import MAX_CALLS
 from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse, User
 from turnwise.memory.events import Appending, Event, TextDelta
 from turnwise.memory.ids import new_id
@@ -90,6 +93,12 @@ class Scale:
     countings: int
     neighbours: int
     neighbour_s: float
+    talks: int
+    resident: int
+    stored: int
+    activations: int
+    busy: int
+    kills: int
 
 
 FULL = Scale(
@@ -108,6 +117,12 @@ FULL = Scale(
     countings=200,
     neighbours=6,
     neighbour_s=0.8,
+    talks=30,
+    resident=10_000,
+    stored=100_000,
+    activations=1000,
+    busy=1000,
+    kills=5,
 )
 QUICK = Scale(
     rounds=5,
@@ -120,11 +135,17 @@ QUICK = Scale(
     loops=3,
     cancels=10,
     hang_ups=5,
-    openings=2,
+    openings=1,
     decisions=3,
     countings=10,
     neighbours=1,
     neighbour_s=0.2,
+    talks=2,
+    resident=40,
+    stored=400,
+    activations=20,
+    busy=40,
+    kills=1,
 )
 
 
@@ -208,13 +229,17 @@ class Bench:
         self.bare = bare_actor()
         self.call_s = 0.0
         """The median of the bare call, over all rounds of `turns`."""
+        self.bare_s = 0.0
+        """How long it takes to make a bare actor."""
 
     def url(self, name: str) -> str:
         return f"sqlite:///{self.folder / name}.db"
 
-    def manager(self, name: str, engine: Any, *, overflow: Any = None, **config: Any) -> SessionManager:
-        settings = SessionConfig(**config)
-        return SessionManager(self.url(name), engine=engine, overflow=overflow, config=settings, namespace=NAMESPACE)
+    def manager(
+        self, name: str, engine: Any, *, overflow: Any = None, memories: Sequence[Any] = (), **config: Any
+    ) -> SessionManager:
+        equipment: dict[str, Any] = {"engine": engine, "memory": memories, "overflow": overflow}
+        return SessionManager(self.url(name), config=SessionConfig(**config), namespace=NAMESPACE, **equipment)
 
     def call(self, samples: Samples, times: int) -> None:
         for _ in range(times):
@@ -318,10 +343,11 @@ class Bench:
         Gathered to events of 5 ms as they are by default, and one event each time that the engine lets the loop on.
         """
         engine = Chatter(self.scale.tokens)
-        for what, config in (
+        rates: tuple[tuple[str, dict[str, Any]], ...] = (
             (f"{self.scale.tokens:,} tokens, streamed to another process", {}),
             ("  the same, an event for every 20 tokens", {"delta_interval_s": 0.0}),
-        ):
+        )
+        for what, config in rates:
             samples = Samples()
             with self.manager("stream", engine, **config) as manager:
                 session = manager.open()
@@ -519,6 +545,25 @@ class Bench:
         with self.manager("neighbours", EchoEngine()) as manager:
             window.beside_compactions(self.table, manager, site, rounds=scale.neighbours, window_s=scale.neighbour_s)
 
+    def memory(self) -> None:
+        """Measure what long-term memory costs."""
+        remembering.turns_with_memory(self.table, self.manager, self.folder, self.scale.talks)
+        remembering.recalls(self.table, NAMESPACE, self.folder, self.scale.talks)
+
+    def packed(self) -> None:
+        """Measure what packed hosts hold and how fast, and what comes back after a kill."""
+        scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
+        packing.residents(self.table, manage, scale.resident, self.bare_s)
+        packing.activations(self.table, manage, self.folder, scale.stored, scale.activations)
+        packing.turns_at_once(self.table, manage, self.bare, scale.busy, scale.loops)
+        with (
+            self.manager("killed", EchoEngine()) as dedicated,
+            SessionManager(
+                self.url("killed-hosts"), engine=EchoEngine(), placement=Packed(hosts=1), namespace=NAMESPACE
+            ) as packed,
+        ):
+            packing.kills(self.table, dedicated, packed, bare_actor, scale.kills)
+
     def openings(self) -> None:
         """Measure opening a session in a process of its own against making an empty actor."""
         floor, opened, up, loaded, answered = Samples(), Samples(), Samples(), Samples(), Samples()
@@ -550,6 +595,7 @@ class Bench:
                 samples.clear()
             for _ in range(self.scale.openings):
                 measure()
+        self.bare_s = floor.median
         self.table.line("bare actor: made, first call answered", floor, "floor")
         self.table.line("session: open(), its process still starting", opened)
         self.table.judge("session: open() + first answer, process up", up.median / floor.median, 1.2, samples=up)
@@ -616,6 +662,8 @@ def main() -> None:
         bench.hang_ups()
         bench.openings()
         bench.window()
+        bench.memory()
+        bench.packed()
     print(f"{table.met} of {table.goals} goals met, in {time.monotonic() - began:.0f} s")
 
 

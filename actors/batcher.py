@@ -1,0 +1,58 @@
+"""Many callers, one piece of work: what is asked while the work is done is done together afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+class Batcher(Generic[Asked, Answer]):
+    """Has what is asked answered by one call at a time: what comes meanwhile is the next one's, up to `most` at once.
+
+    So who asks alone waits for nobody, and the more ask, the more is done together. Answers come in the order of what
+    was asked; where an answer is an exception it is raised to its caller, and an exception of the call to all. A caller
+    who gives up changes nothing for the others.
+
+    Args:
+        work: answers a batch, each with its own answer or exception, in order.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Sequence[Asked]], Awaitable[Sequence[Answer | BaseException]]],
+        *,
+        most: int = 256,
+    ) -> None:
+        self._work = work
+        self._most = most
+        self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
+        self._runner: asyncio.Task[None] | None = None
+
+    async def ask(self, asked: Asked) -> Answer:
+        """Return the answer."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((asked, answer))
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.create_task(self._run())
+        return await answer
+
+    async def _run(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(0)  # for those who ask at the same moment
+            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            answers: Sequence[Answer | BaseException]
+            try:
+                answers = await self._work([asked for asked, _ in batch])
+            except Exception as error:  # noqa: BLE001 - it is given to each caller
+                answers = [error] * len(batch)
+            for (_, answer), given in zip(batch, answers, strict=True):
+                if answer.done():
+                    continue
+                if isinstance(given, BaseException):
+                    answer.set_exception(given)
+                else:
+                    answer.set_result(given)

@@ -1,0 +1,233 @@
+"""The door to the sessions of one store: what managers ask of it, and for whom."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.memory_slot import Eraser
+from turnwise.actors.nodes import check_files
+from turnwise.actors.placement import Dedicated, Placement
+from turnwise.actors.realm import Realm
+from turnwise.actors.steps import Consult, Request
+from turnwise.actors.sweeper import sweep
+from turnwise.errors import (
+    ConfigError,
+    KeyMissingError,
+    RunNotFoundError,
+    SessionExistsError,
+    SessionNotFoundError,
+    SessionOwnerError,
+    TurnwiseError,
+    WrongKeyError,
+)
+from turnwise.memory.encryption import Encryption
+from turnwise.memory.encryption_records import check_session, is_sealed
+from turnwise.memory.erasing import Erasure
+from turnwise.memory.forgotten import Forgotten
+from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.ids import check_id, new_id
+from turnwise.memory.long_term import LongTermMemory, Scope, is_read_only
+from turnwise.memory.memory_use import MemoryUse, memory_use
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.store import Page, SessionStore
+from turnwise.memory.sweeping import Swept
+from turnwise.memory.working import WorkingMemory
+from turnwise.strategies.strategy import OverflowStrategy
+
+DEFAULT_STORE = "sqlite:///turnwise.db"
+DEFAULT_USER = "default"
+
+_PAGE = 100
+
+
+class Door:
+    """What both managers are: a realm, a store of this process's own, and the requests to it."""
+
+    def __init__(
+        self,
+        store: str = DEFAULT_STORE,
+        *,
+        engine: EngineBuilder,
+        memory: Sequence[LongTermMemory] = (),
+        working_memory: WorkingMemory | None = None,
+        overflow: OverflowStrategy | None = None,
+        placement: Placement = Dedicated(),
+        config: SessionConfig = SessionConfig(),
+        history_store: str | None = None,
+        namespace: str = "turnwise",
+        enforce_user: bool = False,
+        encryption: Encryption | None = None,
+    ) -> None:
+        self._enforce_user = enforce_user
+        self._is_encrypted = encryption is not None
+        self._realm = Realm.of(
+            namespace,
+            store,
+            history_url=history_store,
+            encryption=encryption,
+            engine=engine,
+            memory=memory,
+            working_memory=working_memory,
+            overflow=overflow,
+            placement=placement,
+            config=config,
+        )
+        if not ray.is_initialized():
+            ray.init(logging_level=logging.WARNING)
+        check_files(store, history_store, working_memory)
+        self._store: SessionStore | None = None
+        self._realm.warm_up()
+
+    def _consult(self, verb: str, *args: Any, **kwargs: Any) -> Request[Any]:
+        if self._store is None:
+            self._store = self._realm.open_store()
+        method = getattr(self._store, verb)
+        return (yield Consult(lambda: method(*args, **kwargs)))
+
+    def _read(self, verb: str, id: str, user_id: str | None, missing: TurnwiseError) -> Request[Any]:
+        """Look something up for a user, or for anybody; raise `missing` for what is another's and cannot be read."""
+        try:
+            return (yield from self._consult(verb, id))
+        except (KeyMissingError, WrongKeyError) as error:
+            if user_id in (None, error.user_id):
+                raise
+            raise missing from None
+
+    def _open(
+        self,
+        session_id: str | None,
+        user_id: str,
+        agent: str | None,
+        metadata: Mapping[str, Any] | None,
+        memory: MemoryUse | bool,
+        *,
+        ttl_s: float | None,
+    ) -> Request[SessionRecord]:
+        session_id = new_id() if session_id is None else check_id("session id", session_id)
+        check_id("user id", user_id)
+        if agent is not None:
+            check_id("agent", agent)
+        try:
+            frozen: FrozenDict = freeze(metadata or {})
+        except TypeError as error:
+            raise ConfigError("metadata", metadata, str(error)) from error
+        if is_sealed(frozen):  # nobody could list it
+            raise ConfigError("metadata", metadata, "it is taken for encrypted: choose other names")
+        if ttl_s is not None and not (isinstance(ttl_s, int | float) and 0 <= ttl_s < math.inf):
+            raise ConfigError("ttl_s", ttl_s, "must be a number of seconds, 0 or more")
+        now = time.time()
+        fresh = SessionRecord(
+            session_id=session_id,
+            user_id=user_id,
+            agent=agent,
+            metadata=frozen,
+            created_at=now,
+            updated_at=now,
+            memory=memory_use(memory),
+            ttl_s=ttl_s,
+        )
+        try:
+            found: SessionRecord = yield from self._consult("create", fresh)
+        except SessionExistsError:
+            owner = user_id if self._enforce_user or user_id != DEFAULT_USER else None
+            refused = SessionOwnerError(session_id, "user", user_id)
+            found = check_session((yield from self._read("get", session_id, owner, refused)))
+            if owner not in (None, found.user_id):
+                raise refused from None
+        if agent not in (None, found.agent):
+            raise SessionOwnerError(session_id, "agent", agent)
+        self._realm.warm(session_id)
+        return found
+
+    def _get(self, session_id: str, user_id: str | None) -> Request[SessionRecord]:
+        self._check_user(user_id)
+        missing = SessionNotFoundError(check_id("session id", session_id))
+        found: SessionRecord = yield from self._read("get", session_id, user_id, missing)
+        if user_id not in (None, found.user_id):
+            raise missing
+        return check_session(found)
+
+    def _execution(self, run_id: str, user_id: str | None) -> Request[RunRecord]:
+        self._check_user(user_id)
+        missing = RunNotFoundError(check_id("run id", run_id), "the store")
+        found: RunRecord = yield from self._read("run", run_id, user_id, missing)
+        if user_id is not None:
+            try:
+                yield from self._get(found.session_id, user_id)
+            except SessionNotFoundError:
+                raise missing from None  # what that error says of another user's session is dropped
+        return found
+
+    def _matching(self, verb: str, user_id: str | None, **query: Any) -> Request[Any]:
+        self._check_user(user_id)
+        found = yield from self._consult(verb, user_id=user_id, **query)
+        if isinstance(found, Page) and not self._is_encrypted:
+            for session in found:
+                check_session(session)
+        return found
+
+    def _check_user(self, user_id: str | None) -> None:
+        if self._enforce_user and user_id is None:
+            raise ConfigError("user_id", None, "this manager has enforce_user=True: say for whom it is")
+
+    def _forget(self, user_id: str, verify: bool) -> Request[Forgotten]:
+        check_id("user id", user_id)
+        done = Forgotten()
+        while page := (yield from self._consult("query", user_id=user_id, limit=_PAGE)):
+            for session in page:
+                done += yield from self._delete(session.session_id)
+        scope = Scope(user_id=user_id)
+        items: dict[str, int] = {}
+        erased: dict[str, Erasure] = {}
+        for slot in self._realm.memories:
+            if is_read_only(slot.memory):
+                continue
+            if verify and isinstance(slot.memory, Eraser):
+                erased[slot.name] = yield Consult(partial(slot.memory.erase, scope))
+                items[slot.name] = erased[slot.name].items
+            else:
+                items[slot.name] = yield Consult(partial(slot.memory.forget, scope))
+        notes = 0
+        if working := self._realm.working_memory:
+            notes = yield Consult(partial(working.forget, scope))
+        return done + Forgotten(items=items, erased=erased, notes=notes)
+
+    def _delete(self, session_id: str) -> Request[Forgotten]:
+        """Delete a session; one that has no process in the store, where any that begins is refused from then on."""
+        try:
+            if self._realm.is_live(session_id):
+                try:
+                    yield from self._realm.ask(session_id, "end")
+                    return (yield from self._realm.delete(session_id, memory=False, verify=False))
+                except KeyMissingError:
+                    pass  # its process can neither read nor write it any more, and to delete it takes no key
+            if history := self._realm.open_history():
+                yield Consult(partial(history.delete, session_id))
+                yield Consult(history.close)
+            yield from self._consult("delete", session_id)
+        except SessionNotFoundError:
+            return Forgotten()
+        return Forgotten(sessions=1)
+
+    def _sweep(self, archive: str | Path | None, memory: bool) -> Request[Swept]:
+        if self._enforce_user:
+            why = "a sweep goes over all users' sessions: let a manager without enforce_user do it"
+            raise ConfigError("enforce_user", True, why)
+        if self._store is None:
+            self._store = self._realm.open_store()
+        return (yield from sweep(self._realm, self._store, Path(archive) if archive else None, memory))
+
+    def _close(self) -> Request[None]:
+        if self._store is not None:
+            yield from self._consult("close")

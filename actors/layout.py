@@ -1,0 +1,62 @@
+"""Which packed host has which session, and how the layouts of a store's hosts follow each other.
+
+The names of the hosts say it all: `turnwise/<realm>/hosts/<generation>x<hosts>/<index>`. So no process needs to be
+told, and none that is lost takes it along.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Self
+
+import ray
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Layout:
+    """So many hosts, which follow those of lower generations; of two of one generation the larger counts."""
+
+    generation: int
+    hosts: int
+
+    def index_of(self, session_id: str) -> int:
+        """Return which host has the session, from 0.
+
+        By a jump consistent hash (Lamping and Veach, 2014): of n + 1 hosts in place of n, one in n + 1 sessions moves.
+        """
+        key = int.from_bytes(hashlib.blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+        index, jump = 0, 0
+        while jump < self.hosts:
+            index = jump
+            key = (key * 2862933555777941757 + 1) % 2**64
+            jump = int((index + 1) * (2**31 / ((key >> 33) + 1)))
+        return index
+
+    def actor_name(self, realm: str, index: int) -> str:
+        """Return what the host of this index is called, within the namespace."""
+        return f"{_prefix(realm)}{self.generation}x{self.hosts}/{index}"
+
+    def actor_names(self, realm: str) -> list[str]:
+        """Return what all hosts are called, by index."""
+        return [self.actor_name(realm, index) for index in range(self.hosts)]
+
+    def next(self, hosts: int) -> Self:
+        """Return the layout of another number of hosts that follows this one."""
+        return type(self)(self.generation + 1, hosts)
+
+
+def find_layouts(namespace: str, realm: str) -> list[Layout]:
+    """Return the layouts of which some host is there, the newest first. One look at the names of all actors."""
+    shape = re.compile(re.escape(_prefix(realm)) + r"(\d+)x(\d+)/\d+")
+    names = (
+        shape.fullmatch(actor["name"])
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["namespace"] == namespace
+    )
+    return sorted({Layout(*map(int, name.groups())) for name in names if name}, reverse=True)
+
+
+def _prefix(realm: str) -> str:
+    return f"turnwise/{realm}/hosts/"

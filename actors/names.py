@@ -1,0 +1,20 @@
+"""What the actors of dedicated sessions are called, and how actors are found by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+
+def actor_name(realm: str, session_id: str) -> str:
+    """Return what a dedicated session's actor is called, within the namespace."""
+    return f"turnwise/{realm}/{session_id}"
+
+
+def find_actor(namespace: str, name: str) -> Any:
+    """Return the actor of this name, or None."""
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None

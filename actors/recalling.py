@@ -1,0 +1,150 @@
+"""How a session draws on long-term memory before its model is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnwise.actors.active_run import ActiveRun
+from turnwise.actors.compacting import CompactingSession
+from turnwise.actors.desk import Desk
+from turnwise.actors.inference.attempt import reason
+from turnwise.actors.memory_slot import MemorySlot
+from turnwise.memory.blocks import Block, Document, Recalled, User
+from turnwise.memory.events import Event, MemoryDegraded, MemoryFailed, MemoryRecalled
+from turnwise.memory.long_term import MemoryItem, Scope, is_read_only
+from turnwise.memory.sections import Recalled as Found
+from turnwise.memory.sections import make_sections
+from turnwise.memory.tokens import ByteCounter, TokenCounter
+from turnwise.memory.working import WorkingMemory
+
+MOST_ASKED = 4000
+"""Characters of a prompt that memories are asked about."""
+
+SHARE = 2
+"""What all memories have may take one part of so many of a request."""
+
+
+_Answer = tuple[MemorySlot, Sequence[MemoryItem] | BaseException]
+
+
+class RecallingSession(CompactingSession):
+    """Asks all memories at once what bears on a run's prompt, and puts what they have into the run's requests.
+
+    Once for a run: its later requests have the same, so that what a provider has cached stays good. It is in no turn,
+    so it is never summed up, remembered or extracted from again. A memory that fails, or takes too long, is left out:
+    the run goes on and an event says so. The working memory stands in front.
+    """
+
+    _memories: Sequence[MemorySlot] = ()
+    """Those that are used."""
+    _all_memories: Sequence[MemorySlot] = ()
+    """Those that may have something of the session."""
+    _notes: WorkingMemory | None = None
+    """Likewise, used or not."""
+    _working: WorkingMemory | None = None
+    _forgets = 0
+    """How often memories have forgotten: what was asked before may be gone."""
+
+    def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
+        """Publish a live event of the run."""
+        raise NotImplementedError
+
+    @property
+    def _memory_scope(self) -> Scope:
+        session = self._journal.session
+        agent = session.agent if self._config.memory.agent_scope else None
+        return Scope(user_id=session.user_id, session_id=self.session_id, agent=agent)
+
+    def desk(self, turn_index: int | None = None, *, is_reading: bool = False) -> Desk:
+        """Return what the memories do for whoever acts in the session, or in a turn of it."""
+        scope = self._memory_scope
+        return Desk(scope, self._memories, self._working, turn_index=turn_index, is_reading=is_reading)
+
+    async def _recall(self, run: ActiveRun) -> None:
+        """Let the run's requests have what memories know; asks them once."""
+        if run.record.memory == "off" or not (self._memories or self._working):
+            return
+        run.memory = self.desk(run.turn.index, is_reading=run.record.memory == "read")
+        if run.has_asked_memories:
+            return
+        run.has_asked_memories = True
+        while True:
+            notes, (found, forgets) = await asyncio.gather(self._noted(run), self._found(run))
+            run.asked = None
+            if forgets == self._forgets:
+                break
+        counter: TokenCounter = self._config.token_counter or _QuarterCounter()
+        sections = make_sections(found.values(), now=time.time(), counter=counter, notes=notes)
+        if sections.text:
+            run.recalled = Recalled(text=sections.text)
+        if any(sections.items):
+            counts = {name: len(each.items) for name, each in found.items()}
+            self.publish_live(run, MemoryRecalled, {"items": counts})
+
+    async def _recall_anew(self) -> None:
+        """Let the active run's next requests have what memories know by now."""
+        if (run := self._active) and run.recalled:
+            run.recalled, run.has_asked_memories = None, False
+            await self._recall(run)
+
+    async def _noted(self, run: ActiveRun) -> str:
+        if self._working is None:
+            return ""
+        try:
+            return await asyncio.wait_for(self._working.section(self._memory_scope), self._config.memory.timeout_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without, and it is told
+            self.publish_live(run, MemoryFailed, {"memory": "working memory", "why": reason(error)})
+            return ""
+
+    def _ask_early(self, run: ActiveRun, prompt: Sequence[Block]) -> None:
+        """Ask memories about a prompt that is about to be stored, so that one does not wait for the other."""
+        if self._memories and self._config.memory.recall and run.record.memory != "off":
+            run.asked = self._spawn(self._ask_all(prompt))
+
+    async def _ask_all(self, prompt: Sequence[Block]) -> tuple[list[_Answer], int]:
+        """Return what each memory has, and how often they had forgotten when they were asked."""
+        query, slots, forgets = _query(prompt), self._memories, self._forgets
+        if not query:
+            return [], forgets
+        results = await asyncio.gather(*(self._ask(slot, query) for slot in slots), return_exceptions=True)
+        return list(zip(slots, results, strict=True)), forgets
+
+    async def _found(self, run: ActiveRun) -> tuple[dict[str, Found], int]:
+        """Return what memories have, by their names, and how often they had forgotten when they were asked."""
+        config = self._config.memory
+        if not config.recall:
+            return {}, self._forgets
+        results, forgets = await (run.asked or self._ask_all(self._journal.cache.read(run.turn.prompt)))
+        most = config.max_tokens
+        if self._compactor and results:
+            most = min(most, self._compactor.budget.max_tokens // SHARE // len(results))
+        found: dict[str, Found] = {}
+        for slot, result in results:
+            if isinstance(result, BaseException):
+                self.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
+                continue
+            found[slot.name] = Found(items=result, section=slot.section, max_tokens=most)
+            if trouble := getattr(slot.memory, "trouble", None):
+                self.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
+        return found, forgets
+
+    async def _ask(self, slot: MemorySlot, query: str) -> Sequence[MemoryItem]:
+        config = self._config.memory
+        types = None if is_read_only(slot.memory) else config.types
+        return await slot.memory.recall(self._memory_scope, query, limit=config.max_results, types=types)
+
+
+def _query(prompt: Sequence[object]) -> str:
+    """Return what a prompt says, for memories to be asked."""
+    said = (block.text for block in prompt if isinstance(block, User | Document) and block.text)
+    return "\n".join(said)[:MOST_ASKED]
+
+
+class _QuarterCounter(ByteCounter):
+    """Takes a token for four bytes: good enough for a limit, and needs no vocabulary."""
+
+    def text(self, text: str) -> int:
+        return (super().text(text) + 3) // 4

@@ -1,0 +1,200 @@
+"""A session at home in a process: its core, and the verbs that callers ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from turnwise.actors.core import Decision, SessionCore
+from turnwise.actors.supplies import Supplies
+from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, SessionInfo, StartAnswer
+from turnwise.errors import TurnwiseError
+from turnwise.memory.blocks import Block, Summary
+from turnwise.memory.calls import PendingCall
+from turnwise.memory.events import Event
+from turnwise.memory.forgotten import Forgotten
+from turnwise.memory.memory_use import MemoryUse
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Spans, union
+from turnwise.memory.turns import Turn
+from turnwise.strategies.compaction import Compaction
+
+ENGINE_TICKS = 3
+"""How many turns of the event loop an engine has to answer before its start is acknowledged without its end."""
+
+END_COMMIT_S = 2.0
+"""How long the acknowledgement of such a start waits for the end to be stored."""
+
+Keep = Callable[[str, str, bytes], Awaitable[None]]
+"""Notes, for the next process that Ray makes, which engine a session has taken over: session id, engine id, engine."""
+
+
+class Resident:
+    """One session on the event loop of its process. Verbs may begin in any order, so none relies on an earlier one."""
+
+    __slots__ = ("_engine_id", "_keep", "_node_id", "_supplies", "calls", "core", "is_deleted", "last_call_s")
+
+    def __init__(self, core: SessionCore, engine_id: str, supplies: Supplies, keep: Keep, node_id: str) -> None:
+        self.core = core
+        self.calls = 0
+        """How many verbs are being carried out."""
+        self.last_call_s = 0.0
+        """When the last one began or ended, by the clock of the event loop."""
+        self.is_deleted = False
+        """Whether the session was deleted here: another core is to say whether there is one of its id again."""
+        self._engine_id = engine_id
+        self._supplies = supplies
+        self._keep = keep
+        self._node_id = node_id
+
+    @property
+    def engine_id(self) -> str:
+        """Of the engine that its runs have."""
+        return self._engine_id
+
+    @property
+    def has_adopted(self) -> bool:
+        """Whether it has another engine than its process was made with."""
+        return self._engine_id != self._supplies.engine_id
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything here, and nothing runs or is about to."""
+        return not self.calls and not self.core.is_in_use
+
+    async def carry_out(self, verb: str, args: Sequence[Any]) -> Any:
+        """Carry out a verb and return its answer, or raise its error."""
+        return await getattr(self, f"do_{verb}")(*args)
+
+    async def do_adopt(self, engine_id: str, engine: bytes) -> None:
+        if engine_id != self._engine_id:
+            parts = await self._supplies.take(engine_id, engine)
+            await self._keep(self.core.session_id, engine_id, engine)
+            self.core.use(*parts)
+            self._engine_id = engine_id
+
+    async def do_warm(self) -> None:
+        await self.core.activate()
+
+    async def do_append(self, prompts: tuple[Any, ...], key: str) -> int:
+        return await self.core.append(prompts, key)
+
+    async def do_start(
+        self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any], held: Spans
+    ) -> StartAnswer | EngineWanted:
+        if not self._has(engine_id):
+            return EngineWanted()
+        started = await self.core.start(prompts, **settings)
+        # An engine that answers without waiting for anything is done by now: its end goes along and saves a call.
+        for _ in range(ENGINE_TICKS):
+            await asyncio.sleep(0)
+        outcome = None
+        if self.core.is_ending(started.run_id):
+            with suppress(TurnwiseError):  # the start stands, whatever becomes of the end: `wait` will tell
+                outcome = await self.core.wait(started.run_id, END_COMMIT_S)
+        packed = PackedOutcome.pack(outcome, held) if outcome else None
+        return StartAnswer(started.run_id, started.turn_index, packed)
+
+    async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
+        outcome = await self.core.wait(run_id, timeout_s)
+        return PackedOutcome.pack(outcome, held) if outcome else None
+
+    async def do_cancel(self, reason: str, run_id: str | None) -> bool:
+        return await self.core.cancel(reason, run_id)
+
+    async def do_decide(self, run_id: str, call_id: str, decision: Decision) -> None:
+        await self.core.decide(run_id, call_id, decision)
+
+    async def do_pending(self, run_id: str) -> list[PendingCall]:
+        return await self.core.pending(run_id)
+
+    async def do_end(self) -> None:
+        await self.core.end()
+
+    async def do_refresh(self) -> None:
+        await self.core.refresh()
+
+    async def do_delete(
+        self, engine_id: str, memory: bool, verify: bool, updated_at: float | None
+    ) -> Forgotten | EngineWanted:
+        if not self._has(engine_id):
+            return EngineWanted()
+        done = await self.core.delete(memory=memory, verify=verify, updated_at=updated_at)
+        self.is_deleted = True
+        return done
+
+    async def do_memory(self, engine_id: str, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        if not self._has(engine_id):
+            return EngineWanted()
+        await self.core.activate()
+        return (await getattr(self.core.desk(), verb)(*args, **options),)
+
+    async def do_forget_turn(self, engine_id: str, index: int, verify: bool) -> Forgotten | EngineWanted:
+        if not self._has(engine_id):
+            return EngineWanted()
+        return await self.core.forget_turn(index, verify=verify)
+
+    async def do_use_memory(self, use: MemoryUse) -> None:
+        await self.core.use_memory(use)
+
+    async def do_wait_for_memory(self, engine_id: str, timeout_s: float | None) -> tuple[bool] | EngineWanted:
+        if not self._has(engine_id):
+            return EngineWanted()
+        return (await self.core.wait_for_memory(timeout_s),)
+
+    async def do_fork(self, at: int | None, session_id: str) -> SessionRecord:
+        return await self.core.fork(at, session_id)
+
+    async def do_compact(self, engine_id: str, explain: bool) -> tuple[Compaction | None] | EngineWanted:
+        if not self._has(engine_id):
+            return EngineWanted()
+        return (await self.core.compact(explain=explain),)
+
+    async def do_expand(self, summary: Summary) -> tuple[Block, ...]:
+        return await self.core.expand(summary)
+
+    async def do_run(self, run_id: str) -> RunRecord:
+        return await self.core.run(run_id)
+
+    async def do_runs(self, after: int, limit: int) -> list[RunRecord]:
+        return await self.core.runs(after, limit)
+
+    async def do_latest(self, held: Spans) -> PackedTurn | None:
+        turn = await self.core.latest()
+        return PackedTurn.pack(turn, held) if turn else None
+
+    async def do_turn(self, index: int, held: Spans) -> PackedTurn:
+        return PackedTurn.pack(await self.core.turn(index), held)
+
+    async def do_turns(self, after: int, limit: int, held: Spans) -> list[PackedTurn]:
+        packed = []
+        for turn in await self.core.turns(after, limit):
+            packed.append(PackedTurn.pack(turn, held))
+            held = _with(held, turn)
+        return packed
+
+    async def do_events(
+        self, after: int, limit: int, run_id: str | None, timeout_s: float
+    ) -> tuple[list[Event], int, bool]:
+        return await self.core.events(after, limit, run_id=run_id, timeout_s=timeout_s)
+
+    async def do_info(self) -> SessionInfo:
+        return SessionInfo(
+            session=await self.core.session(),
+            active_run_id=self.core.active_run_id,
+            queued_run_ids=tuple(self.core.queued_run_ids),
+            pid=os.getpid(),
+            node_id=self._node_id,
+        )
+
+    def _has(self, engine_id: str) -> bool:
+        """Return whether the session has the caller's engine; False if that has to be sent first."""
+        return engine_id in ("", self._engine_id)
+
+
+def _with(held: Spans, turn: Turn) -> Spans:
+    return union(held, turn.record.prompt, turn.record.spans)

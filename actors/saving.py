@@ -1,0 +1,302 @@
+"""How a session's turns get into its long-term memories."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from turnwise.actors.inference.attempt import reason
+from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.memory_slot import MemorySlot
+from turnwise.actors.recalling import RecallingSession
+from turnwise.errors import (
+    CorruptRecordError,
+    ExtractionError,
+    InvalidMemoryError,
+    LongTermMemoryError,
+    StoreError,
+)
+from turnwise.memory.events import MemoryBehind, MemoryCaughtUp, TurnNotSaved
+from turnwise.memory.long_term import MemoryItem, Scope, is_read_only
+from turnwise.memory.memory_use import MemoryUse
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import join
+from turnwise.memory.turn_items import Own, turn_item
+from turnwise.memory.turns import TurnRecord
+
+AT_ONCE = 16
+"""How many turns a memory is given at once."""
+
+DELAY_S = 0.05
+"""How long a memory is left in peace after a turn: a prompt that comes at once has it to itself."""
+
+PAGE = 100
+"""How many turns are read at once, of those that an earlier process left."""
+
+ATTEMPTS = 3
+"""How often a memory's model is asked about a turn that it has nothing sensible to say of."""
+
+PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
+"""How long a memory that failed is left alone; doubled each time, up to the second."""
+
+Result = TypeVar("Result")
+
+_ENDED = ("completed", "cancelled", "failed", "interrupted")
+
+
+class SavingSession(RecallingSession):
+    """Gives each turn that has ended to each memory that may be written, in order, beside the conversation.
+
+    `SessionRecord.saved` says up to which turn all of them have what they are to have. It goes along with the session's
+    next commit, so that saving costs the store nothing, and the session does not leave before it is stored. What was
+    saved and not noted when a process was lost is given again, under the same ids, and changes nothing.
+
+    A memory that fails delays no run and no other memory; it is given what it lacks again and again, with growing
+    pauses, and followers are told that it is behind and when it has caught up. A turn that it cannot keep is told too
+    and left out.
+
+    | await in saving | what else may run there | what a kill there leaves |
+    |---|---|---|
+    | the store, to read | all else; a turn that is forgotten meanwhile is not given | a turn unsaved |
+    | a memory | all else; what forgets waits for it, what cancels does not stop it | a turn that is given again |
+    """
+
+    _saved = -1
+    _is_behind = False
+    """Whether the store has turns above the mark that are not among the unsaved."""
+    _is_held = False
+    """Whether memories are given nothing for now."""
+    _finding: asyncio.Task[None] | None = None
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._unsaved: dict[int, Own] = {}
+        """Turns that have ended and that some memory may lack, by index; private ones only move the mark."""
+        self._has: dict[str, int] = {}
+        """For each memory, by name, up to which turn it has what it is to have."""
+        self._savers: dict[str, asyncio.Task[None]] = {}
+        self._gifts: set[asyncio.Task[Any]] = set()
+        """What is on its way to memories."""
+
+    def _equip_saving(self) -> None:
+        """Begin anew with the memories that there are."""
+        self._cancel_savers()
+        self._has = {slot.name: self._saved for slot in self._writable}
+
+    def _cancel_savers(self) -> None:
+        for saver in self._savers.values():
+            saver.cancel()
+        self._savers = {}
+
+    @property
+    def _writable(self) -> list[MemorySlot]:
+        if self._config.memory.save == "none":
+            return []
+        return [slot for slot in self._memories if not is_read_only(slot.memory)]
+
+    @property
+    def _is_saving(self) -> bool:
+        return bool(self._at_work)
+
+    @property
+    def _at_work(self) -> list[asyncio.Task[None]]:
+        tasks = [*self._savers.values(), *([self._finding] if self._finding else [])]
+        return [task for task in tasks if not task.done()]
+
+    # What there is to be saved
+
+    def _take_up_saving(self) -> None:
+        """Take over from the store how far the memories are. For when the session was loaded."""
+        self._cancel_savers()
+        self._is_held = False
+        self._saved = max(self._saved, self._journal.session.saved)
+        self._unsaved = {index: turn for index, turn in self._unsaved.items() if index > self._saved}
+        self._has = {name: max(has, self._saved) for name, has in self._has.items()}
+        self._is_behind = self._head is not None and self._head.index > self._saved
+        self._save_soon()
+
+    def _has_ended(self, turn: TurnRecord, use: MemoryUse) -> None:
+        """Note a turn that has ended and is in the store; one that is not to be saved only moves the mark."""
+        if turn.index <= self._saved:
+            return
+        if self._writable:
+            self._note_ended(turn, use)
+        else:
+            self._is_behind = True  # the mark stays below what is still to be saved
+
+    def _note_ended(self, turn: TurnRecord, use: MemoryUse) -> None:
+        wanted = self._config.memory.save
+        skip = use != "on" or turn.forgotten or (wanted == "completed" and turn.status != "completed")
+        self._unsaved[turn.index] = Own(turn.index, join(turn.prompt, turn.output), turn.created_at, skip)
+
+    def _save_soon(self) -> None:
+        """See to it that all memories get what they lack. Does not wait."""
+        if not self._writable or self._is_held or (self._finding and not self._finding.done()):
+            return
+        if self._is_behind:
+            self._finding = self._spawn(self._find_unsaved())
+            return
+        for slot in self._writable:
+            saver = self._savers.get(slot.name)
+            if self._lacks(slot) and (saver is None or saver.done()):
+                self._savers[slot.name] = self._spawn(self._save_to(slot))
+
+    async def _find_unsaved(self) -> None:
+        """Read what an earlier process, or one without memories, has left; a page at a time, so that runs may start."""
+        after = self._saved
+
+        async def change() -> bool:
+            nonlocal after
+            page = await self._journal.store.turns(self.session_id, after=after, limit=PAGE)
+            if page:
+                runs = await self._journal.store.runs(self.session_id, after=after, limit=page[-1].index - after)
+                uses = {run.run_id: run.memory for run in runs}
+                for turn in page:
+                    if turn.status in _ENDED and turn.index > self._saved:
+                        self._note_ended(turn, uses.get(turn.run_id or "", "off"))
+                after = page[-1].index
+            self._is_behind = bool(page)
+            return self._is_behind
+
+        while await self._in_the_end(change):
+            pass
+        self._finding = None
+        self._save_soon()
+
+    async def _in_the_end(self, change: Callable[[], Awaitable[Result]]) -> Result:
+        """Carry out one change that bears repetition, however long the store is away.
+
+        Raises:
+            StoreError: a row is corrupt, or the session is owned by another.
+        """
+        while True:
+            try:
+                return await self._persistently(change)
+            except CorruptRecordError:
+                raise
+            except StoreError:
+                if self._journal.lost:
+                    raise
+            await asyncio.sleep(MOST_PAUSE_S)
+
+    def _lacks(self, slot: MemorySlot) -> list[Own]:
+        has = self._has[slot.name]
+        return [self._unsaved[index] for index in sorted(self._unsaved) if index > has]
+
+    # Saving
+
+    async def _save_to(self, slot: MemorySlot) -> None:
+        failures = refused = 0
+        alone = -1  # turns up to this index are given one by one
+        await asyncio.sleep(DELAY_S)
+        while not self._journal.lost and (turns := self._lacks(slot)[:AT_ONCE]):
+            turns = turns[:1] if turns[0].index <= alone else turns
+            try:
+                await self._give(slot, turns)
+            except (InvalidMemoryError, ExtractionError, CorruptRecordError) as error:
+                refused += 1
+                alone = max(alone, turns[-1].index)
+                if len(turns) == 1 and (refused >= ATTEMPTS or not isinstance(error, ExtractionError)):
+                    said = {"turn_index": turns[0].index, "memory": slot.name, "why": reason(error)}
+                    await self._tell_of_saving((TurnNotSaved, said))
+                    self._note(slot, turns)
+                    refused = 0
+                elif len(turns) > 1:
+                    refused = 0
+            except Exception as error:  # noqa: BLE001 - whatever a memory raises, it is told and tried again
+                failures += 1
+                if failures == 1:
+                    await self._tell_of_saving((MemoryBehind, {"memory": slot.name, "why": reason(error)}))
+                await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), MOST_PAUSE_S))
+            else:
+                self._note(slot, turns)
+                refused = 0
+                if failures:
+                    failures = 0
+                    await self._tell_of_saving((MemoryCaughtUp, {"memory": slot.name}))
+
+    async def _give(self, slot: MemorySlot, turns: Sequence[Own]) -> None:
+        read = [(turn, await self._item(turn)) for turn in turns]
+        # A turn that was forgotten meanwhile has become private.
+        items = [item for turn, item in read if item and self._unsaved.get(turn.index) == turn]
+        if not items:
+            return
+        gift = self._spawn(_remember(slot, self._memory_scope, items))
+        self._gifts.add(gift)
+        gift.add_done_callback(self._gifts.discard)
+        await asyncio.wait({gift})
+        if gift.cancelled():
+            raise LongTermMemoryError("it cancelled itself")
+        has = gift.result()
+        if left := sum(item.id not in has for item in items):
+            raise LongTermMemoryError(f"it did not take {left} of {len(items)}")
+
+    async def _item(self, turn: Own) -> MemoryItem | None:
+        if turn.is_private:
+            return None
+        return turn_item(self.session_id, turn, turn.spans, await self._journal.read(turn.spans))
+
+    def _keep_private(self, index: int) -> bool:
+        """Give no memory this turn from now on; return whether some was still to be given it."""
+        turn = self._unsaved.get(index)
+        if turn is None or turn.is_private:
+            return False
+        self._unsaved[index] = replace(turn, is_private=True)
+        return True
+
+    def _note(self, slot: MemorySlot, turns: Sequence[Own]) -> None:
+        """Note that a memory has these, and let go of what all have."""
+        self._has[slot.name] = max(self._has[slot.name], turns[-1].index)
+        upto = min(self._has.values())
+        self._saved = max(self._saved, upto)
+        self._unsaved = {index: turn for index, turn in self._unsaved.items() if index > upto}
+
+    async def _commit(self, session: SessionRecord, events: Sequence[NewEvent], **parts: Any) -> None:
+        saved = self._saved
+        if not (self._writable or self._is_behind or self._unsaved):
+            saved = max([saved, *(turn.index for turn in parts.get("turns", ()) if turn.status in _ENDED)])
+        await super()._commit(replace(session, saved=max(session.saved, saved)), events, **parts)
+        self._saved = max(self._saved, saved)
+
+    async def _tell_of_saving(self, event: NewEvent) -> None:
+        async def commit() -> None:
+            await self._commit(self._journal.session, [event])
+
+        await self._in_the_end(commit)
+
+    async def _store_mark(self) -> None:
+        """Store how far the memories are, if the store does not know. Within a change."""
+        if not self._journal.stale and self._saved > self._journal.session.saved:
+            await self._commit(self._journal.session, [])
+
+    async def wait_for_memory(self, timeout_s: float | None = None) -> bool:
+        """Wait until all memories have all turns that have ended; return whether they have, False after `timeout_s`.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError: the session is another's by now, or deleted.
+        """
+        await self._loaded()
+        self._save_soon()
+        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        while tasks := self._at_work:
+            left_s = None if deadline is None else deadline - asyncio.get_running_loop().time()
+            if left_s is not None and left_s <= 0:
+                return False
+            await asyncio.wait(tasks, timeout=left_s)
+        await self._loaded()
+        return not self._is_behind and not any(map(self._lacks, self._writable))
+
+    async def _stop_saving(self) -> int:
+        """Give memories no more, and let what is on its way arrive; return how many turns some memory lacks."""
+        lacking = {turn.index for slot in self._writable for turn in self._lacks(slot) if not turn.is_private}
+        self._is_held = True
+        self._cancel_savers()
+        if self._gifts:
+            await asyncio.wait(set(self._gifts))
+        return len(lacking)
+
+
+async def _remember(slot: MemorySlot, scope: Scope, items: Sequence[MemoryItem]) -> set[str]:
+    return set(await slot.memory.remember(scope, items))

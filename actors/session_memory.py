@@ -1,0 +1,185 @@
+"""A session's memory, as its callers hold it: `session.memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from turnwise.actors.realm import Realm
+from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
+from turnwise.memory.categories import MemoryType
+from turnwise.memory.forgotten import Forgotten
+from turnwise.memory.ids import new_id
+from turnwise.memory.long_term import MemoryItem
+from turnwise.memory.memory_use import MemoryUse, memory_use
+
+
+class _SessionMemory:
+    """What both are: the requests to the session, which says whose memory it is."""
+
+    def __init__(self, realm: Realm, session_id: str) -> None:
+        self._realm = realm
+        self._session_id = session_id
+
+    def _desk(self, verb: str, *args: Any, **options: Any) -> Request[Any]:
+        return self._realm.use_desk(self._session_id, verb, *args, **options)
+
+    def _save(self, text: str, type: MemoryType, topic: str | None, id: str | None) -> Request[Any]:
+        # An id of its own, so that a call that is delivered twice saves once.
+        return self._desk("save", text, type=MemoryType(type), topic=topic, id=id or new_id())
+
+    def _switch(self, use: MemoryUse | bool) -> Request[Any]:
+        return self._realm.ask(self._session_id, "use_memory", memory_use(use))
+
+
+class SessionMemory(_SessionMemory):
+    """What long-term memories have for the session's user, and its working memory.
+
+    User, session and agent are the session's and no arguments. Each verb is one Ray call to the session, and one from
+    there to each memory.
+
+    Raises, beside what the verbs say:
+        NoMemoryError: the manager has no such memory.
+        LongTermMemoryError: a memory failed.
+    """
+
+    def __init__(self, realm: Realm, session_id: str, portal: Portal) -> None:
+        super().__init__(realm, session_id)
+        self._portal = portal
+
+    def save(
+        self, text: str, *, type: MemoryType = MemoryType.GENERAL, topic: str | None = None, id: str | None = None
+    ) -> str:
+        """Keep a text in the first memory that may be written; return its id.
+
+        Args:
+            topic: what it is about, in a word or two.
+            id: what to keep it under; what is there under it, or was deleted, stays as it is. A new one if left out.
+
+        Raises:
+            InvalidMemoryError: it cannot be kept.
+            ReadOnlyMemoryError: all memories are for reading.
+        """
+        return str(carry_out(self._save(text, type, topic, id), self._portal))
+
+    def recall(
+        self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
+    ) -> list[MemoryItem]:
+        """Return up to `limit` items that bear on the query, the best first; of several memories by turns.
+
+        A memory that fails is left out.
+
+        Args:
+            types: only those; all if left out.
+            as_of: what held at this time, in seconds since the epoch.
+        """
+        return list(carry_out(self._desk("recall", query, limit=limit, types=types, as_of=as_of), self._portal))
+
+    def update(self, id: str, text: str, *, type: MemoryType | None = None) -> bool:
+        """Change an item's text, and its type if one is given; return whether it was there. `created_at` stays.
+
+        Raises:
+            InvalidMemoryError: it could not be kept.
+            ReadOnlyMemoryError: all memories are for reading.
+        """
+        return bool(carry_out(self._desk("update", id, text, type=type), self._portal))
+
+    def delete(self, *ids: str) -> int:
+        """Delete items; return how many were there. They do not come back, also if they are saved again.
+
+        Raises:
+            ReadOnlyMemoryError: all memories are for reading.
+        """
+        return int(carry_out(self._desk("delete", ids), self._portal))
+
+    def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:
+        """Forget what a turn added; return what was removed.
+
+        Nothing that memories have made of it stays, no summary that stands for it, and no later request holds it. The
+        history shows it as it was until the session is deleted. May be repeated.
+
+        Args:
+            verify: also leave nothing of it in the memories' files, and search them. Takes as long as they are large.
+
+        Raises:
+            TurnNotFoundError: there is no such turn, or it has not ended.
+            SessionBusyError: a run is active.
+            LongTermMemoryError: memories failed; names them. Repeat it.
+        """
+        return carry_out(self._realm.forget_turn(self._session_id, turn_index, verify=verify), self._portal)
+
+    def use(self, use: MemoryUse | bool) -> None:
+        """Say what later runs do with long-term memory if they do not say: `on`, `read` or `off`. Durable."""
+        carry_out(self._switch(use), self._portal)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until memories have all turns that have ended; return whether they have."""
+        return carry_out(self._realm.wait_for_memory(self._session_id, timeout_s), self._portal)
+
+    def read_notes(self) -> str:
+        """Return what the working memory says."""
+        return str(carry_out(self._desk("read_notes"), self._portal))
+
+    def replace_notes(self, content: Any) -> str:
+        """Put the content in the place of what the working memory says; return that.
+
+        Raises:
+            WorkingMemoryError: it would not be of its form, or too long; it stays as it was.
+        """
+        return str(carry_out(self._desk("replace_notes", content), self._portal))
+
+    def merge_notes(self, content: Any) -> str:
+        """Add the content to the working memory, as its form says; return what it says then.
+
+        Raises:
+            WorkingMemoryError: it would not be of its form, or too long; it stays as it was.
+        """
+        return str(carry_out(self._desk("merge_notes", content), self._portal))
+
+
+class AsyncSessionMemory(_SessionMemory):
+    """`SessionMemory` with its verbs as coroutines."""
+
+    async def save(
+        self, text: str, *, type: MemoryType = MemoryType.GENERAL, topic: str | None = None, id: str | None = None
+    ) -> str:
+        """See `SessionMemory.save`."""
+        return str(await carry_out_async(self._save(text, type, topic, id)))
+
+    async def recall(
+        self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
+    ) -> list[MemoryItem]:
+        """See `SessionMemory.recall`."""
+        return list(await carry_out_async(self._desk("recall", query, limit=limit, types=types, as_of=as_of)))
+
+    async def update(self, id: str, text: str, *, type: MemoryType | None = None) -> bool:
+        """See `SessionMemory.update`."""
+        return bool(await carry_out_async(self._desk("update", id, text, type=type)))
+
+    async def delete(self, *ids: str) -> int:
+        """See `SessionMemory.delete`."""
+        return int(await carry_out_async(self._desk("delete", ids)))
+
+    async def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:
+        """See `SessionMemory.forget`."""
+        return await carry_out_async(self._realm.forget_turn(self._session_id, turn_index, verify=verify))
+
+    async def use(self, use: MemoryUse | bool) -> None:
+        """See `SessionMemory.use`."""
+        await carry_out_async(self._switch(use))
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """See `SessionMemory.wait`."""
+        return await carry_out_async(self._realm.wait_for_memory(self._session_id, timeout_s))
+
+    async def read_notes(self) -> str:
+        """See `SessionMemory.read_notes`."""
+        return str(await carry_out_async(self._desk("read_notes")))
+
+    async def replace_notes(self, content: Any) -> str:
+        """See `SessionMemory.replace_notes`."""
+        return str(await carry_out_async(self._desk("replace_notes", content)))
+
+    async def merge_notes(self, content: Any) -> str:
+        """See `SessionMemory.merge_notes`."""
+        return str(await carry_out_async(self._desk("merge_notes", content)))

@@ -1,0 +1,154 @@
+"""What the sessions of one process work with."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.core import SessionCore
+from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
+from turnwise.actors.memory_slot import MemorySlot
+from turnwise.errors import ConfigError
+from turnwise.memory.history import HistoryStore
+from turnwise.memory.store import SessionStore
+from turnwise.memory.working import WorkingMemory
+from turnwise.strategies.strategy import OverflowStrategy
+
+KEPT = 8
+"""How many managers' equipment a process holds, beside what is wanted."""
+
+Equipment = tuple[EngineBuilder, SessionConfig, OverflowStrategy | None, Sequence[MemorySlot], WorkingMemory | None]
+"""What a manager's sessions work with."""
+
+
+class Supplies:
+    """One store, one history, and the equipment of managers by its id. Opens them at first need, off the event loop.
+
+    Args:
+        engine: the pickled `Equipment` of the manager that made the process, and `engine_id` names it.
+        more: of others, by their ids.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], SessionStore],
+        open_history: Callable[[], HistoryStore | None],
+        engine_id: str,
+        engine: bytes,
+        *,
+        more: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.engine_id = engine_id
+        self.wanted: Collection[str] = ()
+        """Ids of equipment that sessions come back to, so it is held."""
+        self._pickled = {**(more or {}), engine_id: engine}
+        self._open_store = open_store
+        self._open_history = open_history
+        self._opening: asyncio.Task[None] | None = None
+        self._opened: tuple[SessionStore, HistoryStore | None] | None = None
+        self._equipment: OrderedDict[str, Equipment] = OrderedDict()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `open` has returned."""
+        return self._opened is not None
+
+    async def open(self) -> SessionStore:
+        """Open the store and the history, and load the equipment, if that has not been done; return the store.
+
+        Raises:
+            StoreError, StoreURLError: what has to be opened cannot be; the next call tries again.
+        """
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        try:
+            await asyncio.shield(self._opening)
+        except Exception:
+            self._opening = None
+            raise
+        return self._kit[0]
+
+    def holds(self, engine_id: str) -> bool:
+        """Return whether the equipment of this id is here."""
+        return engine_id in self._equipment
+
+    async def take(self, engine_id: str, engine: bytes) -> Equipment:
+        """Return equipment, which is held from now on.
+
+        Raises:
+            ConfigError: this process cannot load it.
+        """
+        if engine_id not in self._equipment:
+            self._hold(engine_id, await asyncio.to_thread(_unpickle, engine))
+        return self.given(engine_id)
+
+    def given(self, engine_id: str) -> Equipment:
+        """Return equipment that is held."""
+        self._equipment.move_to_end(engine_id)
+        return self._equipment[engine_id]
+
+    def make_core(self, session_id: str, engine_id: str) -> SessionCore:
+        """Return a new core of a session, with equipment that is held. `open` has returned."""
+        store, history = self._kit
+        builder, config, overflow, memories, working = self.given(engine_id)
+        return SessionCore(
+            session_id,
+            store,
+            builder,
+            config,
+            overflow=overflow,
+            memories=memories,
+            working=working,
+            history=history,
+        )
+
+    @property
+    def config(self) -> SessionConfig:
+        """The settings of the manager that made the process."""
+        return self.given(self.engine_id)[1]
+
+    @property
+    def _kit(self) -> tuple[SessionStore, HistoryStore | None]:
+        if self._opened is None:
+            raise RuntimeError("open() has not returned")
+        return self._opened
+
+    async def _open(self) -> None:
+        store = await asyncio.to_thread(self._open_store)
+        for engine_id, engine in self._pickled.items():
+            try:
+                equipment = await asyncio.to_thread(_unpickle, engine)
+            except ConfigError as error:
+                # The session can be read all the same, and a manager with another engine can go on with it.
+                equipment = _Unloadable(error), SessionConfig(), None, (), None
+            self._equipment[engine_id] = equipment
+        self._opened = store, await asyncio.to_thread(self._open_history)
+
+    def _hold(self, engine_id: str, equipment: Equipment) -> None:
+        self._equipment[engine_id] = equipment
+        if len(self._equipment) > KEPT:
+            kept = {engine_id, self.engine_id, *self.wanted}
+            if gone := next((name for name in self._equipment if name not in kept), None):
+                del self._equipment[gone]
+
+
+class _Unloadable:
+    """Stands for an engine that this process cannot load: its runs fail with the reason."""
+
+    def __init__(self, error: ConfigError) -> None:
+        self._error = error
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        raise self._error
+
+
+def _unpickle(engine: bytes) -> Equipment:
+    try:
+        builder, config, overflow, memories, working = pickle.loads(engine)
+    except Exception as error:
+        why = f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
+        raise ConfigError("engine or overflow", type(error).__name__, why) from error
+    return builder, config, overflow, memories, working

@@ -1,0 +1,79 @@
+"""A job for a Ray cluster: conversations whose processes are spread over its nodes, kept in PostgreSQL.
+
+    RAY_ADDRESS=head:6379 python examples/cluster_job.py postgresql://user@host/name    a driver on any node
+    ray job submit -- python examples/cluster_job.py postgresql://user@host/name        needs ray[default] on the head
+        --packed 2                  sessions share two hosts; without it, each has a process of its own
+        --chroma host:8000          what is said is also remembered; vectors are kept by this server
+        --recalled text             looks that up in what was said in earlier jobs, too
+
+Its answers come from an engine without a model. What it prints last is one line of JSON, for whoever waits for it.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+from collections import Counter
+
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}  # Ray reads it when it is imported: send no statistics
+
+import ray
+
+from turnwise import (
+    AsyncSession,
+    AsyncSessionManager,
+    ChromaServer,
+    Dedicated,
+    EchoEngine,
+    FullText,
+    Packed,
+    VectorIndex,
+    VectorMemory,
+)
+
+QUESTIONS = ("Why do rivers meander?", "What did I ask you first?")
+
+
+async def converse(manager: AsyncSessionManager, number: int) -> tuple[AsyncSession, int]:
+    """Ask both questions in a session, one behind the other; return it, and how many turns it has by now."""
+    chat = await manager.open(f"chat-{number}", user_id="sarah")
+    for question in QUESTIONS:
+        run = await chat.run(question, if_busy="enqueue")
+        turn = await run
+        assert question in turn.text, turn  # noqa: S101 - here an assertion is what is shown
+    return chat, len(await chat.turns())
+
+
+async def work(options: argparse.Namespace) -> dict[str, object]:
+    memory = []
+    if options.chroma:
+        host, _, port = options.chroma.partition(":")
+        vectors = VectorIndex(ChromaServer(host=host, port=int(port)))
+        memory = [VectorMemory(FullText("sqlite:///said.db"), vectors)]  # words stay in a file on this node
+    placement = Packed(hosts=options.packed) if options.packed else Dedicated()
+    engine = EchoEngine(0.01)
+    async with AsyncSessionManager(options.store, engine=engine, memory=memory, placement=placement) as manager:
+        held = await asyncio.gather(*(converse(manager, number) for number in range(options.chats)))
+        nodes = Counter([(await chat.info()).node_id for chat, _ in held])
+        found: dict[str, object] = {"turns": [turns for _, turns in held], "sessions by node": sorted(nodes.values())}
+        if options.recalled:
+            await held[0][0].memory.wait()
+            found["recalled"] = [item.text for item in await held[0][0].memory.recall(options.recalled, limit=2)]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Conversations on a Ray cluster, kept in PostgreSQL.")
+    parser.add_argument("store", help="the URL of a PostgreSQL, or of a Redis")
+    parser.add_argument("--chats", type=int, default=3, help="how many conversations there are at once")
+    parser.add_argument("--packed", type=int, default=0, metavar="HOSTS", help="how many packed hosts there are")
+    parser.add_argument("--chroma", metavar="HOST:PORT", help="a server that `chroma run` started")
+    parser.add_argument("--recalled", metavar="TEXT", help="what to look up in memory")
+    options = parser.parse_args()
+    ray.init(logging_level=logging.ERROR, log_to_driver=False)  # the cluster of RAY_ADDRESS, or of the job
+    print(json.dumps(asyncio.run(work(options))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The stand-in for the HR assistant's model: it answers from what it is sent, and finds facts where it is asked to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from provider_replies import Message, keywords, matching, sentences, texts_of
+
+FACTS_WANTED = "Answer with the facts now, as JSON."
+"""The last line, where facts are wanted."""
+
+
+class Memory(NamedTuple):
+    """A line of a section: what one memory says."""
+
+    when: str
+    topic: str
+    text: str
+
+
+def assistant_reply(messages: Sequence[Message]) -> str:
+    """Answer the last question, or give the facts of what the user says.
+
+    What the user tells of themselves is looked up in this conversation and among the facts, what was talked about among
+    what was said, and the rules in what is for everyone. Nothing is known that does not stand in the messages.
+    """
+    *before, prompt = [text for message in messages if message["role"] == "user" for text in texts_of(message)]
+    if prompt.endswith(FACTS_WANTED):
+        return json.dumps({"facts": list(facts_in(prompt))})
+    question = sentences(prompt)[-1]
+    if not question.endswith("?"):
+        return "Thank you, I have noted that."
+    memories = sections_of(messages)
+    answer = []
+    if _OF_THE_TALK.search(question):
+        said = nearest(question, memories.get("vector", []))[:1]
+        answer += [f"On {one.when[:10]}: {' / '.join(one.text.splitlines())}" for one in said]
+    else:
+        if _OF_THE_USER.search(question):
+            facts = [one.text for one in memories.get("semantic", [])]
+            told = matching(question, [*facts, *(text for text in before if not _PREAMBLE.search(text))])
+            answer += [f"You told me: {told[0]}"] if told else []
+        rules = matching(question, [one.text for one in memories.get("static", [])])
+        answer += [f"The handbook says: {rules[0]}"] if rules else []
+    return " ".join(answer) or "I do not know that."
+
+
+def sections_of(messages: Sequence[Message]) -> dict[str, list[Memory]]:
+    """Return what long-term memory has put into a request, by the section's name."""
+    last = next((message for message in reversed(messages) if message["role"] == "user"), {})
+    found: dict[str, list[Memory]] = {}
+    for text in texts_of(last):
+        if _PREAMBLE.search(text):
+            for name, lines in _SECTION.findall(text):
+                found[name] = [
+                    Memory(when, json.loads(topic) if topic else "", json.loads(line))
+                    for when, topic, line in _LINE.findall(lines)
+                ]
+    return found
+
+
+def nearest(question: str, memories: Collection[Memory]) -> list[Memory]:
+    """Return the memories that share a word with the question, those that share most first."""
+    wanted = keywords(question)
+    found = [one for one in memories if wanted & keywords(one.text)]
+    return sorted(found, key=lambda one: -len(wanted & keywords(one.text)))
+
+
+def facts_in(request: str) -> Iterator[dict[str, str | None]]:
+    """Yield what users tell of themselves, as `ExtractiveMemory` asks for it.
+
+    A statement that begins with "I" or "My" is a fact. What stands before its verb is its topic; a known fact of the
+    same topic no longer holds.
+    """
+    rows = [json.loads(line) for line in request.splitlines() if line.startswith("{")]
+    known = {row["topic"]: row for row in rows if row.get("topic")}
+    for row in rows:
+        for line in sentences(row.get("user", "")):
+            if told := _TOLD.match(line):
+                topic = (told["mine"] or told["verb"]).lower()
+                old = known.get(topic)
+                action = "add" if old is None else "ignore" if old["text"] == line else "supersede"
+                kind = "preferences" if told["verb"] == "prefer" else "facts"
+                fact = {"text": line, "type": kind, "topic": topic, "evidence": line}
+                yield {**fact, "action": action, "of": old["known"] if old else None}
+
+
+_PREAMBLE = re.compile(r"^The sections below hold what memory has", re.MULTILINE)
+
+_SECTION = re.compile(r"^<(\w+)_memory>\n(.*?)\n</\1_memory>$", re.MULTILINE | re.DOTALL)
+
+_LINE = re.compile(r'^- \[([^]]+)] \(\w+(?:, ("(?:[^"\\]|\\.)*"))?\) (".*")$', re.MULTILINE)
+
+_TOLD = re.compile(r"(?:My (?P<mine>[\w ]+?) (?:is|are|begins|ends)|I (?P<verb>\w+))\b[^?]*$")
+
+_OF_THE_USER = re.compile(r"\b(I|my|me)\b")
+
+_OF_THE_TALK = re.compile(r"\bdid we (say|talk|discuss)\b")

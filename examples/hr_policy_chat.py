@@ -1,0 +1,337 @@
+"""An HR assistant that remembers: two conversations days apart, another employee, and a wish to be forgotten.
+
+    python examples/hr_policy_chat.py                       with a stand-in for a model: no key, no network
+    OPENAI_API_KEY=... python examples/hr_policy_chat.py    with a model; OPENAI_BASE_URL and OPENAI_MODEL say which
+    python examples/hr_policy_chat.py --days 40             lets more time pass between the two
+    python examples/hr_policy_chat.py --keep folder         leaves there what is stored, and the requests
+
+The handbook is in static memory, for everyone; who an employee is in extractive memory; what was talked about in vector
+memory; what is to be done in working memory. Sessions and memories live in processes whose clock the example sets back
+to begin with, so the first conversation has the dates that it would have.
+
+Each claim that is printed was checked, in the requests that were sent and in the bytes of the files. Exits with 0 only
+if all hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}  # Ray reads it when it is imported: send no statistics
+
+import ray
+
+from hr_assistant import Memory, assistant_reply, sections_of
+from hr_policies import HANDBOOK
+from local_provider import LocalProvider, Message
+from provider_replies import texts_of
+from turnwise import (
+    ByteCounter,
+    ChromaFolder,
+    ExtractiveMemory,
+    Forgotten,
+    FullText,
+    InferenceRunner,
+    LongTermMemory,
+    MemoryConfig,
+    OpenAIEngine,
+    Session,
+    SessionConfig,
+    SessionManager,
+    SQLFacts,
+    SQLNotes,
+    StaticMemory,
+    StepContext,
+    Trim,
+    Turn,
+    VectorIndex,
+    VectorMemory,
+    WorkingMemory,
+    blocks,
+)
+from turnwise.memory.chat import encode
+
+SYSTEM = "You help the employees of Northwind. Answer in two sentences, from the handbook and what you remember."
+
+ABOUT_HER = [
+    "Hello! My name is Sarah Okonkwo. I work in the Ghent office.",
+    "My parental leave is booked from 2 March to 29 May.",
+    "I prefer answers in one sentence.",
+]
+LISBON = "May I do remote work from abroad for two weeks, say from Lisbon?"
+LEAVE = "When is my parental leave, and how is parental leave paid?"
+SAID = "What did we say about remote work from abroad?"
+MOVED = "My parental leave is booked from 16 March to 12 June now."
+OFFICE = "In which office do I work?"
+FORM = "LV-2291"
+TRACES = ["Okonkwo", "Ghent", "2 March", "29 May", "16 March", "12 June", "Lisbon", FORM]
+"""Words that only Sarah says, or that are only said of her."""
+
+# A byte is a token here: some four times too much for English, but it needs no vocabulary from the network.
+CONFIG = SessionConfig(
+    max_context_tokens=3_300,
+    reserve_output_tokens=300,
+    token_counter=ByteCounter(),
+    memory=MemoryConfig(max_results=3, max_tokens=600, timeout_s=20.0),
+)
+
+tell = partial(print, flush=True)
+
+
+def set_clock(file: Path) -> None:
+    """Let `time.time` of this process be as many days ago as the file says, at each call."""
+    now = time.time
+    time.time = lambda: now() - 86_400 * float(file.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """A middleware that writes down each request, for a model of which nothing else here sees them."""
+
+    file: Path
+
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[blocks.Block]:
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(encode(turn.blocks)) + "\n")
+        return await runner.run(turn, context)
+
+
+class Story:
+    """What was asked, what was sent for it, and whether what is claimed of it is so."""
+
+    def __init__(self, sent: Callable[[], list[list[Message]]]) -> None:
+        self._sent = sent
+        self.messages: list[Message] = []
+        """The request for the last answer."""
+        self.recalled: dict[str, list[Memory]] = {}
+        """What of it is from long-term memory, by section."""
+        self.answer = ""
+
+    def ask(self, chat: Session, prompt: str, **options: Any) -> None:
+        """Ask, show question and answer, and look up what was sent."""
+        self.answer = chat.run(prompt, **options).wait(120).text
+        asked = [messages for messages in self._sent() if texts_of(messages[-1])[-1:] == [prompt]]
+        self.messages = asked[-1]
+        self.recalled = sections_of(self.messages)
+        tell(f"> {prompt}")
+        tell(textwrap.indent(textwrap.fill(self.answer, 110), "  "))
+
+    def show(self, *sections: str) -> None:
+        """Print what stands in these sections of the last request."""
+        for name in sections:
+            for one in self.recalled.get(name, []):
+                tell(f"    <{name}_memory> [{one.when}] {textwrap.shorten(one.text, 90, placeholder=' ...')}")
+
+    def has(self, section: str, text: str) -> bool:
+        """Return whether the last request has the text in this section."""
+        return any(text in one.text for one in self.recalled.get(section, []))
+
+    @property
+    def conversation(self) -> str:
+        """What the last request has of the conversation itself, without what was recalled and without the question."""
+        *before, _ = self.messages
+        return "\n".join(text for message in before for text in texts_of(message) if message["role"] != "system")
+
+    @property
+    def request(self) -> str:
+        """All that the last request says."""
+        return json.dumps(self.messages, ensure_ascii=False)
+
+    def claim(self, is_so: bool, what: str) -> None:
+        """Print that something is so; end the program if it is not."""
+        if not is_so:
+            tell(json.dumps(self.messages, indent=2, ensure_ascii=False))
+            sys.exit(f"This is not so: {what}")
+        tell(f"  * {what}")
+
+
+def first_conversation(manager: SessionManager, story: Story) -> None:
+    """Sarah says who she is, and asks so much that the window loses it."""
+    chat = manager.open("sarah-1", user_id="sarah")
+    for prompt in ABOUT_HER:
+        story.ask(chat, prompt)
+    story.ask(chat, LISBON)
+    story.claim(story.has("static", "limited to 30 days"), "the rule was in the request, from static memory")
+    chat.memory.replace_notes(f"To do: send her form {FORM}.")
+    for question, _ in HANDBOOK[8:15] + HANDBOOK[18:21]:
+        chat.run(f"One more thing: {question}?").wait(120)
+    tell("  ... and ten questions more, about travel, expenses and equipment")
+    chat.memory.wait(120)
+    story.ask(chat, LEAVE)
+    story.show("semantic")
+    story.claim("2 March" not in story.conversation, "the window has dropped what she said of her leave")
+    story.claim(story.has("semantic", "2 March to 29 May"), "extractive memory has put it into the request")
+    story.claim("2 March" in story.answer, "so the answer is right")
+    chat.memory.wait(120)
+
+
+def second_conversation(manager: SessionManager, story: Story, day: str) -> None:
+    """Days later she goes on in a new session, where nothing of the first one was said."""
+    chat = manager.open("sarah-2", user_id="sarah")
+    story.ask(chat, LEAVE)
+    story.show("semantic", "static")
+    story.claim(not story.conversation, "it is a new conversation: the request has no message but the question")
+    dated = [one for one in story.recalled["semantic"] if "2 March to 29 May" in one.text]
+    story.claim(bool(dated), "extractive memory knows when the leave is")
+    story.claim(dated[0].when.startswith(day), f"and that she said so on {day}")
+    story.claim(story.has("static", "Parental leave is paid by the state"), "static memory knows how it is paid")
+    story.claim("2 March" in story.answer, "so the answer is right")
+    story.claim(FORM in story.request, "working memory knows what is to be done")
+    story.ask(chat, SAID)
+    story.show("vector")
+    said = [one for one in story.recalled["vector"] if "Lisbon" in one.text]
+    story.claim(bool(said), "vector memory has what was talked about")
+    story.claim(said[0].when.startswith(day), f"and that it was on {day}")
+
+    story.ask(chat, MOVED)
+    chat.memory.wait(120)
+    chat = manager.open("sarah-3", user_id="sarah")
+    story.ask(chat, LEAVE, memory=False)
+    story.claim(not story.recalled and FORM not in story.request, "with memory=False a run has nothing from memory")
+    story.ask(chat, LEAVE)
+    story.show("semantic")
+    story.claim(story.has("semantic", "16 March"), "what has changed is known to her next conversation")
+    story.claim(not story.has("semantic", "2 March to 29 May"), "and what it was before is no fact any more")
+    story.claim("16 March" in story.answer, "so the answer is right")
+
+
+def another_user(manager: SessionManager, story: Story) -> Session:
+    """Sam asks the same."""
+    chat = manager.open("sam-1", user_id="sam")
+    for prompt in (LEAVE, SAID):
+        story.ask(chat, prompt)
+        found = [word for word in TRACES if word in story.request + story.answer]
+        story.claim(not found, "nothing that is Sarah's is in the request, nor in the answer")
+    story.claim(story.has("static", "limited to 30 days"), "the handbook is")
+    story.ask(chat, "I work in the Porto office.")
+    chat.memory.wait(120)
+    return chat
+
+
+def forget(manager: SessionManager, sam: Session, story: Story, data: Path) -> None:
+    """Sarah asks to be forgotten. Sam is not."""
+    story.claim(traces(data, TRACES) == TRACES, f"the files say {', '.join(TRACES)}")
+    report = manager.forget("sarah")
+    show_report(report)
+    story.claim(report.sessions == 3 and report.notes == 1, "all of her sessions are gone, and the notes about her")
+    story.claim(all(report.items.values()), "each memory had something of hers")
+    story.claim(report.verified, "each memory has searched its files, and found nothing")
+    found = traces(data, TRACES)
+    story.claim(not found, f"neither is there in any file here{', but for ' * bool(found)}{', '.join(found)}")
+
+    chat = manager.open("sarah-4", user_id="sarah")
+    story.ask(chat, LEAVE)
+    found = [word for word in TRACES if word in story.request + story.answer]
+    story.claim(story.recalled.keys() == {"static"} and not found, "she is a stranger now, and has the handbook only")
+    story.ask(sam, OFFICE)
+    story.show("semantic")
+    story.claim(story.has("semantic", "Porto"), "what Sam has said is still there")
+
+
+def show_report(report: Forgotten) -> None:
+    tell(f"  forgotten: {report.sessions} sessions, {report.notes} note")
+    for name, erasure in report.erased.items():
+        tell(f"    {name}: {erasure.items} items; {erasure.files} files searched, found in {len(erasure.found)}")
+
+
+def traces(folder: Path, texts: Sequence[str]) -> list[str]:
+    """Return those of the texts that stand in the bytes of some file."""
+    held = b"\n".join(file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file())
+    return [text for text in texts if text.encode() in held]
+
+
+def play(data: Path, engine: OpenAIEngine, story: Story, set_days: Callable[[float], None], days: float) -> None:
+    """Play it all, with memories in this folder."""
+    vectors = VectorIndex(ChromaFolder(data / "vectors"))
+    memories: list[LongTermMemory] = [
+        StaticMemory([rule for _, rule in HANDBOOK]),
+        ExtractiveMemory(engine, SQLFacts(f"sqlite:///{data}/facts.db")),
+        VectorMemory(FullText(f"sqlite:///{data}/said.db"), vectors),
+    ]
+    notes = WorkingMemory(SQLNotes(f"sqlite:///{data}/notes.db"), per="user")
+    store = f"sqlite:///{data}/chats.db"
+    with SessionManager(
+        store, engine=engine, memory=memories, working_memory=notes, overflow=Trim(), config=CONFIG
+    ) as manager:
+        day = f"{datetime.now(UTC) - timedelta(days=days):%Y-%m-%d}"
+        tell(f"\nSarah, on {day}")
+        first_conversation(manager, story)
+        set_days(0)
+        tell(f"\nSarah, {days:g} days later")
+        second_conversation(manager, story, day)
+        tell("\nSam")
+        sam = another_user(manager, story)
+        tell("\nSarah asks to be forgotten")
+        forget(manager, sam, story, data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="An HR assistant that remembers, and forgets.")
+    parser.add_argument("--days", type=float, default=5.0, help="how many pass between the two conversations")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="a new folder for what is stored and sent")
+    options = parser.parse_args()
+    if options.keep and options.keep.exists():
+        parser.error(f"there is something at {options.keep} already")
+    if options.days < 1:
+        parser.error("with less than a day between them both may be on the same day")
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        home = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnwise-")))
+        home = home.resolve()
+        data, requests, clock = home / "data", home / "requests.jsonl", home / "days-ago"
+        data.mkdir(parents=True)
+
+        key, base_url = os.environ.get("OPENAI_API_KEY"), os.environ.get("OPENAI_BASE_URL")
+        model, provider = os.environ.get("OPENAI_MODEL", "gpt-5-mini"), None
+        if not key:
+            provider = stack.enter_context(LocalProvider(reply=assistant_reply))
+            key, base_url, model = "no-key", provider.base_url, "stand-in"
+            os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}  # sessions inherit it
+        tell(f"An HR assistant, with {model} at {base_url or 'OpenAI'}")
+
+        def sent() -> list[list[Message]]:
+            if provider:
+                return [record.body["messages"] for record in provider.requests]
+            return list(map(json.loads, requests.read_text(encoding="utf-8").splitlines()))
+
+        def set_days(days: float) -> None:
+            clock.write_text(str(days), encoding="utf-8")
+
+        def set_back() -> None:
+            set_clock(clock)
+
+        set_days(options.days)
+        stack.callback(ray.shutdown)
+        ray.init(
+            "local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"worker_process_setup_hook": set_back},
+        )
+        engine = OpenAIEngine(
+            model, base_url=base_url, api_key=key, system=SYSTEM, middleware=[] if provider else [Recorder(requests)]
+        )
+        play(data, engine, Story(sent), set_days, options.days)
+        if provider and options.keep:
+            requests.write_text("\n".join(map(json.dumps, sent())), encoding="utf-8")
+    tell(f"\nAll of this has happened, in {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The file of an archive in a folder that several sweeps may use at once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFile:
+    """A file that one sweep has put in its place. Another may put its own there: each takes back no other's."""
+
+    path: Path
+    _identity: tuple[int, int, int]
+
+    @classmethod
+    def put(cls, part: Path, path: Path) -> Self:
+        """Give a file that is on disk its name, in place of one that has it; return it when that is on disk too."""
+        identity = _identity(part)
+        part.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return cls(path, identity)
+
+    def take_back(self) -> None:
+        """Delete the file, unless it is another's by now, whose session may be deleted since."""
+        aside = part_of(self.path)
+        try:
+            self.path.rename(aside)  # first: whoever looks and then deletes may delete what came in between
+        except FileNotFoundError:
+            return
+        if _identity(aside) != self._identity:
+            with suppress(FileExistsError):  # then a third one has come
+                os.link(aside, self.path)
+        aside.unlink()
+
+
+def part_of(path: Path) -> Path:
+    """Return a name, nobody else's, for a file while it is written."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(6)}.part")
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns

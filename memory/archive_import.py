@@ -1,0 +1,149 @@
+"""A session that comes in from an archive, page by page, under an epoch of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from turnwise.errors import ArchiveError, CorruptRecordError, SessionFencedError, SessionNotFoundError
+from turnwise.memory.archive_lines import Line, places_of
+from turnwise.memory.archive_places import LOG, PAGE, move_block, move_turn
+from turnwise.memory.events import Event
+from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Span
+from turnwise.memory.store import Commit, SessionStore
+from turnwise.memory.turns import TurnRecord
+
+UNFINISHED: FrozenDict = freeze({"turnwise.import": "unfinished"})
+"""The metadata of a session while it comes in, ended and without a word of what it will be."""
+
+
+class Incoming:
+    """Takes lines in their order and commits a page of them at a time.
+
+    Until `finish` the session is an ended one whose metadata is `UNFINISHED`.
+
+    Args:
+        session: its row when it has come in.
+        named: the id it has in the archive.
+    """
+
+    def __init__(self, store: SessionStore, session: SessionRecord, named: str) -> None:
+        self._store = store
+        self._session = session
+        self._named = named
+        self._row = replace(session, status="ended", metadata=UNFINISHED, log_size=0, next_index=0, seq=0, ttl_s=None)
+        self._blocks: list[str] = []
+        self._turns: list[TurnRecord] = []
+        self._events: list[Event] = []
+        self._size = 0
+        """Blocks so far."""
+        self._turn = self._run = -1
+        self._seq = 0
+
+    async def begin(self) -> None:
+        """Create the session.
+
+        Raises:
+            SessionExistsError: the id is taken.
+        """
+        self._row = await self._store.create(self._row)
+        self._row = (await self._store.activate(self._row.session_id)).session
+
+    async def take(self, line: Line) -> None:
+        """Take a line in.
+
+        Raises:
+            ArchiveError: it does not fit what came before it.
+        """
+        if line.kind == "block":
+            self._blocks.append(self._block(line))
+            self._size += 1
+        elif line.kind == "turn":
+            self._turns.append(self._turn_of(line))
+        elif line.kind == "run":
+            await self._commit(new_run=self._run_of(line))
+        elif line.kind == "event":
+            self._events.append(self._event(line))
+        if max(len(self._blocks), len(self._turns), len(self._events)) >= PAGE:
+            await self._commit()
+
+    async def finish(self, line: Line) -> SessionRecord:
+        """Commit what is left and the session's row as it is to be; return it.
+
+        Raises:
+            ArchiveError: the row names another number of blocks.
+        """
+        if self._size != self._session.log_size:
+            line.refuse(f"the session has {self._session.log_size} blocks, and {self._size} came")
+        await self._commit()
+        own = replace(self._session, log=self._row.log, epoch=self._row.epoch)
+        await self._store.commit(own.session_id, own.epoch, Commit(session=own))
+        return own
+
+    async def withdraw(self) -> None:
+        """Delete what has come in, whoever has opened it meanwhile; nothing if it is not there any more."""
+        try:
+            found = await self._store.get(self._row.session_id)
+            if self._row.log and found.log == self._row.log:
+                await self._store.delete(found.session_id, epoch=found.epoch)
+        except (SessionNotFoundError, SessionFencedError):
+            return
+
+    async def _commit(self, new_run: RunRecord | None = None) -> None:
+        row = replace(self._row, log_size=self._row.log_size + len(self._blocks))
+        parts = Commit(session=row, blocks=self._blocks, turns=self._turns, new_run=new_run, events=self._events)
+        await self._store.commit(row.session_id, row.epoch, parts)
+        self._row, self._blocks, self._turns, self._events = row, [], [], []
+
+    def _block(self, line: Line) -> str:
+        try:
+            return move_block(line.text(), lambda span: self._place(line, span, self._session.log_size))
+        except CorruptRecordError as error:
+            raise ArchiveError(line.number, f"no block: {error.why}") from error
+
+    def _place(self, line: Line, span: Span, size: int) -> Span:
+        """Return the place of a span in the session's log."""
+        if span.log != LOG or not 0 <= span.start <= span.stop <= size:
+            line.refuse(f"it spans {span.log!r} {span.start} to {span.stop}, and there are {size} blocks")
+        return Span(self._row.log, span.start, span.stop)
+
+    def _turn_of(self, line: Line) -> TurnRecord:
+        turn = line.record(TurnRecord)
+        if not self._turn < turn.index < self._session.next_index:
+            line.refuse(f"turn {turn.index} behind turn {self._turn}, of {self._session.next_index}")
+        if turn.status in ("queued", "running"):
+            line.refuse(f"a turn that is {turn.status}: an archive has no live run")
+        self._turn = turn.index
+        parent = turn.parent
+        if parent and parent.startswith(f"{self._named}#"):
+            parent = f"{self._session.session_id}#{parent.removeprefix(f'{self._named}#')}"
+        turn = replace(turn, parent=parent, run_id=self._run_id(turn.run_id))
+        return move_turn(turn, lambda span: self._place(line, span, self._size))
+
+    def _run_of(self, line: Line) -> RunRecord:
+        run = line.record(RunRecord, session_id=self._session.session_id)
+        if not self._run < run.turn_index < self._session.next_index:
+            line.refuse(f"the run of turn {run.turn_index} behind that of turn {self._run}")
+        if run.is_open:
+            line.refuse(f"a run that is {run.state}: an archive has no live run")
+        self._run = run.turn_index
+        return replace(run, run_id=self._run_id(run.run_id) or "")
+
+    def _event(self, line: Line) -> Event:
+        event = line.event(self._session.session_id)
+        if not self._seq < event.seq <= self._session.seq:
+            line.refuse(f"event {event.seq} behind event {self._seq}, of {self._session.seq}")
+        if any(not 0 <= start <= stop <= self._size for start, stop in places_of(event)):
+            line.refuse(f"event {event.seq} names blocks that are not there")
+        self._seq = event.seq
+        return event.model_copy(update={"run_id": self._run_id(event.run_id)})
+
+    def _run_id(self, run_id: str | None) -> str | None:
+        """Return a run's id in the session: runs have their ids among all sessions, so a copy's are others."""
+        if run_id is None or self._named == self._session.session_id:
+            return run_id
+        name = f"{len(self._session.session_id)} {self._session.session_id} {run_id}"
+        return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=12).hexdigest()

@@ -1,0 +1,101 @@
+"""What a model takes for facts: how its answer is read, and why one may be refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Action(StrEnum):
+    """What is to be done with a fact, by the model's word."""
+
+    ADD = "add"
+    UPDATE = "update"
+    SUPERSEDE = "supersede"
+    IGNORE = "ignore"
+
+
+class Candidate(BaseModel):
+    """What the model takes for a fact."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    text: str
+    type: str
+    evidence: str
+    topic: str | None = None
+    action: Action = Action.ADD
+    of: str | None = None
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
+
+    facts: list[Any]
+
+
+class Refusal(StrEnum):
+    """Why what the model takes for a fact is none."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_TYPE = "unknown_type"
+    TOO_SHORT = "too_short"
+    TOO_LONG = "too_long"
+    NO_EVIDENCE = "no_evidence"
+    """The user did not say what is quoted."""
+    NOT_ABOUT_THE_USER = "not_about_the_user"
+    """What is quoted is a greeting, a question, a mere request, or about another user."""
+    UNSUPPORTED = "unsupported"
+    """The user said what is quoted, but it does not say that."""
+    TOO_MANY = "too_many"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a fact and an answer may be."""
+
+    max_facts: int = 16
+    """Of one answer."""
+    min_chars: int = 8
+    """Of a fact; a character of two columns counts as two."""
+    max_chars: int = 400
+    max_shown_chars: int = 60_000
+    """Of a request's material. What is longest is cut first."""
+
+
+def parse(answer: str) -> list[Candidate | Refusal]:
+    """Return what the model takes for facts, in order, and where what it gave is not even that.
+
+    Raises:
+        ValueError: the answer is not JSON of the shape that was asked for, or nothing in it is; says why.
+    """
+    fenced = _FENCED.fullmatch(answer.strip())
+    found = _Answer.model_validate(pydantic_core.from_json(fenced[1] if fenced else answer, allow_inf_nan=False))
+    read = [_read(fact) for fact in found.facts]
+    if read and all(fact is Refusal.MALFORMED for fact in read):
+        raise ValueError(f"none of its {len(read)} facts has the shape that was asked for")
+    return read
+
+
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
+
+
+def _read(fact: object) -> Candidate | Refusal:
+    try:
+        read = Candidate.model_validate(fact)
+    except ValidationError:
+        return Refusal.MALFORMED
+    return read.model_copy(update={"text": " ".join(read.text.split()), "topic": _topic(read.topic)})
+
+
+def _topic(topic: str | None) -> str | None:
+    topic = " ".join((topic or "").split())
+    return topic if 0 < len(topic) <= _TOPIC_CHARS else None
+
+
+_TOPIC_CHARS = 40

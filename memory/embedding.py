@@ -1,0 +1,135 @@
+"""Vectors for texts without a model: words, their stems and their pieces, hashed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Literal
+
+from turnwise.errors import ConfigError
+from turnwise.memory.vocabulary import STOP_WORDS, lemma, stem, words
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+STOP_WEIGHT = 0.1
+"""What a word weighs that any text has: enough for a text of nothing else to have a direction."""
+
+PIECES_WEIGHT = 1.0
+"""What the pieces of a word weigh together beside the word: they find what is misspelt, compound or derived."""
+
+PIECES = (3, 4, 5)
+"""How many characters a piece has."""
+
+PLACES = 4
+"""Over how many dimensions a feature is spread, so that two that share one are still apart in the others."""
+
+_FEWEST, _MOST = 64, 4096
+
+
+class HashEmbedding:
+    """A Chroma embedding function that needs no model and no download, and gives the same vectors everywhere.
+
+    Texts are near each other as far as they share words, forms of a word, or pieces of words, each counted sublinearly.
+    It knows nothing of meaning: a model's vectors find more, these cost 50 microseconds.
+
+    Args:
+        dimensions: of a vector, from 64 to 4096. Fewer are smaller, and features collide more often.
+
+    Raises:
+        ConfigError: `dimensions` is out of its range.
+    """
+
+    def __init__(self, dimensions: int = 384) -> None:
+        if not (isinstance(dimensions, int) and _FEWEST <= dimensions <= _MOST):
+            raise ConfigError("dimensions", dimensions, f"take {_FEWEST} to {_MOST}")
+        self._dimensions = dimensions
+
+    def __repr__(self) -> str:
+        return f"HashEmbedding(dimensions={self._dimensions})"
+
+    def __call__(self, input: Sequence[str]) -> list[NDArray[np.float32]]:
+        """Return a vector of length 1 for each text."""
+        return [self._embed(text) for text in input]
+
+    def embed_query(self, input: Sequence[str]) -> list[NDArray[np.float32]]:
+        """Return the vectors of queries: those of texts."""
+        return self(input)
+
+    # What Chroma asks of an embedding function, so that it opens a collection again with the one it was made with
+
+    @staticmethod
+    def name() -> str:
+        """Return what Chroma writes down with a collection. Never changes; neither does what it stands for."""
+        return "turnwise_hash_v1"
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what `build_from_config` takes."""
+        return {"dimensions": self._dimensions}
+
+    @staticmethod
+    def build_from_config(config: dict[str, Any]) -> HashEmbedding:
+        """Return one of this config."""
+        return HashEmbedding(**config)
+
+    @staticmethod
+    def validate_config(config: dict[str, Any]) -> None:
+        """Raise ConfigError if `build_from_config` would."""
+        HashEmbedding(**config)
+
+    def validate_config_update(self, old_config: dict[str, Any], new_config: dict[str, Any]) -> None:
+        """Raise ConfigError if vectors of the two configs could not be compared."""
+        if old_config != new_config:
+            raise ConfigError("dimensions", new_config.get("dimensions"), f"the collection has {old_config}")
+
+    def default_space(self) -> Literal["cosine"]:
+        """Return how vectors are compared."""
+        return "cosine"
+
+    def supported_spaces(self) -> list[Literal["cosine", "l2", "ip"]]:
+        """Return how vectors may be compared: of length 1, they have the same order in each."""
+        return ["cosine", "l2", "ip"]
+
+    def is_legacy(self) -> bool:
+        """Return that it can be built from its config."""
+        return False
+
+    def _embed(self, text: str) -> NDArray[np.float32]:
+        import numpy as np
+
+        found = [(*_features(word), count) for word, count in Counter(words(text)).items()] or [(*_features(""), 1)]
+        places = np.concatenate([places for places, _, _ in found]) % self._dimensions
+        weights = np.concatenate([weights * (1 + np.log(count)) for _, weights, count in found])
+        vector = np.bincount(places, weights, self._dimensions)
+        length = np.sqrt(vector @ vector)
+        if length < 1e-9:  # noqa: PLR2004 - features that cancel each other out, to the last
+            vector[0] = length = 1.0
+        return np.asarray(vector / length, dtype=np.float32)
+
+
+def register() -> None:
+    """Let Chroma find `HashEmbedding` by its name when it opens a collection."""
+    from chromadb.utils.embedding_functions import known_embedding_functions, register_embedding_function
+
+    if HashEmbedding.name() not in known_embedding_functions:
+        register_embedding_function(HashEmbedding)  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=20_000)
+def _features(word: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the places that a word's features take, in a space far too large, and what they weigh there."""
+    import numpy as np
+
+    framed = f"<{word}>"
+    pieces = [framed[at : at + size] for size in PIECES for at in range(len(framed) - size + 1)] or [framed]
+    share = PIECES_WEIGHT / len(pieces) ** 0.5
+    weights = [(f"w{stem(lemma(word))}", 1.0), *((f"p{piece}", share) for piece in pieces)]
+    scale = (STOP_WEIGHT if word in STOP_WORDS else 1.0) / PLACES**0.5
+    hashes = b"".join(blake2b(name.encode(), digest_size=4 * PLACES).digest() for name, _ in weights)
+    places = np.frombuffer(hashes, dtype="<u4")
+    signs = np.where(places >> 31, 1.0, -1.0)
+    spread = np.repeat(np.array([weight for _, weight in weights]), PLACES)
+    return (places & 0x7FFFFFFF).astype(np.int64), signs * spread * scale

@@ -1,0 +1,62 @@
+"""A lock on a folder, for what only one process at a time may have open."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+from turnwise.errors import StoreError
+
+NAME = "turnwise.lock"
+"""The file in the folder that is locked."""
+
+_held: dict[Path, tuple[sqlite3.Connection, int]] = {}
+"""The folders that this process has, and how often."""
+
+_lock = threading.Lock()
+
+
+def take(folder: str | Path) -> None:
+    """Have a folder for this process, until `leave` was called as often, or the process ends, however it does.
+
+    The folder is made if it is not there. Does not wait.
+
+    Raises:
+        StoreError: another process has it, or it cannot be written.
+    """
+    path = Path(folder).resolve()
+    with _lock:
+        if path in _held:
+            connection, count = _held[path]
+        else:
+            connection, count = _locked(path), 0
+        _held[path] = connection, count + 1
+
+
+def leave(folder: str | Path) -> None:
+    """Take back one `take`."""
+    path = Path(folder).resolve()
+    with _lock:
+        connection, count = _held.pop(path)
+        if count > 1:
+            _held[path] = connection, count - 1
+        else:
+            connection.close()
+
+
+def _locked(path: Path) -> sqlite3.Connection:
+    # SQLite's lock, since it is there on every system, and goes with a process that is killed.
+    connection = None
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path / NAME, timeout=0, isolation_level=None, check_same_thread=False)
+        connection.execute("BEGIN EXCLUSIVE")
+    except (OSError, sqlite3.Error) as error:
+        if connection is not None:
+            connection.close()
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            why = "another process has it open: end that one, or let both use a server, ChromaServer()"
+            raise StoreError(f"folder {path}: {why}") from error
+        raise StoreError(f"folder {path}: it cannot be opened: {error}") from error
+    return connection

@@ -1,0 +1,166 @@
+"""Forms: what a working memory may say, and how something is added to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ValidationError
+
+from turnwise.errors import ConfigError
+
+
+class Form(Protocol):
+    """What a working memory holds to. Its verbs raise ValueError, which says why something cannot be."""
+
+    def initial(self) -> str:
+        """Return what there is at first."""
+
+    def replace(self, content: Any) -> str:
+        """Return the content as text, if it can stand for itself."""
+
+    def merge(self, before: str, content: Any) -> str:
+        """Return the text with the content added, if that can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeText:
+    """Any text. What is added stands behind it after a blank line."""
+
+    def initial(self) -> str:
+        return ""
+
+    def replace(self, content: Any) -> str:
+        if not isinstance(content, str):
+            raise ValueError(f"{type(content).__name__} is not text")
+        return content.strip()
+
+    def merge(self, before: str, content: Any) -> str:
+        return "\n\n".join(filter(None, [before.strip(), self.replace(content)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Markdown:
+    """A text of the template's headings: they stay, in order; what is under them is free, and more may be added."""
+
+    template: str
+
+    def initial(self) -> str:
+        return self.template.strip()
+
+    def replace(self, content: Any) -> str:
+        return self._check(FreeText().replace(content))
+
+    def merge(self, before: str, content: Any) -> str:
+        return self._check(FreeText().merge(before, content))
+
+    def _check(self, text: str) -> str:
+        found = iter(_headings(text))
+        if missing := [heading for heading in _headings(self.template) if heading not in found]:
+            raise ValueError(f"the heading {missing[0]!r} of the template is missing, or stands elsewhere")
+        return text
+
+
+def _headings(text: str) -> Iterator[str]:
+    for match in re.finditer(r"^(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*$", text, re.MULTILINE):
+        yield f"{match[1]} {match[2]}"
+
+
+class JsonForm:
+    """A JSON object of a schema. Content is an object, or its JSON text; what is added is merged, see `merge_json`.
+
+    Only what comes of it has to be valid, so a part may be added. An object of a pydantic model is kept as the model
+    writes what was set.
+
+    Args:
+        schema: a pydantic model, or a JSON schema.
+        initial: what there is at first; it need not be valid yet.
+
+    Raises:
+        ConfigError: the schema is none.
+    """
+
+    def __init__(
+        self, schema: type[BaseModel] | Mapping[str, Any], *, initial: Mapping[str, Any] | None = None
+    ) -> None:
+        self._schema = schema
+        self._initial = dict(initial or {})
+        if isinstance(schema, Mapping):
+            _check_schema(schema)
+        elif not (isinstance(schema, type) and issubclass(schema, BaseModel)):
+            raise ConfigError("JsonForm.schema", schema, "is neither a pydantic model nor a JSON schema")
+
+    def initial(self) -> str:
+        return _written(self._initial)
+
+    def replace(self, content: Any) -> str:
+        return self._check(_object(content))
+
+    def merge(self, before: str, content: Any) -> str:
+        return self._check(merge_json(_object(before), _object(content)))
+
+    def _check(self, value: dict[str, Any]) -> str:
+        if isinstance(self._schema, Mapping):
+            _check_value(self._schema, value)
+            return _written(value)
+        try:
+            model = self._schema.model_validate(value)
+        except ValidationError as error:
+            found = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
+            raise ValueError("; ".join(found)) from error
+        return _written(model.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def merge_json(before: Any, content: Any) -> Any:
+    """Return what was there with the content merged into it; neither is changed.
+
+    Objects are merged key by key, and null removes a key. Lists are joined, each value once. Anything else, and what is
+    of another kind than before, is replaced.
+    """
+    if isinstance(content, Mapping):
+        merged = dict(before) if isinstance(before, Mapping) else {}
+        for key, value in content.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = merge_json(merged.get(key), value)
+        return merged
+    if isinstance(content, list):
+        joined = [*before, *content] if isinstance(before, list) else content
+        return list({json.dumps(value, sort_keys=True): value for value in joined}.values())
+    return content
+
+
+def _object(content: Any) -> dict[str, Any]:
+    try:
+        value = json.loads(content) if isinstance(content, str) else json.loads(json.dumps(content, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    return value
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False)
+
+
+def _check_schema(schema: Mapping[str, Any]) -> None:
+    from jsonschema import SchemaError  # type: ignore[import-untyped]
+    from jsonschema.validators import validator_for  # type: ignore[import-untyped]
+
+    try:
+        validator_for(schema).check_schema(schema)
+    except SchemaError as error:
+        raise ConfigError("JsonForm.schema", dict(schema), f"is no JSON schema: {error.message}") from error
+
+
+def _check_value(schema: Mapping[str, Any], value: Any) -> None:
+    from jsonschema.validators import validator_for
+
+    found = sorted(validator_for(schema)(schema).iter_errors(value), key=lambda error: error.json_path)
+    if found:
+        raise ValueError("; ".join(f"{error.json_path}: {error.message}" for error in found))

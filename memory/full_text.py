@@ -1,0 +1,300 @@
+"""What a vector memory keeps in a SQLite file: its items, and the words they have (FTS5, porter)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+
+from turnwise.errors import StoreURLError
+from turnwise.memory.categories import MemoryType
+from turnwise.memory.erasing import said_in
+from turnwise.memory.facts import FactFilter, check_change, check_turn, holds, kept, owner_after
+from turnwise.memory.full_text_rows import NOTHING, Pending, Revision, Row, Rows, key_of
+from turnwise.memory.full_text_schema import SCHEMA, dropped, items
+from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.retention import Expiry, Use
+from turnwise.memory.sql_erasing import ErasingDatabase
+from turnwise.memory.terms import Term, words_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matches:
+    """Which of a user's rows have the words of a query."""
+
+    revision: Revision
+    rows: Sequence[Sequence[int]]
+    """For each term, in ascending order."""
+    related: Sequence[Sequence[int]]
+    """For each term, those that have words related to it."""
+    base: Revision
+    """The revision that was known, if rows were only added to it; else that of nothing."""
+    more: Sequence[Row]
+    """The user's rows that came after `base`, in ascending order."""
+    expired: Sequence[int] = ()
+    """Those that nobody finds any more."""
+
+
+class FullText(ErasingDatabase):
+    """Items of users in a SQLite file, searchable by word. Several processes may share the file.
+
+    Each verb is one transaction; one that writes is on disk when it returns. A user's rows are numbered within a range
+    of their own, so a search reads nothing of another's. An id that was deleted stays so, also if it is given later.
+    What is deleted is overwritten, as `SQLFacts` does, but for words, which FTS5 keeps until it merges what it wrote:
+    `scrub` sees to that. Pickles as its settings.
+
+    Args:
+        url: `sqlite:///path/to/file.db`. Stores of other kinds may be in the same file.
+        lock_timeout_s: how long to wait for another process's transaction before a StoreError.
+
+    Raises:
+        StoreURLError: the URL names no file of SQLite.
+    """
+
+    schema = SCHEMA
+
+    def __init__(self, url: str, *, lock_timeout_s: float = 5.0) -> None:
+        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=1)
+        if not self._is_sqlite:
+            raise StoreURLError(self._name, "words are indexed by SQLite's FTS5")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        url, lock_timeout_s, _ = self._settings
+        return partial(FullText, lock_timeout_s=lock_timeout_s), (url,)
+
+    async def add(
+        self, additions: Sequence[tuple[Scope, Sequence[MemoryItem]]], *, at: float | None = None
+    ) -> list[Pending]:
+        """Keep the items, all of them or none; return those that are new.
+
+        One that the user has, or had, is left as it is.
+
+        Args:
+            at: when they were last used, in seconds since the epoch; now if left out.
+
+        Raises:
+            InvalidMemoryError: an item cannot be kept; nothing is written.
+        """
+        checked = [(scope, [kept(scope, item) for item in items]) for scope, items in additions]
+        used = time.time() if at is None else at
+
+        def work(connection: sa.Connection) -> list[Pending]:
+            rows = _rows(connection)
+            return [one for scope, items in checked for one in rows.add(scope, items, used)]
+
+        return await self._write(work)
+
+    async def match(
+        self,
+        queries: Sequence[tuple[str, Sequence[Term]]],
+        known: Mapping[str, Revision],
+        expiry: Expiry | None = None,
+    ) -> list[Matches]:
+        """Look up which of a user's rows have each term, for many queries at once.
+
+        Args:
+            queries: users and terms.
+            known: of users, the revision whose rows the caller has.
+            expiry: which of the rows are expired; none if left out.
+        """
+
+        def work(connection: sa.Connection) -> list[Matches]:
+            rows = _rows(connection)
+            loaded: dict[str, tuple[Revision, Revision, Sequence[Row], list[int]]] = {}
+            found = []
+            for user_id, asked in queries:
+                if user_id not in loaded:
+                    revision, base, more = rows.load(user_id, known.get(user_id, NOTHING))
+                    expired = rows.expired(user_id, revision.owner, expiry) if expiry else []
+                    loaded[user_id] = revision, base, more, expired
+                revision, base, more, expired = loaded[user_id]
+                hits = [rows.match(revision.owner, term.forms) for term in asked]
+                akin = [rows.match(revision.owner, term.related) for term in asked]
+                found.append(Matches(revision=revision, rows=hits, related=akin, base=base, more=more, expired=expired))
+            return found
+
+        return await self._read(work)
+
+    async def update(self, scope: Scope, id: str, text: str, type: MemoryType | None, at: float) -> Pending | None:
+        """Change an item's text, and its type if one is given; return it, None if the scope sees no such item.
+
+        Raises:
+            InvalidMemoryError: it could not be kept; nothing is written.
+        """
+        given = check_change(scope, id, text, type, at)
+
+        def work(connection: sa.Connection) -> Pending | None:
+            rows = _rows(connection)
+            for row in rows.find(scope, [id]):
+                item = replace(row.item, text=text, type=given or row.item.type, updated_at=at)
+                agent = owner_after(scope, row.agent, row.item.type, item.type)
+                return rows.change(scope.user_id, row, agent, item, at)
+            return None
+
+        return await self._write(work)
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None, *, turn_index: int | None = None) -> int:
+        """Delete those of these items that the scope sees, or all of its turn, session or user; return how many.
+
+        An id that nobody has yet is deleted too. What was superseded by a deleted item takes over its end.
+
+        Raises:
+            InvalidInputError: a turn without its session, or together with ids.
+        """
+        check_turn(scope.session_id, turn_index, ids)
+
+        def work(connection: sa.Connection) -> int:
+            rows = _rows(connection)
+            doomed = _doomed(rows, scope, ids, turn_index)
+            missing = set(ids or ()) - rows.there(scope.user_id, ids or ())
+            rows.forget(scope.user_id, doomed, missing)
+            if ids is None and scope.session_id is None:
+                _cursor(connection).execute("DELETE FROM turnwise_vector_owners WHERE user_id = ?", (scope.user_id,))
+            return len(doomed)
+
+        return await self._erase(work)
+
+    async def touch(self, uses: Sequence[Use]) -> None:
+        """Note that items were used, unless they were later."""
+
+        def work(cursor: Any) -> None:
+            for use in uses:
+                Rows(cursor).touch(*use)
+
+        await self._write_fast(work)
+
+    async def sweep(self, before: float, types: Collection[MemoryType], *, limit: int = 1000) -> list[str]:
+        """Delete up to `limit` items of these types that were last used before a time, the longest unused first.
+
+        Returns the user of each. As `forget` does, so they do not come back. Again until it returns none.
+        """
+
+        def work(connection: sa.Connection) -> list[str]:
+            rows = _rows(connection)
+            gone = rows.longest_unused(before, types, limit)
+            for user_id, unused in gone.items():
+                rows.forget(user_id, unused)
+            return [user_id for user_id, unused in gone.items() for _ in unused]
+
+        return await self._erase(work)
+
+    async def doomed(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[MemoryItem]:
+        """Return the items that `forget` would delete if it were called so."""
+        check_turn(scope.session_id, turn_index, ids)
+        found = await self._read(lambda connection: _doomed(_rows(connection), scope, ids, turn_index))
+        return [row.item for row in found]
+
+    async def keeps(self, texts: Collection[str]) -> set[str]:
+        """Return those of these texts that are a part of what some item says, of its words, or of its record."""
+
+        def work(connection: sa.Connection) -> set[str]:
+            left = set(texts)
+            for item, record in _rows(connection).everything() if left else ():
+                for said in (item.text, item.topic, words_of(item.text), record):
+                    left -= said_in(said, left)
+            return set(texts) - left
+
+        return await self._read(work)
+
+    async def count(self) -> int:
+        """Return how many items there are, of all users."""
+        query = sa.select(sa.func.count()).select_from(items)
+        return await self._read(lambda connection: connection.scalar(query) or 0)
+
+    async def scrub(self) -> None:
+        """Write the file anew, so that nothing that was deleted is in it: O(all that is in the file).
+
+        Raises:
+            StoreError: another process reads or writes for longer than the lock timeout; again.
+        """
+
+        def work(connection: sa.Connection) -> None:
+            _cursor(connection).execute("INSERT INTO turnwise_vector_words (turnwise_vector_words) VALUES ('optimize')")
+
+        await self._write(work)
+        await super().scrub()
+
+    # Vectors are kept elsewhere: which are missing there, and which are of no item any more
+
+    async def pending(self, embedding: str, limit: int) -> list[Pending]:
+        """Return up to `limit` items whose text has no vector of this embedding, the oldest first."""
+
+        def work(connection: sa.Connection) -> list[Pending]:
+            cursor = _cursor(connection)
+            cursor.execute(
+                "SELECT row, user_id, id, text FROM turnwise_vector_items "
+                "JOIN turnwise_vector_owners ON owner = row >> 32 WHERE embedded IS NOT ? ORDER BY row LIMIT ?",
+                (embedding, limit),
+            )
+            return [
+                Pending(row=row, user_id=user, key=key_of(user, name, text), text=text)
+                for row, user, name, text in cursor.fetchall()
+            ]
+
+        return await self._read(work)
+
+    async def mark(self, pending: Sequence[Pending], embedding: str) -> None:
+        """Write down that these have vectors of this embedding, or that nobody needs those: texts were changed."""
+
+        def work(cursor: Any) -> None:
+            for one in pending:
+                cursor.execute(
+                    "UPDATE turnwise_vector_items SET embedded = ? WHERE row = ? AND text = ?",
+                    (embedding, one.row, one.text),
+                )
+                if not cursor.rowcount:
+                    cursor.execute("INSERT OR IGNORE INTO turnwise_vector_dropped VALUES (?)", (one.key,))
+
+        await self._write_fast(work)
+
+    async def unmark(self) -> None:
+        """Write down that no item has a vector."""
+        await self._write_fast(lambda cursor: cursor.execute("UPDATE turnwise_vector_items SET embedded = NULL"))
+
+    async def keys(self, embedding: str) -> tuple[list[str], list[str]]:
+        """Return the keys of items that have a vector of this embedding, and of those that have none; latest first."""
+
+        def work(connection: sa.Connection) -> tuple[list[str], list[str]]:
+            cursor = _cursor(connection)
+            cursor.execute(
+                "SELECT embedded IS ?, user_id, id, text FROM turnwise_vector_items "
+                "JOIN turnwise_vector_owners ON owner = row >> 32 ORDER BY row DESC",
+                (embedding,),
+            )
+            found: tuple[list[str], list[str]] = ([], [])
+            for has, *parts in cursor:
+                found[not has].append(key_of(*parts))
+            return found
+
+        return await self._read(work)
+
+    async def dropped(self) -> list[str]:
+        """Return the keys of vectors that are of no item any more."""
+        return await self._read(lambda connection: list(connection.scalars(sa.select(dropped.c.key))))
+
+    async def undrop(self, keys: Sequence[str]) -> None:
+        """Write down that these vectors are gone."""
+
+        def work(cursor: Any) -> None:
+            cursor.executemany("DELETE FROM turnwise_vector_dropped WHERE key = ?", [(key,) for key in keys])
+
+        await self._write_fast(work)
+
+
+def _cursor(connection: sa.Connection) -> Any:
+    return connection.connection.cursor()
+
+
+def _rows(connection: sa.Connection) -> Rows:
+    return Rows(_cursor(connection))
+
+
+def _doomed(rows: Rows, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Sequence[Row]:
+    if ids is not None:
+        return rows.find(scope, ids)
+    which = FactFilter(session_id=scope.session_id, turn_index=turn_index, superseded=True)
+    return [row for row in rows.load(scope.user_id)[2] if holds(row.item, which)]

@@ -1,0 +1,53 @@
+"""The tables of `FullText`, in SQLite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from turnwise.memory.sql_database import Schema
+
+tables = sa.MetaData()
+
+SCHEMA = Schema(name="vector_memory", version=1, tables=tables, migrations={})
+
+owners = sa.Table(
+    "turnwise_vector_owners",
+    tables,
+    sa.Column("owner", sa.Integer, primary_key=True),
+    sa.Column("user_id", sa.Text, nullable=False, unique=True),
+    sa.Column("changes", sa.Integer, nullable=False),
+    sa.Column("rows", sa.Integer, nullable=False),
+    sqlite_autoincrement=True,  # so that nobody gets the number of one who was forgotten
+)
+
+items = sa.Table(
+    "turnwise_vector_items",
+    tables,
+    sa.Column("row", sa.Integer, primary_key=True),
+    sa.Column("digest", sa.LargeBinary, nullable=False, unique=True),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("agent", sa.Text),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("used", sa.Double, nullable=False),  # before the text, so that SQLite need not read that to come to it
+    sa.Column("superseded_by", sa.Text),
+    sa.Column("embedded", sa.Text),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
+    sa.Index("turnwise_vector_items_embedded", "embedded"),
+    sa.Index("turnwise_vector_items_used", "used"),
+    sa.Index("turnwise_vector_items_superseded", "superseded_by", sqlite_where=sa.text("superseded_by IS NOT NULL")),
+)
+
+forgotten = sa.Table("turnwise_vector_forgotten", tables, sa.Column("digest", sa.LargeBinary, primary_key=True))
+
+dropped = sa.Table("turnwise_vector_dropped", tables, sa.Column("key", sa.Text, primary_key=True))
+
+
+@sa.event.listens_for(tables, "after_create")
+def _create_words(_: sa.MetaData, connection: sa.Connection, **__: Any) -> None:
+    connection.exec_driver_sql(
+        "CREATE VIRTUAL TABLE IF NOT EXISTS turnwise_vector_words "
+        "USING fts5(words, day, columnsize = 0, tokenize = \"porter unicode61 categories 'L* N* M* Co'\")"
+    )

@@ -1,0 +1,210 @@
+"""A long-term memory that keeps what it is told, and finds it by the words it shares with a query."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import ConfigError, StoreError
+from turnwise.memory.categories import MemoryType
+from turnwise.memory.erasing import Scrubbing, said_in, texts_of
+from turnwise.memory.facts import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, holds
+from turnwise.memory.lexical import rank
+from turnwise.memory.long_term import MemoryItem, Scope, is_local
+from turnwise.memory.nearness import Nearness
+from turnwise.memory.retention import Retention, Use, Uses
+
+
+class LexicalMemory:
+    """Keeps items in a store of facts as they are, and reads all that a scope sees at each recall.
+
+    It needs no model, no index and no download, and is meant for some thousands of items of a user. Given `nearness` it
+    also goes by vectors, and while those fail by words alone; `trouble` says why. Pickles as its settings.
+
+    Args:
+        facts: the store; it is closed with the memory.
+        floor: how much an item and a query must share of what the shorter says, as a part of 1.
+        nearness: the vectors of items and queries.
+        near_floor: how near an item must be to a query that it shares too little with, from -1 to 1.
+        retention: how long it keeps what nobody uses; for good if left out. It is for all that is in the store, so a
+            store that is swept should have no other memory's facts.
+        clock: tells the time, in seconds since the epoch, of uses, updates, and items that have none.
+
+    Raises:
+        ConfigError: the floor is not from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        facts: FactStore,
+        *,
+        floor: float = 0.2,
+        nearness: Nearness | None = None,
+        near_floor: float = 0.6,
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if not 0 <= floor <= 1:
+            raise ConfigError("LexicalMemory.floor", floor, "must be from 0 to 1")
+        self._nearness = nearness
+        self._near_floor = near_floor
+        self.trouble: str | None = None
+        """Why the last recall went by words alone; None if it did not."""
+        self._facts = facts
+        self._floor = floor
+        self._retention = retention
+        self._clock = clock
+        self._uses = Uses(self._touch)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the facts are in a file of one machine."""
+        return is_local(self._facts)
+
+    def __repr__(self) -> str:
+        return f"LexicalMemory({self._facts!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings: dict[str, Any] = {
+            "floor": self._floor,
+            "nearness": self._nearness,
+            "near_floor": self._near_floor,
+            "retention": self._retention,
+            "clock": self._clock,
+        }
+        return functools.partial(LexicalMemory, **settings), (self._facts,)
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
+        now = self._clock()
+        dated = [item if item.created_at else replace(item, created_at=now) for item in items]
+        new = await self._facts.put(scope, dated, at=now)
+        ids = [item.id for item in items]
+        self.use(scope, set(ids).difference(new))
+        return ids
+
+    async def recall(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
+    ) -> list[MemoryItem]:
+        items = await self.items(scope, FactFilter(types=types, as_of=as_of))
+        found = (await self.ranked(query, items))[: max(limit, 0)]
+        self.use(scope, [item.id for item in found], recalled=True)
+        return found
+
+    async def ranked(self, query: str, items: Sequence[MemoryItem]) -> list[MemoryItem]:
+        """Return those of the items that bear on the query, the best first."""
+        ranked = await asyncio.to_thread(self._rank, query, [item.text for item in items])
+        return [replace(items[at], score=score) for at, score in ranked]
+
+    def _rank(self, query: str, texts: Sequence[str]) -> list[tuple[int, float]]:
+        """Return what `lexical.rank` does. Some milliseconds for each 100 texts."""
+        near = None
+        if self._nearness is not None:
+            try:
+                near = self._nearness.of(query, texts)
+                self.trouble = None
+            except StoreError as error:
+                self.trouble = str(error)
+        return rank(query, texts, floor=self._floor, near=near, near_floor=self._near_floor)
+
+    async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
+        return await self._facts.update(scope, id, text, type=type, at=self._clock())
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        check_turn(scope.session_id, turn_index, ids)
+        if ids is not None:
+            return len(await self._facts.delete(scope, ids))
+        return len(await self._facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index))
+
+    async def close(self) -> None:
+        await self._uses.close()
+        await self._facts.close()
+
+    # Erasing
+
+    async def doomed(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[MemoryItem]:
+        """Return the items that `forget` would delete if it were called so."""
+        check_turn(scope.session_id, turn_index, ids)
+        if ids is not None:
+            return [*(await self._facts.get(scope, ids)).values()]
+        which = FactFilter(session_id=scope.session_id, turn_index=turn_index, superseded=True)
+        return [fact.item async for fact in all_facts(self._facts, scope.user_id) if holds(fact.item, which)]
+
+    async def texts(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
+        """Return texts and topics of all that `forget` would delete if it were called so, superseded ones too."""
+        return texts_of(await self.doomed(scope, ids, turn_index))
+
+    async def keeps(self, texts: Collection[str]) -> set[str]:
+        """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
+        left = set(texts)
+        if left:
+            async for fact in all_facts(self._facts):
+                left -= said_in(fact.item.text, left) | said_in(fact.item.topic, left)
+        return set(texts) - left
+
+    async def scrub(self) -> None:
+        """Leave nothing of what was forgotten in the files of the store, if it can do that."""
+        if isinstance(self._facts, Scrubbing):
+            await self._facts.scrub()
+
+    def paths(self) -> Sequence[Path]:
+        """Return the files of the store; none if it does not say so."""
+        return self._facts.paths() if isinstance(self._facts, Scrubbing) else []
+
+    # Retention
+
+    async def items(self, scope: Scope, which: FactFilter = ALL) -> list[MemoryItem]:
+        """Return all items that the scope sees and that are not expired, newest first."""
+        if self._retention is None:
+            return await all_items(self._facts, scope, which)
+        since = self._retention.since(self._clock())
+        expiring = self._retention.expiring(which.types)
+        lasting = frozenset(MemoryType if which.types is None else which.types) - expiring
+        noted = self._uses.noted(scope.user_id, since)
+        found: dict[str, MemoryItem] = {}
+        if expiring:
+            some = replace(which, types=expiring)
+            found = {item.id: item for item in await all_items(self._facts, scope, replace(some, used_since=since))}
+            if late := noted.difference(found):
+                there = await self._facts.get(scope, late)
+                found |= {name: item for name, item in there.items() if holds(item, some)}
+        if lasting:
+            more = await all_items(self._facts, scope, replace(which, types=lasting))
+            found |= {item.id: item for item in more}
+        return sorted(found.values(), key=lambda item: -item.created_at)
+
+    def use(self, scope: Scope, ids: Collection[str], *, recalled: bool = False) -> None:
+        """Note that these items are used now, or were recalled, if that matters."""
+        if self._retention is not None and (self._retention.refresh or not recalled):
+            self._uses.note(scope.user_id, ids, self._clock())
+
+    async def sweep(self) -> int:
+        """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
+
+        Raises:
+            StoreError: the store fails; what was deleted by then is gone, the rest is for the next time.
+        """
+        if self._retention is None:
+            return 0
+        since = self._retention.since(self._clock())
+        await self._uses.write()
+        swept = 0
+        while count := await self._facts.sweep(since, types=self._retention.types):
+            swept += count
+        return swept
+
+    async def _touch(self, uses: Sequence[Use]) -> None:
+        for use in uses:
+            await self._facts.touch(use.user_id, use.ids, use.at)

@@ -1,0 +1,75 @@
+"""An event loop in a thread of its own, for clients that belong to one loop while their callers come from any."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from turnwise.errors import StoreClosedError
+
+Result = TypeVar("Result")
+
+
+class LoopThread:
+    """Runs coroutines for callers on any event loops, one after the other or at once. Starts with the first.
+
+    Args:
+        name: of the store that it is for.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        """Held for a moment only, so that what is run comes before the end or is refused."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    async def run(self, make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Return what the coroutine returns that `make` makes in the thread; a call that is cancelled cancels it.
+
+        Raises:
+            StoreClosedError: the thread was closed; nothing was made.
+        """
+
+        async def call() -> Result:
+            return await make()
+
+        with self._lock:
+            self.check_open()
+            future = asyncio.run_coroutine_threadsafe(call(), self._start())
+        return await asyncio.wrap_future(future)
+
+    def check_open(self) -> None:
+        """Raise StoreClosedError if the thread was closed."""
+        if self._closed:
+            raise StoreClosedError(self._name)
+
+    async def close(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Wait for what runs, then run the coroutine that `make` makes, and end the thread. Closing twice is fine."""
+        with self._lock:
+            loop, thread, self._closed = self._loop, self._thread, True
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+
+        async def end() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
+            await make()
+
+        try:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(end(), loop))
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            await asyncio.to_thread(thread.join)
+            loop.close()
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name=f"turnwise {self._name}", daemon=True)
+            self._thread.start()
+        return self._loop

@@ -1,0 +1,77 @@
+"""How near texts are to a query, by the vectors of both."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from turnwise.errors import StoreError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Nearness:
+    """Vectors of short texts, made when they are first needed. For threads; pickles as its settings.
+
+    Args:
+        embedding: a Chroma embedding function; `HashEmbedding` if left out.
+        held: how many vectors are held in memory, those used last.
+    """
+
+    def __init__(self, embedding: Any = None, *, held: int = 20_000) -> None:
+        self._embedding = embedding
+        self._held = held
+        self._vectors: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nearness, (self._embedding, self._held)
+
+    def of(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Return the cosine of the query and each text, from -1 to 1. Makes what it has no vector of, in one call.
+
+        Raises:
+            StoreError: the embedding function failed, or its vectors have several dimensions.
+        """
+        import numpy as np
+
+        if not texts:
+            return []
+        if self._embedding is None:
+            from turnwise.memory.embedding import HashEmbedding
+
+            self._embedding = HashEmbedding()
+        with self._lock:
+            found = {text: self._vectors[text] for text in texts if text in self._vectors}
+        missing = [text for text in dict.fromkeys(texts) if text not in found]
+        try:
+            asked = getattr(self._embedding, "embed_query", self._embedding)([query])[0]
+            made = dict(zip(missing, map(_unit, self._embedding(missing)), strict=True)) if missing else {}
+            cosines: NDArray[np.float32] = np.stack([(found | made)[text] for text in texts]) @ _unit(asked)
+        except Exception as error:
+            raise StoreError(f"the embedding function failed: {error!r}"[:_WHY_CHARS]) from error
+        with self._lock:
+            self._vectors.update(made)
+            for text in found:
+                self._vectors.move_to_end(text)
+            while len(self._vectors) > self._held:
+                self._vectors.popitem(last=False)
+        return [float(cosine) for cosine in cosines]
+
+
+_WHY_CHARS = 300
+
+
+def _nearness(embedding: Any, held: int) -> Nearness:
+    return Nearness(embedding, held=held)
+
+
+def _unit(vector: Any) -> NDArray[np.float32]:
+    import numpy as np
+
+    array = np.asarray(vector, dtype=np.float32)
+    return array / (float(np.linalg.norm(array)) or 1.0)

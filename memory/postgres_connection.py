@@ -1,0 +1,96 @@
+"""Connections to PostgreSQL on which nobody waits for ever."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+
+Answer = TypeVar("Answer")
+
+CONNECT_S = 10
+"""How long to wait for a connection, in seconds, where the URL has no `connect_timeout`."""
+
+PATIENCE = 1.5
+"""How much longer than its `statement_timeout` a server may be silent. One that is at work answers before."""
+
+TRANSACTION_TIMEOUT_SINCE = 170_000
+"""Which version of the server has such a setting. Before, a client that freezes right behind a pipeline is not seen."""
+
+# Only what nobody has set: the URL, the role, the database and the server's own settings go before.
+_SETTINGS = """
+    SELECT name, setting, CASE source WHEN 'default' THEN set_config(
+        name, CASE name WHEN 'transaction_timeout' THEN %(twice)s ELSE %(once)s END, false
+    ) END
+    FROM pg_catalog.pg_settings
+    WHERE name IN (
+        'statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout'
+    )
+"""
+
+
+class PostgresConnection(psycopg.Connection[Any]):
+    """A connection that breaks if the server is silent for too long.
+
+    The server's own timeouts end what waits for a lock or takes too long, and the transaction of a client that is
+    frozen in its midst, whose locks others wait for. They do not help where the server itself is frozen or the network
+    is gone: that is seen here.
+    """
+
+    silence_s: float | None = CONNECT_S
+    """How long to wait for each answer, in seconds; for ever if None."""
+
+    @classmethod
+    def open(cls, timeout_s: float, *args: Any, **settings: Any) -> PostgresConnection:
+        """Return a new connection.
+
+        Args:
+            timeout_s: how long a statement, the wait for a lock and a transaction without a statement may take, and
+                half of what a transaction may take in all (from PostgreSQL 17 on), where nobody has set that for the
+                server, its database or role, or by the URL.
+            args, settings: as `psycopg.connect` takes them.
+
+        Raises:
+            psycopg.Error: it cannot be had.
+        """
+        connection = cls.connect(*args, **{"connect_timeout": CONNECT_S, **settings})
+        try:
+            ms = int(timeout_s * 1000)
+            found = connection.execute(_SETTINGS, {"once": str(ms), "twice": str(2 * ms)}).fetchall()
+            connection.commit()
+        except BaseException:
+            connection.close()
+            raise
+        allowed_ms = {name: int(setting) if chosen is None else ms for name, setting, chosen in found}
+        statement_ms = allowed_ms["statement_timeout"]
+        connection.silence_s = PATIENCE * statement_ms / 1000 if statement_ms else None
+        return connection
+
+    def wait(self, gen: PQGen[Answer], interval: float = 0.1, timeout: float | None = None) -> Answer:
+        """Wait for an answer of the server; break the connection if there is none in time."""
+        if timeout is not None or self.silence_s is None:
+            return super().wait(gen, interval, timeout)
+        deadline = time.monotonic() + self.silence_s
+        try:
+            return super().wait(gen, interval, self.silence_s)
+        except psycopg.OperationalError as error:
+            if time.monotonic() < deadline:
+                raise
+            self.close()  # what the server may still say would be taken for the answer to the next question
+            raise psycopg.OperationalError(f"no answer for {self.silence_s:g} s") from error
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Let the transaction that has begun take as long as it takes."""
+        before, self.silence_s = self.silence_s, None
+        try:
+            self.execute("SET LOCAL statement_timeout = 0")
+            if self.info.server_version >= TRANSACTION_TIMEOUT_SINCE:
+                self.execute("SET LOCAL transaction_timeout = 0")
+            yield
+        finally:
+            self.silence_s = before

@@ -1,0 +1,104 @@
+"""What stores in an SQL database share that people may ask to forget: nothing legible stays behind."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from turnwise.errors import StoreError
+from turnwise.memory.sql_database import Schema, SQLDatabase
+from turnwise.memory.urls import resolve_url
+
+Result = TypeVar("Result")
+
+_EMPTYING_MS = 1000
+"""How long to wait for those who read, until the log of SQLite can be emptied."""
+
+
+class ErasingDatabase(SQLDatabase):
+    """Base of stores of what people said. Pickles as its settings, with the password that the URL may have.
+
+    What is deleted from a file of SQLite is overwritten there, and its log emptied, unless another process is reading.
+    PostgreSQL overwrites it by and by, with its vacuum.
+    """
+
+    schema: Schema
+    """The tables, of each subclass."""
+
+    def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
+        if isinstance(url, str) and url.startswith("sqlite"):
+            url = resolve_url(url)  # pickled, it is to name the same file wherever it is opened
+        super().__init__(url, self.schema, lock_timeout_s=lock_timeout_s, connections=connections)
+        self._settings = (url, lock_timeout_s, connections)
+        self._is_sqlite = self._engine.dialect.name == "sqlite"
+        if self._is_sqlite:
+            sa.event.listen(self._engine, "connect", _overwrite_what_is_deleted)
+
+    async def scrub(self) -> None:
+        """Write a file of SQLite anew, so that nothing that was deleted is in it: O(all that is in the file).
+
+        Other stores of the same file wait meanwhile. PostgreSQL is left to its vacuum.
+
+        Raises:
+            StoreError: another process reads or writes for longer than the lock timeout; again.
+        """
+        if self._is_sqlite:
+            await self._on_thread(self._rewrite)
+
+    def paths(self) -> list[Path]:
+        """Return SQLite's file, and those that it may have beside it; none of PostgreSQL."""
+        if not self._is_sqlite:
+            return []
+        file = Path(self._engine.url.database or "").absolute()
+        return [file, *(file.with_name(f"{file.name}-{kind}") for kind in ("wal", "shm", "journal"))]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._open, self._settings
+
+    @classmethod
+    def _open(cls, url: str, lock_timeout_s: float, connections: int) -> Self:
+        return cls(url, lock_timeout_s=lock_timeout_s, connections=connections)
+
+    def _lock_user(self, connection: sa.Connection, user_id: str) -> None:
+        """Let this be the only transaction that writes of this user; on SQLite it is the only one that writes."""
+        if not self._is_sqlite:
+            name = f"{self.schema.name} {user_id}".encode(errors="surrogatepass")
+            number = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), signed=True)
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
+
+    async def _erase(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Return what `work`, which deletes, returns of a transaction; if that is something, nothing of it stays."""
+        found = await self._write(work)
+        if found and self._is_sqlite:
+            await self._on_thread(self._empty_log)
+        return found
+
+    def _rewrite(self) -> None:
+        with self._engine.connect() as connection:
+            cursor = connection.connection.cursor()
+            cursor.execute("VACUUM")
+            (is_busy, *_) = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if is_busy:
+            raise StoreError(f"store {self._name}: others read it, so its log has what was deleted still; try again")
+
+    def _empty_log(self) -> None:
+        """Move SQLite's log, where deleted text still stands, into its file, and leave nothing of it."""
+        # It is deleted already, so neither a failure nor a long wait may come of this; the next deletion tries again.
+        with suppress(self._driver.Error, exc.SQLAlchemyError), self._engine.connect() as connection:
+            cursor = connection.connection.cursor()
+            (timeout_ms,) = cursor.execute("PRAGMA busy_timeout").fetchone()
+            cursor.execute(f"PRAGMA busy_timeout = {min(timeout_ms, _EMPTYING_MS)}")
+            try:
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                cursor.execute(f"PRAGMA busy_timeout = {timeout_ms}")
+
+
+def _overwrite_what_is_deleted(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA secure_delete = ON")

@@ -1,0 +1,170 @@
+"""The scripts of `RedisStore`: each is one transaction, and looks at all that it needs before it writes.
+
+What is kept, under keys that begin with a hash tag, so that on a cluster they are on one node. The scripts make the
+names of most keys, of the numbers of sessions; only the tag is declared.
+
+    meta       hash    version; last: the number of the last session
+    ids        hash    session id -> number
+    runs       hash    run id -> number of its session
+    spent      hash    place -> what its sessions have spent together
+    unsettled  sorted  members of sessions with a run that is queued or running, by name
+    expiring   sorted  members of sessions that expire, by when they do
+    created:<status>:<place>, updated:<status>:<place>
+               sorted  members, by time
+
+    <number>           hash    the session: id, born and row (JSON), epoch, status, places, spent, created, borrowed
+    <number>:log       hash    position -> block; outlives the session while a fork keeps some
+    <number>:lent      hash    number of a fork -> the spans of the log that it keeps
+    <number>:turns, :runs      sorted  index, one letter, JSON; by name
+    <number>:events, :keyed    sorted  number and event, by name: those without a key, those with one
+    <number>:keys      hash    e=<event key> -> number; k=<idempotency key>, i<run id> -> index
+    <number>:open      sorted  t<index> of open turns, r<index> of open runs, u<index> of those queued or running
+
+A member is a session's number in 16 digits, so members sort by creation; an index, or the number of an event, has 19
+digits and sorts likewise. A place is where a session is listed: `all`, its user, its agent, and both together. It has
+one status, so it is in one list of each place, and a page of any status is merged of two.
+
+Numbers that may be large are never Lua's: they come and go as text. What was spent is eight numbers of 192 bits, in
+limbs of 48.
+"""
+
+from __future__ import annotations
+
+VERSION = "1"
+"""Of what is kept."""
+
+COMMON = (
+    f"local VERSION = '{VERSION}'"
+    r"""
+local base, at = KEYS[1], 0
+local ids, run_ids, meta, spent = base .. ':ids', base .. ':runs', base .. ':meta', base .. ':spent'
+local unsettled, expiring = base .. ':unsettled', base .. ':expiring'
+
+local function take()
+  at = at + 1
+  return ARGV[at]
+end
+
+local function rows(width)
+  local found = {}
+  for row = 1, tonumber(take()) do
+    found[row] = {}
+    for column = 1, width do found[row][column] = take() end
+  end
+  return found
+end
+
+local function key(number, part)
+  return base .. ':' .. number .. (part or '')
+end
+
+local function member(number)
+  return string.rep('0', 16 - #number) .. number
+end
+
+local function number_of(found)
+  return (string.gsub(found, '^0+', ''))
+end
+
+local function after(place)
+  return place == '' and '-' or '(' .. place .. '\255'
+end
+
+local function one(set, place)
+  return redis.call('ZRANGEBYLEX', set, '[' .. place, '[' .. place .. '\255', 'LIMIT', 0, 1)[1]
+end
+
+local function remove(set, place)
+  redis.call('ZREMRANGEBYLEX', set, '[' .. place, '[' .. place .. '\255')
+end
+
+local function put(set, place, text)
+  remove(set, place)
+  redis.call('ZADD', set, 0, place .. text)
+end
+
+local function mark(set, name, on)
+  if on then redis.call('ZADD', set, 0, name) else redis.call('ZREM', set, name) end
+end
+
+local function show(number)
+  return {number, unpack(redis.call('HMGET', key(number), 'born', 'row', 'epoch', 'id'))}
+end
+
+local function list(number, status, places, created, updated)
+  for place in string.gmatch(places, '%S+') do
+    if created then redis.call('ZADD', base .. ':created:' .. status .. ':' .. place, created, member(number)) end
+    redis.call('ZADD', base .. ':updated:' .. status .. ':' .. place, updated, member(number))
+  end
+end
+
+local function unlist(number, status, places)
+  for place in string.gmatch(places, '%S+') do
+    redis.call('ZREM', base .. ':created:' .. status .. ':' .. place, member(number))
+    redis.call('ZREM', base .. ':updated:' .. status .. ':' .. place, member(number))
+  end
+end
+
+local function expire(number, deadline)
+  if deadline == '' then
+    redis.call('ZREM', expiring, member(number))
+  else
+    redis.call('ZADD', expiring, deadline, member(number))
+  end
+end
+
+local function limbs(packed)
+  local found = {struct.unpack('>' .. string.rep('I6', #packed / 6), packed)}
+  found[#found] = nil -- where it stopped to read
+  return found
+end
+
+local function charge(places, old, new)
+  if old == new then return end
+  local less, more = limbs(old), limbs(new)
+  for place in string.gmatch(places, '%S+') do
+    local sums, carry = limbs(redis.call('HGET', spent, place) or ''), 0
+    local count = math.max(#sums, #less, #more)
+    for limb = count, 1, -1 do
+      local sum = (sums[limb] or 0) + (more[limb] or 0) - (less[limb] or 0) + carry
+      carry = math.floor(sum / 2^48)
+      sums[limb] = sum - carry * 2^48
+    end
+    local packed = struct.pack('>' .. string.rep('I6', count), unpack(sums, 1, count))
+    if string.find(packed, '[^%z]') then
+      redis.call('HSET', spent, place, packed)
+    else
+      redis.call('HDEL', spent, place)
+    end
+  end
+end
+
+local function release(log)
+  if redis.call('EXISTS', key(log)) == 1 then return end
+  local spans, positions = {}, {}
+  for _, text in ipairs(redis.call('HVALS', key(log, ':lent'))) do
+    for start, stop in string.gmatch(text, '(%d+) (%d+)') do
+      spans[#spans + 1] = {start = tonumber(start), stop = tonumber(stop)}
+    end
+  end
+  if #spans == 0 then
+    redis.call('DEL', key(log, ':log'))
+    return
+  end
+  for index, position in ipairs(redis.call('HKEYS', key(log, ':log'))) do positions[index] = tonumber(position) end
+  table.sort(spans, function(a, b) return a.start < b.start end)
+  table.sort(positions)
+  local next, stop = 1, 0
+  for _, position in ipairs(positions) do
+    while spans[next] and spans[next].start <= position do
+      stop, next = math.max(stop, spans[next].stop), next + 1
+    end
+    if position >= stop then redis.call('HDEL', key(log, ':log'), string.format('%.0f', position)) end
+  end
+end
+
+local found_version = redis.call('HGET', meta, 'version')
+if found_version and found_version ~= VERSION then return {'version', found_version} end
+"""
+)
+"""What each script begins with."""

@@ -1,0 +1,457 @@
+"""Vectors of texts in Chroma: made by any of its embedding functions, kept under keys, never beside a text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import sqlite3
+import struct
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from turnwise.errors import ConfigError, StoreError
+from turnwise.memory import folder_lock
+from turnwise.memory.embedding import HashEmbedding, register
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vectors = NDArray[np.float32]
+
+PAGE = 2_000
+"""How many vectors are read or written at once; Chroma has a limit of its own, a little over 5,000."""
+
+
+MAX_EMBEDDED = 8_000
+"""How many characters of a text are embedded: more says nothing clearer, and models refuse it."""
+
+
+class EmbeddingFunction(Protocol):
+    """What any of Chroma's embedding functions can do: turn texts into vectors of one dimension, in their order."""
+
+    def __call__(self, input: Any) -> Any:
+        """Return a vector for each text."""
+
+
+class ChromaPlace(Protocol):
+    """Where Chroma keeps its data."""
+
+    def connect(self) -> Any:
+        """Return a client of `chromadb`. Called where it is used, in the process that owns it."""
+
+    def disconnect(self, client: Any) -> None:
+        """Let go of a client that `connect` returned."""
+
+    def scrub(self) -> None:
+        """Overwrite what was deleted, as far as that can be done from here."""
+
+    def paths(self) -> Sequence[Path] | None:
+        """Return the folders of this machine that it is kept in; None if a server keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChromaFolder:
+    """A folder of this machine. One process at a time has it open: another is refused with a StoreError."""
+
+    path: str | Path
+    """Relative to where this is made, and absolute from then on."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path).expanduser().absolute())
+
+    def connect(self) -> Any:
+        import chromadb
+
+        folder_lock.take(self.path)  # Chroma has no lock of its own, and processes do not see each other's vectors
+        try:
+            return chromadb.PersistentClient(str(self.path), settings=_settings())
+        except BaseException:
+            folder_lock.leave(self.path)
+            raise
+
+    def disconnect(self, client: Any) -> None:
+        try:
+            client.close()
+            for header in Path(self.path).glob("*/header.bin"):
+                _blank_unused(header)
+        finally:
+            folder_lock.leave(self.path)
+
+    def scrub(self) -> None:
+        """Leave nothing of what was deleted in Chroma's files. Only while no client has them open."""
+        file = Path(self.path) / "chroma.sqlite3"
+        if file.exists():
+            folder_lock.take(self.path)
+            try:
+                self._rewrite(file)
+            finally:
+                folder_lock.leave(self.path)
+
+    def _rewrite(self, file: Path) -> None:
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute("VACUUM")
+            used = {name for (name,) in connection.execute("SELECT id FROM segments")}
+        for header in Path(self.path).glob("*/header.bin"):
+            if header.parent.name in used:
+                _blank_unused(header)
+            else:
+                shutil.rmtree(header.parent)  # Chroma leaves the vectors of a collection it deletes
+
+    def paths(self) -> list[Path]:
+        return [Path(self.path).absolute()]
+
+
+def _blank_unused(header: Path) -> None:
+    """Blank the room for vectors to come: Chroma fills it with what was in its memory, be it what somebody said."""
+    version, _, _, count, size = struct.unpack_from("<i4Q", header.read_bytes())
+    for name, start in (("data_level0.bin", count * size), ("length.bin", count * 4)) if version == 1 else ():
+        file = header.with_name(name)
+        room = file.stat().st_size - start
+        if room > 0:
+            with file.open("r+b") as opened:
+                opened.seek(start)
+                opened.write(bytes(room))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChromaServer:
+    """A server that `chroma run` started. What was deleted stands in its files until somebody runs `chroma vacuum`."""
+
+    host: str = "localhost"
+    port: int = 8000
+    ssl: bool = False
+    timeout_s: float = 10.0
+    """How long one request may take."""
+
+    def connect(self) -> Any:
+        import chromadb
+
+        # Chroma's requests have no timeout: a server that is not there or hangs would be waited for without end.
+        socket.create_connection((self.host, self.port), self.timeout_s).close()
+        client = chromadb.HttpClient(self.host, self.port, ssl=self.ssl, settings=_settings())
+        for session in _http_sessions(client):
+            session.timeout = self.timeout_s
+        return client
+
+    def disconnect(self, client: Any) -> None:
+        client.close()
+        for session in _http_sessions(client):
+            session.close()  # Chroma leaves its connections to the garbage collector
+
+    def scrub(self) -> None:
+        """Do nothing: a server's files are its own."""
+
+    def paths(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ChromaInMemory:
+    """Nowhere: it ends with the process, all of which share it. For tests."""
+
+    def connect(self) -> Any:
+        import chromadb
+
+        return chromadb.EphemeralClient(settings=_settings())
+
+    def disconnect(self, client: Any) -> None:
+        client.close()
+
+    def scrub(self) -> None:
+        """Do nothing: there are no files."""
+
+    def paths(self) -> list[Path]:
+        return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What a look at the index found."""
+
+    count: int
+    """How many vectors there are."""
+    missing: int
+    """How many of those that should be there are not."""
+    searched: int
+    """How many were searched for."""
+    found: int
+    """How many of those were found."""
+    strays: int
+    """How many vectors there are of items that are gone; `rebuild` leaves them out."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether none is missing, and all that were searched for were found."""
+        return not self.missing and self.found == self.searched
+
+
+class VectorIndex:
+    """Vectors under keys, in one collection of Chroma for each embedding function.
+
+    Whose a vector is, is for the owner of the keys to know, who asks by key; Chroma has it as `user` too, hashed, and
+    has no text. A key's vector never changes. The collection is opened at first use, so a server may come up later;
+    after a failure it is opened anew. May be used by several threads. Pickles as its settings.
+
+    Args:
+        place: where Chroma keeps its data.
+        embedding: what makes vectors of texts; `HashEmbedding()` if left out.
+        name: what the names of its collections begin with; of each memory's own where several share a server.
+    """
+
+    def __init__(
+        self, place: ChromaPlace, embedding: EmbeddingFunction | None = None, *, name: str = "turnwise"
+    ) -> None:
+        self._place = place
+        self._function: Any = HashEmbedding() if embedding is None else embedding
+        self._name = name
+        self.embedding = _identity(self._function)
+        """Names the embedding function and its settings. Vectors of another cannot be compared with its."""
+        self._dimensions: int | None = None
+        self._client: Any = None
+        self._collection: Any = None
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(VectorIndex, name=self._name), (self._place, self._function)
+
+    def __repr__(self) -> str:
+        return f"VectorIndex({self._place!r}, {self._function!r}, name={self._name!r})"
+
+    # Embedding
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return the texts' vectors, one a row, each of length 1. One call of the embedding function.
+
+        Raises:
+            StoreError: the function fails, or returns something else.
+        """
+        return self._embed(self._function, texts)
+
+    def embed_queries(self, queries: Sequence[str]) -> Vectors:
+        """Return the queries' vectors, one a row: some models make others of them than of texts."""
+        return self._embed(getattr(self._function, "embed_query", self._function), queries)
+
+    def _embed(self, function: Callable[[Any], Any], texts: Sequence[str]) -> Vectors:
+        import numpy as np
+
+        if not texts:
+            return np.zeros((0, self._dimensions or 0), np.float32)
+        with _translated(f"embedding function {self.embedding}"):
+            vectors = np.asarray(function([text[:MAX_EMBEDDED] for text in texts]), dtype=np.float32)
+        if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():  # noqa: PLR2004
+            raise StoreError(
+                f"embedding function {self.embedding}: it returned {vectors.shape} for {len(texts)} texts, "
+                "not a vector of finite numbers for each"
+            )
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit: Vectors = vectors / np.maximum(lengths, 1e-12)
+        return unit
+
+    # Vectors
+
+    def add(self, keys: Sequence[str], users: Sequence[str], vectors: Vectors) -> None:
+        """Keep the vectors. A key that is there is left as it is, or gets what is the same.
+
+        Raises:
+            ConfigError: the collection's vectors are of another dimension.
+            StoreError: Chroma cannot be reached or does not do it; some of the vectors may be kept.
+        """
+        if not len(keys):
+            return
+        with self._opened() as collection:
+            self.check_dimensions(vectors)
+            self._dimensions = vectors.shape[1]
+            for page in _pages(len(keys)):
+                metadatas = [{"user": _alias(user)} for user in users[page]]
+                collection.upsert(ids=list(keys[page]), embeddings=vectors[page], metadatas=metadatas)
+
+    def get(self, keys: Sequence[str]) -> dict[str, Vectors]:
+        """Return the vectors of those keys that are there."""
+        import numpy as np
+
+        found: dict[str, Vectors] = {}
+        with self._opened() as collection:
+            for page in _pages(len(keys)):
+                got = collection.get(ids=list(keys[page]), include=["embeddings"])
+                found |= zip(got["ids"], np.asarray(got["embeddings"], dtype=np.float32), strict=True)
+        return found
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete the vectors of those keys that are there."""
+        with self._opened() as collection:
+            for page in _pages(len(keys)):
+                collection.delete(ids=list(keys[page]))
+
+    def search(self, user: str, vector: Vectors, limit: int) -> list[str]:
+        """Return the keys of the user's vectors nearest to this one, by Chroma's own search."""
+        with self._opened() as collection:
+            found = collection.query(
+                query_embeddings=vector.reshape(1, -1), n_results=limit, where={"user": _alias(user)}, include=[]
+            )
+        return list(found["ids"][0])
+
+    def count(self) -> int:
+        """Return how many vectors there are."""
+        with self._opened() as collection:
+            return int(collection.count())
+
+    def keys(self) -> set[str]:
+        """Return the keys of all vectors."""
+        found: set[str] = set()
+        with self._opened() as collection:
+            for page in _pages(collection.count()):
+                found |= set(collection.get(limit=PAGE, offset=page.start, include=[])["ids"])
+        return found
+
+    # Health
+
+    def check(self, keys: Sequence[str], sample: int, others: Collection[str] = ()) -> Health:
+        """Look these up by key, and search for the first of them by their own vectors.
+
+        Chroma keeps vectors in two places, which can lose touch with each other.
+
+        Args:
+            keys: those that should be there.
+            sample: how many to search for.
+            others: keys that may be there.
+        """
+        import numpy as np
+
+        there = self.keys()
+        vectors = self.get(keys[:sample])
+        found = 0
+        with self._opened() as collection:
+            counted = int(collection.count())
+            for page in _pages(len(vectors)):
+                some = list(vectors)[page]
+                stack = np.array([vectors[key] for key in some])
+                near = collection.query(query_embeddings=stack, n_results=min(10, counted), include=["distances"])
+                for key, ids, distances in zip(some, near["ids"], near["distances"], strict=True):
+                    # Of vectors that are all the same, a search returns some.
+                    found += key in ids or (len(ids) > 0 and abs(distances[-1] - distances[0]) < 1e-4)  # noqa: PLR2004
+        missing = len(set(keys) - there)
+        strays = len(there.difference(keys, others))
+        return Health(count=counted, missing=missing, searched=len(vectors), found=found, strays=strays)
+
+    def drop(self) -> None:
+        """Delete the collection with all its vectors, its files included."""
+        with self._opened():
+            self._client.delete_collection(self._collection_name)
+            self._collection = self._dimensions = None
+
+    def drop_others(self) -> int:
+        """Delete the collections of this name that other embedding functions made; return how many."""
+        with self._opened():
+            names = [collection.name for collection in self._client.list_collections()]
+            ours = re.compile(re.escape(self._name) + "-[0-9a-f]{16}")
+            names = [name for name in names if ours.fullmatch(name) and name != self._collection_name]
+            for name in names:
+                self._client.delete_collection(name)
+        return len(names)
+
+    def scrub(self) -> None:
+        """Overwrite what was deleted, as far as the place lets one."""
+        with self._lock, _translated(f"vectors in {self._place!r}"):
+            self.close()
+            self._place.scrub()
+
+    def paths(self) -> Sequence[Path] | None:
+        """Return the folders of this machine that vectors are kept in; None if a server keeps them."""
+        return self._place.paths()
+
+    def check_dimensions(self, vectors: Vectors) -> None:
+        """Raise ConfigError if the vectors cannot be in the collection, as far as it was opened and has any."""
+        with self._lock:
+            if self._dimensions is not None and vectors.shape[1] != self._dimensions:
+                why = f"its vectors have {vectors.shape[1]} dimensions, those that are kept {self._dimensions}"
+                raise ConfigError("embedding", self.embedding, f"{why}: rebuild() makes them anew")
+
+    def close(self) -> None:
+        """Let go of the client. Closing twice is fine."""
+        with self._lock:
+            client, self._client, self._collection = self._client, None, None
+            if client is not None:
+                self._place.disconnect(client)
+
+    @property
+    def _collection_name(self) -> str:
+        return f"{self._name}-{blake2b(self.embedding.encode(), digest_size=8).hexdigest()}"
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """Yield the collection; Chroma's errors become ours."""
+        with self._lock, _translated(f"vectors in {self._place!r}"):
+            if self._collection is None:
+                self._open()
+            try:
+                yield self._collection
+            except ConfigError:
+                raise
+            except BaseException:
+                self._collection = None  # it may have been deleted by another, or the server be another one
+                raise
+
+    def _open(self) -> None:
+        if self._client is None:
+            register()
+            self._client = self._place.connect()
+        collection = self._client.get_or_create_collection(
+            self._collection_name,
+            embedding_function=None,  # vectors are always given; Chroma never embeds, so it needs no model either
+            configuration={"hnsw": {"space": "cosine"}},
+            metadata={"embedding": self.embedding},
+        )
+        some = collection.peek(1)["embeddings"]
+        self._dimensions = len(some[0]) if len(some) else None
+        self._collection = collection
+
+
+def _identity(function: Any) -> str:
+    """Return a name for the function with its settings, as Chroma would write them down."""
+    try:
+        name, config = function.name(), function.get_config()
+    except (AttributeError, NotImplementedError, TypeError):
+        name, config = NotImplemented, NotImplemented
+    if not isinstance(name, str) or not isinstance(config, dict):
+        return f"{type(function).__module__}.{type(function).__qualname__}"
+    return f"{name} {json.dumps(config, sort_keys=True, default=str)}"
+
+
+def _alias(user: str) -> str:
+    return blake2b(user.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def _settings() -> Any:
+    from chromadb.config import Settings
+
+    return Settings(anonymized_telemetry=False)
+
+
+def _http_sessions(client: Any) -> list[Any]:
+    """Return the httpx clients within one of Chroma's; none if it needs none."""
+    servers: list[Any] = [getattr(part, "_server", None) for part in (client, getattr(client, "_admin_client", None))]
+    return [server._session for server in servers if hasattr(server, "_session")]  # noqa: SLF001 - no other way to them
+
+
+def _pages(count: int) -> Iterator[slice]:
+    return (slice(start, start + PAGE) for start in range(0, count, PAGE))
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Turn whatever Chroma or an embedding function raises into ours, in this one place."""
+    try:
+        yield
+    except (ConfigError, StoreError):
+        raise
+    except Exception as error:
+        raise StoreError(f"{what}: {str(error) or type(error).__name__}; is it there, and nobody else's?") from error

@@ -1,0 +1,427 @@
+"""`VectorMemory`: items found by their words and their vectors together."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnwise.errors import StoreError
+from turnwise.memory.categories import MemoryType
+from turnwise.memory.erasing import texts_of
+from turnwise.memory.full_text import FullText, Matches
+from turnwise.memory.full_text_rows import Pending
+from turnwise.memory.fusion import Weights
+from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.retention import Expiry, Retention, Uses
+from turnwise.memory.terms import Term, terms, words_of
+from turnwise.memory.vector_index import Health, VectorIndex
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from turnwise.memory.shelf import Shelf
+
+BATCH = 256
+"""How many texts are embedded at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """A question to a memory."""
+
+    scope: Scope
+    query: str
+    limit: int = 10
+    types: Collection[MemoryType] | None = None
+    as_of: float | None = None
+
+
+class VectorMemory:
+    """Finds what was said by words and by vectors, in one user's items at a time.
+
+    Items are durable in the SQLite file when `remember` returns; their vectors follow. While Chroma or the embedding
+    function fails, recall goes by words alone and `trouble` says why; `catch_up` makes up for it. Users have nothing in
+    common but the files: neither what one has nor how much of it there is touches what another recalls.
+
+    Pickles as its settings. For one event loop. Each verb takes one transaction, and at most one call of the embedding
+    function.
+
+    Args:
+        text: the items and their words.
+        index: their vectors. It is closed with this.
+        weights: what counts how much.
+        cache_bytes: how much of the users' vectors and items is held in memory; a user who is not costs some
+            milliseconds more.
+        pause_s: how long vectors are left alone after a failure.
+        embed_s: how long the embedding function may take for what is kept, and
+        query_s: for what is asked; then it goes on without vectors.
+        retention: how long it keeps what nobody uses; for good if left out.
+        clock: tells the time, in seconds since the epoch, of uses and updates.
+    """
+
+    is_local = True
+    """The items and their words are in a file of one machine, wherever their vectors are."""
+
+    def __init__(
+        self,
+        text: FullText,
+        index: VectorIndex,
+        *,
+        weights: Weights | None = None,
+        cache_bytes: int = 256 << 20,
+        pause_s: float = 5.0,
+        embed_s: float = 60.0,
+        query_s: float = 1.0,
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._text = text
+        self._index = index
+        self._weights = weights or Weights()
+        self._cache_bytes = cache_bytes
+        self._shelves: dict[str, Shelf] = {}
+        """The least recently used first."""
+        self._sizes: dict[str, int] = {}
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+        """Held where the shelves are changed, as answers are made on threads."""
+        self.trouble: str | None = None
+        """Why the last recall or write went without vectors; None if it did not."""
+        self._pause_s = pause_s
+        self._again_at = 0.0
+        self._embed_s = embed_s
+        self._query_s = query_s
+        self._embedders = ThreadPoolExecutor(2, "turnwise-embedding")
+        """Threads of their own: one that hangs takes none from the others."""
+        self._retention = retention
+        self._clock = clock
+        self._uses = Uses(text.touch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings: dict[str, Any] = {
+            "weights": self._weights,
+            "cache_bytes": self._cache_bytes,
+            "pause_s": self._pause_s,
+            "embed_s": self._embed_s,
+            "query_s": self._query_s,
+            "retention": self._retention,
+            "clock": self._clock,
+        }
+        return partial(VectorMemory, **settings), (self._text, self._index)
+
+    # The verbs of a long-term memory
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
+        return (await self.remember_many([(scope, items)]))[0]
+
+    async def recall(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
+    ) -> Sequence[MemoryItem]:
+        asked = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of)
+        return (await self.recall_many([asked]))[0]
+
+    async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
+        vectors = await self._vectors_of([text])
+        pending = await self._text.update(scope, id, text, type, self._clock())
+        if pending is not None and vectors is not None:
+            await self._keep([pending], vectors)
+        return pending is not None
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        count = await self._text.forget(scope, ids, turn_index=turn_index)
+        await self._put_away([scope.user_id] if count else [])
+        return count
+
+    async def sweep(self) -> int:
+        """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
+
+        Raises:
+            StoreError: the store fails; what was deleted by then is gone, the rest is for the next time.
+        """
+        if self._retention is None:
+            return 0
+        since, types = self._retention.since(self._clock()), self._retention.expiring(None)
+        await self._uses.write()
+        swept = 0
+        while users := await self._text.sweep(since, types):
+            await self._put_away(users)
+            swept += len(users)
+        return swept
+
+    async def close(self) -> None:
+        with self._lock:
+            for user in list(self._shelves):
+                self._take_down(user)
+        await self._uses.close()
+        await self._text.close()
+        self._embedders.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._index.close)
+
+    # Many at once
+
+    async def remember_many(self, batch: Sequence[tuple[Scope, Sequence[MemoryItem]]]) -> list[Collection[str]]:
+        """Do each `remember` of the batch: one transaction, one call of the embedding function."""
+        vectors = await self._vectors_of([item.text for _, items in batch for item in items])
+        now = self._clock()
+        fresh = await self._text.add(batch, at=now)
+        if self._retention is not None:
+            for scope, items in batch:
+                self._uses.note(scope.user_id, [item.id for item in items], now)
+        if vectors is not None:
+            by_text = dict(zip([item.text for _, items in batch for item in items], vectors, strict=True))
+            await self._keep(fresh, [by_text[one.text] for one in fresh])
+        return [{item.id for item in items} for _, items in batch]
+
+    async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
+        """Answer each question of the batch: one call of the embedding function, one look at the file."""
+        if not batch:
+            return []
+        asked = [terms(one.query) for one in batch]
+        with self._lock:
+            held = {user: self._shelves[user] for one in batch if (user := one.scope.user_id) in self._shelves}
+        known = {user: shelf.revision for user, shelf in held.items()}
+        texts = [(one.scope.user_id, query) for one, query in zip(batch, asked, strict=True)]
+        now = self._clock()
+        vectors, matches = await asyncio.gather(
+            self._vectors_of([one.query for one in batch], queries=True),
+            self._text.match(texts, known, self._expiry(now, {one.scope.user_id for one in batch})),
+        )
+        before = self.trouble
+        answers = await asyncio.to_thread(self._answer, batch, asked, matches, vectors, held)
+        if vectors is not None and self.trouble is before:
+            self._recover()
+        if self._retention is not None and self._retention.refresh:
+            for one, found in zip(batch, answers, strict=True):
+                self._uses.note(one.scope.user_id, [item.id for item in found], now)
+        return answers
+
+    # What keeps it whole
+
+    async def catch_up(self, *, limit: int = BATCH) -> int:
+        """Make up to `limit` missing vectors, and delete those of items that are gone.
+
+        Returns how many vectors are missing still, counted up to `limit`.
+
+        Raises:
+            StoreError: the embedding function or Chroma fails still; nothing is lost.
+        """
+        pending = await self._text.pending(self._index.embedding, limit)
+        if pending:
+            vectors = await self._embed(self._index.embed, [one.text for one in pending], self._embed_s)
+            await self._add(pending, vectors)
+        await self._delete_dropped()
+        self._recover()
+        return len(await self._text.pending(self._index.embedding, limit))
+
+    async def rebuild(self) -> int:
+        """Make all vectors anew, into a new collection; return how many.
+
+        What a collection held, deleted vectors included, is gone from Chroma's files then. Also what to do when the
+        embedding function gives another dimension; one of another name or config needs only `catch_up`.
+        """
+        await asyncio.to_thread(self._index.drop)
+        await asyncio.to_thread(self._index.drop_others)
+        await asyncio.to_thread(self._index.scrub)
+        await self._text.unmark()
+        with self._lock:
+            for user in list(self._shelves):
+                self._take_down(user)
+        while await self.catch_up():
+            pass
+        return await self._text.count()
+
+    async def check(self, *, sample: int = 100) -> Health:
+        """Look whether Chroma has just the vectors that it should have, and finds a sample of the latest by search."""
+        keys, others = await self._text.keys(self._index.embedding)
+        return await asyncio.to_thread(self._index.check, keys, sample, others)
+
+    # Erasing
+
+    async def texts(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
+        """Return texts and topics of all that `forget` would delete if it were called so, and words as indexed."""
+        said = texts_of(await self._text.doomed(scope, ids, turn_index))
+        return list(dict.fromkeys([*said, *map(words_of, said)]))
+
+    async def keeps(self, texts: Collection[str]) -> set[str]:
+        """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
+        return await self._text.keeps(texts)
+
+    async def scrub(self) -> None:
+        """Leave nothing of what was forgotten in the files: O(all that is kept), as all vectors are made anew.
+
+        Those that a server keeps are deleted there; what its files have then is for the server.
+
+        Raises:
+            StoreError: the embedding function or Chroma fails, or another process is at the file. Nothing is lost;
+                again.
+        """
+        await self._text.scrub()
+        if self._index.paths() is None:
+            await self._delete_dropped()
+        else:
+            await self.rebuild()
+            await asyncio.to_thread(self._index.scrub)
+
+    def paths(self) -> Sequence[Path]:
+        """Return all files and folders that it keeps something in; none if a server keeps the vectors."""
+        folders = self._index.paths()
+        return [] if folders is None else [*self._text.paths(), *folders]
+
+    # Vectors
+
+    async def _vectors_of(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32] | None:
+        """Return the vectors of texts or queries, None while that fails.
+
+        Raises:
+            ConfigError: they have another dimension than those that are kept.
+        """
+        if not texts or self._pauses():
+            return None
+        embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
+        try:
+            vectors = await self._embed(embed, texts, limit_s)
+        except StoreError as error:
+            self._pause(error)
+            return None
+        self._index.check_dimensions(vectors)
+        return vectors
+
+    async def _embed(
+        self, embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str], limit_s: float
+    ) -> NDArray[np.float32]:
+        """Return the vectors of some texts; StoreError if they take too long."""
+        work = asyncio.get_running_loop().run_in_executor(self._embedders, embed, texts)
+        try:
+            return await asyncio.wait_for(work, limit_s)
+        except TimeoutError:
+            raise StoreError(f"the embedding function has not answered within {limit_s:g} s") from None
+
+    async def _keep(
+        self, pending: Sequence[Pending], vectors: Sequence[NDArray[np.float32]] | NDArray[np.float32]
+    ) -> None:
+        """Keep the vectors, or let `catch_up` do it."""
+        import numpy as np
+
+        try:
+            if pending:
+                await self._add(pending, np.array(vectors))
+                await self._delete_dropped()
+                self._recover()
+        except StoreError as error:
+            self._pause(error)
+
+    async def _add(self, pending: Sequence[Pending], vectors: NDArray[np.float32]) -> None:
+        keys, users = [one.key for one in pending], [one.user_id for one in pending]
+        await asyncio.to_thread(self._index.add, keys, users, vectors)
+        await self._text.mark(pending, self._index.embedding)
+
+    async def _put_away(self, users: Collection[str]) -> None:
+        """Let go of what is held of these users, some of whose items are gone, and of the vectors of those."""
+        with self._lock:
+            for user in users:
+                self._take_down(user)
+        try:
+            if users:
+                await self._delete_dropped()
+        except StoreError as error:
+            self._pause(error)
+
+    async def _delete_dropped(self) -> None:
+        """Delete from Chroma the vectors of items that are gone."""
+        if keys := await self._text.dropped():
+            await asyncio.to_thread(self._index.delete, keys)
+            await self._text.undrop(keys)
+
+    def _pauses(self) -> bool:
+        return self.trouble is not None and time.monotonic() < self._again_at
+
+    def _pause(self, error: StoreError) -> None:
+        self.trouble, self._again_at = str(error), time.monotonic() + self._pause_s
+
+    def _recover(self) -> None:
+        self.trouble = None
+
+    # Ranking
+
+    def _expiry(self, now: float, users: Collection[str]) -> Expiry | None:
+        if self._retention is None:
+            return None
+        since = self._retention.since(now)
+        used = {user: self._uses.noted(user, since) for user in users}
+        return Expiry(since, sorted(self._retention.expiring(None)), used)
+
+    def _answer(
+        self,
+        batch: Sequence[Recall],
+        asked: Sequence[Sequence[Term]],
+        matches: Sequence[Matches],
+        vectors: NDArray[np.float32] | None,
+        held: dict[str, Shelf],
+    ) -> list[Sequence[MemoryItem]]:
+        shelves = self._lay_out([one.scope.user_id for one in batch], matches, held)
+        return [
+            shelves[one.scope.user_id].rank(
+                one.scope,
+                asked[at],
+                matches[at],
+                None if vectors is None else vectors[at],
+                limit=one.limit,
+                types=one.types,
+                as_of=one.as_of,
+                weights=self._weights,
+            )
+            for at, one in enumerate(batch)
+        ]
+
+    def _lay_out(self, users: Sequence[str], matches: Sequence[Matches], held: dict[str, Shelf]) -> dict[str, Shelf]:
+        """Return the users' shelves as of the matches' revisions, with all the vectors that can be had."""
+        from turnwise.memory.shelf import Shelf
+
+        shelves: dict[str, Shelf] = {}
+        for user, found in zip(users, matches, strict=True):
+            if user not in shelves:
+                old = held.get(user)
+                if old is not None and found.base == old.revision:
+                    shelves[user] = old.grown(found.revision, found.more) if found.more else old
+                else:
+                    shelves[user] = Shelf().grown(found.revision, found.more)
+                    if old is not None:
+                        shelves[user].take(old.by_key())
+        missing = {user: keys for user, shelf in shelves.items() if (keys := shelf.missing())}
+        if missing and not self._pauses():
+            try:
+                vectors = self._index.get([key for keys in missing.values() for key in keys])
+            except StoreError as error:
+                self._pause(error)
+                vectors = {}
+            for user, keys in missing.items():
+                shelves[user].take({key: vectors[key] for key in keys if key in vectors})
+        with self._lock:
+            for user, shelf in shelves.items():
+                self._take_down(user)
+                self._shelves[user] = shelf
+                self._sizes[user] = shelf.bytes
+                self._held_bytes += self._sizes[user]
+            while self._held_bytes > self._cache_bytes and len(self._shelves) > 1:
+                self._take_down(next(iter(self._shelves)))
+        return shelves
+
+    def _take_down(self, user: str) -> None:
+        if self._shelves.pop(user, None) is not None:
+            self._held_bytes -= self._sizes.pop(user)

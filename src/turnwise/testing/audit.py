@@ -1,0 +1,279 @@
+"""What must hold in a store, whatever happened to its sessions and to those who looked after them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.errors import CorruptRecordError, InvalidRequestError, SessionNotFoundError
+from turnwise.memory.block_cache import BlockCache
+from turnwise.memory.blocks import Block, Summary, System, User
+from turnwise.memory.events import Event, RunEnded, RunStarted
+from turnwise.memory.history import HistoryStore
+from turnwise.memory.rules import ANTHROPIC, CHAT, RESPONSES, check
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.spans import Spans, union
+from turnwise.memory.store import SessionStore
+from turnwise.memory.transcript import messages_of
+from turnwise.memory.turns import Turn, TurnRecord
+from turnwise.testing.acknowledged import Acknowledged, Note, digest
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that does not hold."""
+
+    session_id: str
+    law: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"session {self.session_id!r}: {self.law}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What was looked at, and what does not hold."""
+
+    counts: Counter[str]
+    """How many sessions, turns, runs, events and requests were checked, and how many acknowledged prompts, runs, ends
+    and followers."""
+    violations: tuple[Violation, ...]
+
+    def check(self) -> None:
+        """Raise unless all holds.
+
+        Raises:
+            AssertionError: names each violation.
+        """
+        if self.violations:
+            raise AssertionError("\n".join(["the audit found:", *map(str, self.violations)]))
+
+
+async def audit(
+    store: SessionStore,
+    session_ids: Iterable[str],
+    acknowledged: Acknowledged | None = None,
+    history: HistoryStore | None = None,
+    *,
+    settled: bool = True,
+    discards: bool = False,
+    compacts: bool = False,
+) -> Audit:
+    """Check sessions as they are stored, and that all is there that callers were told. Only reads.
+
+    The laws: all can be read; numbers of events only grow; one run at a time; each run has one terminal event, its
+    last, and none is without an outcome; each turn continues the one before it, and could be sent to every provider
+    with one prompt more; each acknowledged prompt is there once, in the order of acknowledgement; each acknowledged run
+    is there, ended as was told, and its turn holds what was told; who followed one missed no event and saw none twice.
+
+    Args:
+        history: where events are, if not with the conversations.
+        settled: whether all runs must have ended.
+        discards: whether prompts of runs that were cancelled may be gone: with `on_cancel="discard"` or `rollback`.
+        compacts: whether sessions have an overflow strategy: each turn then continues the newest of what was there.
+    """
+    notes: dict[str, list[Note]] = {}
+    for note in acknowledged or ():
+        notes.setdefault(note.session_id, []).append(note)
+    counts: Counter[str] = Counter()
+    violations: list[Violation] = []
+    for session_id in dict.fromkeys(session_ids):
+        try:
+            session = await read_session(store, session_id, history)
+        except SessionNotFoundError:
+            violations.append(Violation(session_id, "acknowledged session", "it is not in the store"))
+            continue
+        except CorruptRecordError as error:
+            violations.append(Violation(session_id, "can be read", str(error)))
+            continue
+        told = notes.get(session_id, [])
+        found = [
+            *_events_hold(session, settled=settled),
+            *_turns_hold(session, compacts=compacts),
+            *_notes_hold(session, told, discards=discards),
+        ]
+        violations += [Violation(session_id, law, what) for law, what in found]
+        counts += Counter(sessions=1, turns=len(session.turns), runs=len(session.runs), events=len(session.events))
+        counts += Counter(requests=sum(turn.status not in ("pending", "queued") for turn in session.turns))
+        counts += Counter(f"acknowledged {note.what}" for note in told)
+    return Audit(counts=counts, violations=tuple(violations))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSession:
+    """All that a store has of a session."""
+
+    turns: Sequence[Turn]
+    runs: Sequence[RunRecord]
+    events: Sequence[Event]
+    doubles: Sequence[Event]
+    """Events of a number that another has too."""
+
+
+async def read_session(store: SessionStore, session_id: str, history: HistoryStore | None = None) -> StoredSession:
+    """Return all of a session, read from the store alone.
+
+    Raises:
+        SessionNotFoundError: there is none.
+        CorruptRecordError: a part of it cannot be read.
+    """
+    await store.get(session_id)
+    runs: list[RunRecord] = []
+    while page := await store.runs(session_id, after=runs[-1].turn_index if runs else -1):
+        runs += page
+    events, doubles = await _read_events(store, session_id, history)
+    return StoredSession(await read_turns(store, session_id), runs, events, doubles)
+
+
+async def read_turns(store: SessionStore, session_id: str) -> list[Turn]:
+    """Return all turns of a session, read from the store alone."""
+    records: list[TurnRecord] = []
+    while page := await store.turns(session_id, after=records[-1].index if records else -1):
+        records += page
+    spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
+    cache = BlockCache()
+    cache.add_spans(spans, await store.blocks(spans))
+    return [Turn(session_id, record, cache) for record in records]
+
+
+async def read_events(store: SessionStore, session_id: str, history: Any = None) -> list[Event]:
+    """Return all stored events of a session, those in its history among them, by number."""
+    return (await _read_events(store, session_id, history))[0]
+
+
+async def _read_events(store: SessionStore, session_id: str, history: Any) -> tuple[list[Event], list[Event]]:
+    found: dict[int, Event] = {}
+    doubles: list[Event] = []
+    for source in (store, history) if history else (store,):
+        after = 0
+        while page := await source.events(session_id, after=after):
+            doubles += [event for event in page if found.setdefault(event.seq, event) != event]
+            after = page[-1].seq
+    return [found[seq] for seq in sorted(found)], doubles
+
+
+Finding = tuple[str, str]
+"""The law, and how it is broken."""
+
+
+def _events_hold(session: StoredSession, *, settled: bool) -> Iterator[Finding]:
+    for event in session.doubles:
+        yield "numbers only grow", f"two events have the number {event.seq}"
+    active = None
+    ended: set[str] = set()
+    for event in session.events:
+        if event.run_id in ended:
+            yield "one terminal event, the last", f"{event!r} comes after its run's end"
+        if isinstance(event, RunStarted):
+            if active is not None:
+                yield "one run at a time", f"{event!r} while run {active!r} is active"
+            active = event.run_id
+        if isinstance(event, RunEnded) and event.run_id:
+            ended.add(event.run_id)
+            active = None if active == event.run_id else active
+    for run in session.runs:
+        if run.is_open == (run.run_id in ended):
+            yield "one terminal event, the last", f"run {run.run_id!r} is {run.state}, and its events say otherwise"
+        if settled and run.is_open:
+            yield "no run without outcome", f"run {run.run_id!r} is {run.state}"
+
+
+def _turns_hold(session: StoredSession, *, compacts: bool) -> Iterator[Finding]:
+    before: tuple[Block, ...] = ()
+    for turn in session.turns:
+        if turn.status in ("pending", "queued"):
+            continue
+        goes_on = _goes_on(turn, before) if compacts else turn.blocks[: len(before)] == before
+        if not goes_on:
+            yield "continues the turn before", f"turn {turn.index} does not"
+        try:
+            check_request([*turn.blocks, User(text="next")])
+        except InvalidRequestError as error:
+            yield "next request valid", f"after turn {turn.index}: {error}"
+        before = turn.blocks
+
+
+def check_request(blocks: Sequence[Block]) -> None:
+    """Raise if any provider would refuse this conversation.
+
+    Raises:
+        InvalidRequestError: says which, where and why.
+    """
+    messages = messages_of(blocks)
+    for rules in (CHAT, RESPONSES, ANTHROPIC):
+        check(messages, rules)
+
+
+def _goes_on(turn: Turn, before: tuple[Block, ...]) -> bool:
+    own = len(turn.new_blocks)
+    held = [block for block in turn.blocks[: len(turn.blocks) - own] if not isinstance(block, System | Summary)]
+    older = [block for block in before if not isinstance(block, System | Summary)]
+    return not held or older[-len(held) :] == held
+
+
+def _notes_hold(session: StoredSession, notes: Sequence[Note], *, discards: bool) -> Iterator[Finding]:
+    runs = {run.run_id: run for run in session.runs}
+    turns = {turn.run_id: turn for turn in session.turns if turn.run_id}
+    places = _places(session.turns)
+    present: list[tuple[Note, int]] = []
+    for note in notes:
+        run = runs.get(note.run_id or "")
+        if note.run_id and run is None:
+            yield f"acknowledged {note.what}", f"run {note.run_id!r} is not in the store"
+        elif note.what == "prompt":
+            found = places.get(note.prompt or "", [])
+            if len(found) == 1:
+                present.append((note, found[0]))
+            elif found or not (discards and run and run.state == "cancelled"):
+                yield "acknowledged prompt once", f"{note.prompt!r} of run {note.run_id!r} is there {len(found)} times"
+        elif note.what == "end" and run:
+            turn = turns.get(run.run_id)
+            if run.state != note.state:
+                yield "acknowledged end", f"run {run.run_id!r} was {note.state}, and is {run.state}"
+            if (None if turn is None or note.digest is None else digest(turn.blocks)) != note.digest:
+                yield "acknowledged turn", f"that of run {run.run_id!r} is not there, or not as it was told"
+        elif note.what == "followed":
+            yield from _followed(session, note)
+    yield from _in_order(present)
+
+
+def _places(turns: Sequence[Turn]) -> dict[str, list[int]]:
+    """Return where each prompt stands, in reading order; a block that several turns share counts once."""
+    found: dict[str, list[int]] = {}
+    seen: set[tuple[str, int]] = set()
+    for turn in turns:
+        spans = (*turn.record.spans, *turn.record.prompt)
+        for at, block in zip(_positions(spans), turn.cache.read(spans), strict=True):
+            if isinstance(block, User) and at not in seen:
+                seen.add(at)
+                found.setdefault(block.text, []).append(len(seen))
+    return found
+
+
+def _positions(spans: Spans) -> Iterator[tuple[str, int]]:
+    return ((span.log, at) for span in spans for at in range(span.start, span.stop))
+
+
+def _followed(session: StoredSession, note: Note) -> Iterator[Finding]:
+    seen = set(note.seqs)
+    if list(note.seqs) != sorted(seen):
+        yield "followers see each event once", f"a follower of run {note.run_id!r} saw {note.seqs}"
+    missed = [event.seq for event in session.events if event.run_id == note.run_id and event.seq not in seen]
+    if missed:
+        yield "followers miss nothing", f"a follower of run {note.run_id!r} did not see {missed}"
+
+
+def _in_order(present: Sequence[tuple[Note, int]]) -> Iterator[Finding]:
+    """What was acknowledged before something else was asked for stands before it."""
+    by_told = sorted(present, key=lambda each: each[0].told)
+    furthest, at = ("", -1), 0
+    for note, place in sorted(present, key=lambda each: each[0].asked):
+        while at < len(by_told) and by_told[at][0].told < note.asked:
+            if by_told[at][1] > furthest[1]:
+                furthest = str(by_told[at][0].prompt), by_told[at][1]
+            at += 1
+        if furthest[1] > place:
+            yield "order of acknowledgement", f"{note.prompt!r} was asked after {furthest[0]!r}, and stands before it"

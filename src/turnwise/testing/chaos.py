@@ -1,0 +1,154 @@
+"""Chaos on Ray: callers at work, killers among them, and an audit when all is over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.actors.manager import AsyncSessionManager
+from turnwise.errors import ConfigError
+from turnwise.memory.history import HistoryStore
+from turnwise.memory.store import SessionStore
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.audit import audit
+from turnwise.testing.faults import read_faults
+from turnwise.testing.killers import Killer
+from turnwise.testing.report import Report
+from turnwise.testing.workload import Caller, Workload
+
+LOOK_S = 0.25
+"""How often faults are counted, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """When a chaos run has had enough: when it has lasted `seconds` and had `faults`, or lasted `most_s`."""
+
+    seconds: float = 0.0
+    faults: int = 0
+    most_s: float = 3600.0
+    settle_s: float = 120.0
+    """How long all that was begun may take to end afterwards."""
+
+
+async def chaos(
+    manager: AsyncSessionManager,
+    open_store: Callable[[], SessionStore],
+    told: Acknowledged,
+    *,
+    killers: Callable[[AsyncSessionManager, Sequence[str]], Iterable[tuple[Killer, float]]],
+    workload: Workload,
+    bounds: Bounds,
+    seed: int = 0,
+    journal: Path | str | None = None,
+    open_history: Callable[[], HistoryStore] | None = None,
+    title: str = "Chaos on Ray",
+) -> Report:
+    """Run callers and killers beside each other, then let all settle, and audit every session from its store.
+
+    The seed decides what callers ask for and whom killers choose; when they get to it, the machine decides. So a seed
+    does not replay a run, other than in `schedules`. Nothing is swallowed: a caller or killer that fails ends the run.
+
+    Args:
+        manager: of sessions on any placement. Its engine and store may have faults of their own.
+        open_store: opens the store anew, to audit it.
+        told: notes what callers were told. Give it a file, to look at afterwards.
+        killers: makes them of the manager and the ids of sessions; each comes with how many seconds it pauses, on
+            average, between two strikes.
+        journal: where `Faults` in other processes write theirs; see `Faults`.
+
+    Raises:
+        ConfigError: the bounds name neither a time nor a number of faults.
+    """
+    if not bounds.seconds and not bounds.faults:
+        raise ConfigError("bounds", bounds, "name a number of seconds, of faults, or both")
+    session_ids = workload.session_ids
+    for session_id in session_ids:
+        await manager.open(session_id)
+    struck: Counter[str] = Counter()
+    over = asyncio.Event()
+    callers = [
+        Caller(
+            manager,
+            session_id,
+            name=f"caller{number}",
+            workload=workload,
+            told=told,
+            seed=f"{seed}/{session_id}/{number}",
+        )
+        for session_id in session_ids
+        for number in range(workload.callers)
+    ]
+    calling = [asyncio.create_task(caller.call(over.is_set)) for caller in callers]
+    striking = [
+        asyncio.create_task(_strike(killer, pause_s, random.Random(f"{seed}/{number}"), struck))
+        for number, (killer, pause_s) in enumerate(killers(manager, session_ids))
+    ]
+    began = time.monotonic()
+    try:
+        await _until_enough(bounds, began, struck, journal, [*calling, *striking])
+    finally:
+        over.set()
+        for task in striking:
+            task.cancel()
+        ended = time.monotonic()
+        _, late = await asyncio.wait(calling, timeout=bounds.settle_s)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*striking, *late, return_exceptions=True)
+    for task in calling:
+        if task not in late:
+            task.result()
+    unsettled = [
+        f"a caller of {callers[at].session_id!r} has no answer" for at, task in enumerate(calling) if task in late
+    ]
+    settling_s = time.monotonic() - ended
+    store, history = open_store(), open_history() if open_history else None
+    try:
+        ids = dict.fromkeys([*session_ids, *told.session_ids])
+        found = await audit(store, ids, told, history)
+    finally:
+        await store.close()
+        if history:
+            await history.close()
+    refused: Counter[str] = sum((caller.refused for caller in callers), Counter())
+    return Report(
+        title=title,
+        seed=seed,
+        seconds=ended - began,
+        settling_s=settling_s,
+        faults=struck + _in_processes(journal),
+        refused=refused,
+        audit=found,
+        unsettled=tuple(unsettled),
+    )
+
+
+async def _until_enough(
+    bounds: Bounds, began: float, struck: Counter[str], journal: Path | str | None, tasks: Sequence[asyncio.Task[None]]
+) -> None:
+    while True:
+        done, _ = await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        seconds = time.monotonic() - began
+        count = struck.total() + _in_processes(journal).total()
+        if seconds >= bounds.most_s or (seconds >= bounds.seconds and count >= bounds.faults):
+            return
+
+
+async def _strike(killer: Killer, pause_s: float, dice: random.Random, struck: Counter[str]) -> None:
+    while True:
+        await asyncio.sleep(dice.random() * 2 * pause_s)
+        if await killer.strike(dice):
+            struck[killer.kind] += 1
+
+
+def _in_processes(journal: Path | str | None) -> Counter[str]:
+    found = read_faults(journal) if journal else Counter()
+    return Counter({f"{fault}, in the session's process": count for fault, count in found.items()})

@@ -1,0 +1,178 @@
+"""What callers of a chaos run do: many at once, on many sessions, and each notes what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from turnwise.actors.core import IfBusy
+from turnwise.actors.execution import AsyncExecutionHandle
+from turnwise.actors.manager import AsyncSessionManager
+from turnwise.actors.session import AsyncSession
+from turnwise.errors import (
+    NoActiveRunError,
+    OverloadedError,
+    QueueFullError,
+    RunCancelledError,
+    RunEndedError,
+    RunInterruptedError,
+    SessionBusyError,
+    SessionLostError,
+    StoreError,
+    TurnNotFoundError,
+    WaitTimeoutError,
+)
+from turnwise.memory.turns import Turn
+from turnwise.testing.acknowledged import Acknowledged
+
+Answer = TypeVar("Answer")
+
+AGAIN_S = 0.05
+"""How long a caller waits before it asks again, in seconds."""
+
+PATIENCE_S = 10.0
+"""How long one wait for a run takes at most before it is asked anew, in seconds."""
+
+IF_BUSY: tuple[IfBusy, ...] = ("reject", "enqueue", "enqueue", "interrupt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """How many ask for what. Rates are from 0 to 1; what is left are runs that are waited for."""
+
+    sessions: int = 8
+    callers: int = 2
+    """For each session."""
+    appends: float = 0.15
+    cancels: float = 0.1
+    follows: float = 0.25
+    """Runs whose events are followed to their end."""
+    forks: float = 0.02
+    run_timeout_s: float = 2.0
+    """How long a run may take: an engine that hangs ends so."""
+    tag: str = "chaos"
+    """What ids of sessions begin with."""
+
+    @property
+    def session_ids(self) -> tuple[str, ...]:
+        """The sessions that callers begin with."""
+        return tuple(f"{self.tag}-{number}" for number in range(self.sessions))
+
+
+class Caller:
+    """Asks a session for one thing after the other. What has a key it asks for again until it is answered."""
+
+    def __init__(
+        self,
+        manager: AsyncSessionManager,
+        session_id: str,
+        *,
+        name: str,
+        workload: Workload,
+        told: Acknowledged,
+        seed: str,
+    ) -> None:
+        self.refused: Counter[str] = Counter()
+        """How often it was told no, or nothing, by the name of the error."""
+        self._manager = manager
+        self.session_id = session_id
+        self._name = name
+        self._workload = workload
+        self._told = told
+        self._dice = random.Random(seed)
+
+    async def call(self, is_over: Callable[[], bool]) -> None:
+        """Go on until it is over and what was begun has ended."""
+        session = await self._again(lambda: self._manager.open(self.session_id))
+        number = 0
+        while not is_over():
+            number += 1
+            prompt = f"{self.session_id} {self._name} {number}"
+            drawn, rates = self._dice.random(), self._workload
+            if drawn < rates.appends:
+                await self._append(session, prompt)
+            elif drawn < rates.appends + rates.forks:
+                await self._fork(session, f"{self.session_id}-{self._name}-{number}")
+            else:
+                await self._run(session, prompt)
+
+    async def _append(self, session: AsyncSession, prompt: str) -> None:
+        asked = self._told.clock()
+        try:
+            index = await session.append(prompt)
+        except (OverloadedError, SessionLostError, StoreError) as error:
+            self._note(error)  # nobody knows whether it is there, so nobody may ask again
+        else:
+            self._told.stored(session.id, [prompt], asked, turn_index=index)
+
+    async def _fork(self, session: AsyncSession, fork_id: str) -> None:
+        try:
+            fork = await self._again(lambda: session.fork(session_id=fork_id))
+        except TurnNotFoundError:
+            return
+        self._told.forked(fork.id)
+        await self._run(fork, f"{fork_id} first")
+
+    async def _run(self, session: AsyncSession, prompt: str) -> None:
+        asked = self._told.clock()
+        settings: dict[str, Any] = {
+            "if_busy": self._dice.choice(IF_BUSY),
+            "idempotency_key": prompt,
+            "timeout_s": self._workload.run_timeout_s,
+        }
+        try:
+            run = await self._again(lambda: session.run(prompt, **settings))
+        except (SessionBusyError, QueueFullError) as error:
+            self._note(error)
+            await asyncio.sleep(AGAIN_S)
+            return
+        self._told.stored(session.id, [prompt], asked, run_id=run.run_id, turn_index=run.turn_index)
+        drawn, rates = self._dice.random(), self._workload
+        if drawn < rates.cancels:
+            await asyncio.sleep(self._dice.random() * 0.1)
+            await self._cancel(run)
+        elif drawn < rates.cancels + rates.follows:
+            await self._follow(run)
+        await self._wait(run)
+
+    async def _cancel(self, run: AsyncExecutionHandle) -> None:
+        try:
+            await self._again(run.cancel)
+        except NoActiveRunError as error:
+            self._note(error)
+
+    async def _follow(self, run: AsyncExecutionHandle) -> None:
+        seqs: list[int] = []
+
+        async def follow() -> None:
+            async for event in run.events(seqs[-1] if seqs else 0):
+                seqs.append(event.seq)  # noqa: PERF401 - what was seen before a failure counts
+
+        await self._again(follow)
+        self._told.followed(run.session_id, run.run_id, seqs)
+
+    async def _wait(self, run: AsyncExecutionHandle) -> None:
+        turn: Turn | None
+        try:
+            turn, state = await self._again(lambda: run.wait(PATIENCE_S)), "completed"
+        except RunEndedError as ended:
+            turn, state = ended.turn, "failed"
+            if isinstance(ended, RunCancelledError | RunInterruptedError):
+                state = "cancelled" if isinstance(ended, RunCancelledError) else "interrupted"
+        self._told.ended(run.session_id, run.run_id, state, turn.blocks if turn else None)
+
+    async def _again(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Ask until there is an answer, if only a refusal."""
+        while True:
+            try:
+                return await ask()
+            except (OverloadedError, SessionLostError, StoreError, WaitTimeoutError) as error:
+                self._note(error)
+                await asyncio.sleep(AGAIN_S)
+
+    def _note(self, error: Exception) -> None:
+        self.refused[type(error).__name__] += 1

@@ -1,0 +1,140 @@
+"""A session in a world where things go wrong, and a caller who asks until somebody answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.core import Decision, SessionCore
+from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.errors import CorruptRecordError, SessionFencedError, SessionLostError, StoreClosedError, StoreError
+from turnwise.memory.history import HistoryStore
+from turnwise.memory.in_memory import InMemoryStore
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.store import SessionStore
+from turnwise.strategies.strategy import OverflowStrategy
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.audit import Audit, audit
+from turnwise.testing.faults import Faults
+from turnwise.testing.faulty_engine import FaultyEngine
+from turnwise.testing.faulty_store import FaultyStore
+from turnwise.testing.process import Process
+from turnwise.testing.schedules import inline
+
+AGAIN_S = 0.01
+"""How long the caller waits before it asks again, in seconds."""
+
+
+class World:
+    """One session on a `VirtualLoop`: its core in a process that may die, its store and engine with faults.
+
+    The verbs `append`, `start`, `wait`, `cancel`, `decide` and `fork` ask with the same ids until a process answers, as
+    a caller on Ray does, and a patient one: a dead process is replaced, a StoreError is no answer. What they were told
+    is in `told`, and `audit()` holds the store to it.
+
+    Args:
+        faults: what goes wrong, in the store and in the default engine.
+        engine: in place of a `FaultyEngine` with these faults.
+        store: in place of one in memory; of that one, if it shares it with other worlds.
+    """
+
+    def __init__(
+        self,
+        faults: Faults,
+        *,
+        session_id: str = "session",
+        engine: EngineBuilder | None = None,
+        config: SessionConfig | None = None,
+        overflow: OverflowStrategy | None = None,
+        store: SessionStore | None = None,
+        history: HistoryStore | None = None,
+    ) -> None:
+        self.faults = faults
+        self.session_id = session_id
+        self.store: Any = FaultyStore(store or InMemoryStore(), faults)
+        self.history: Any = FaultyStore(history, faults, name="history") if history else None
+        self.engine = engine or FaultyEngine(faults)
+        self.config = config or SessionConfig(cancel_grace_s=0.5, idle_s=1e9)
+        self.told = Acknowledged(clock=lambda: asyncio.get_running_loop().time())
+        self._overflow = overflow
+        self._lives = 0
+        self.process, self.core = self._begin()
+
+    async def create(self) -> None:
+        """Make the session."""
+        await self.store.inner.create(SessionRecord(session_id=self.session_id))
+
+    def kill(self) -> None:
+        """Kill the session's process; the next call begins another."""
+        self.process.kill()
+
+    async def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        """Return what a verb of `SessionCore` answers, asked again and again with the same arguments."""
+        while True:
+            if self.process.is_dead:
+                self.process, self.core = self._begin()
+            try:
+                return await self.process.call(getattr(self.core, verb)(*args, **kwargs))
+            except (CorruptRecordError, StoreClosedError):
+                raise  # it would be the same again
+            except SessionFencedError:
+                self.process.kill()  # as a process that has lost its session does
+            except (SessionLostError, StoreError):
+                await asyncio.sleep(AGAIN_S)
+
+    async def append(self, prompt: str) -> int:
+        """Append a prompt, which no other is like; return the index of its turn."""
+        asked = self.told.clock()
+        index = cast(int, await self.ask("append", [prompt], prompt))
+        self.told.stored(self.session_id, [prompt], asked, turn_index=index)
+        return index
+
+    async def start(self, prompt: str, **settings: Any) -> str:
+        """Start a run of a prompt that no other is like; return its id, which is the prompt unless it is given."""
+        asked = self.told.clock()
+        settings.setdefault("run_id", prompt)
+        started = await self.ask("start", [prompt], **settings)
+        run_id, turn_index = started.run_id, started.turn_index
+        self.told.stored(self.session_id, [prompt], asked, run_id=run_id, turn_index=turn_index)
+        return cast(str, run_id)
+
+    async def wait(self, run_id: str) -> str:
+        """Wait for a run; return the state in which it ended."""
+        outcome = await self.ask("wait", run_id)
+        state = cast(str, outcome.run.state)
+        self.told.ended(self.session_id, run_id, state, outcome.turn.blocks if outcome.turn else None)
+        return state
+
+    async def cancel(self, run_id: str) -> bool:
+        """Cancel a run; return whether it ended so."""
+        return cast(bool, await self.ask("cancel", "stop", run_id))
+
+    async def decide(self, run_id: str, call_id: str, decision: Decision) -> None:
+        """Decide about a call that waits."""
+        await self.ask("decide", run_id, call_id, decision)
+
+    async def fork(self, session_id: str, at: int | None = None) -> None:
+        """Fork the session."""
+        await self.ask("fork", at, session_id)
+        self.told.forked(session_id)
+
+    async def audit(self, **settings: Any) -> Audit:
+        """Check this session and its forks: see `audit`. The store is read as it is, without faults."""
+        history = self.history and self.history.inner
+        ids = {self.session_id: None} | dict.fromkeys(self.told.session_ids)
+        return await audit(self.store.inner, ids, self.told, history, **settings)
+
+    def _begin(self) -> tuple[Process, SessionCore]:
+        self._lives += 1
+        core = SessionCore(
+            self.session_id,
+            self.store,
+            self.engine,
+            self.config,
+            overflow=self._overflow,
+            history=self.history,
+            clock=lambda: asyncio.get_running_loop().time(),
+            off_loop=inline,
+        )
+        return Process(f"{self.session_id}, process {self._lives}"), core

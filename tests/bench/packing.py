@@ -1,0 +1,239 @@
+"""What packed hosts hold, and how fast; what comes back after a kill, and how soon."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+import sqlalchemy as sa
+from harness import Samples, Table, end_process, prompt_of
+
+from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, Session, SessionManager, SQLStore
+from turnwise.memory import sql_schema as schema
+from turnwise.memory.blocks import User, encode
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Span
+from turnwise.memory.sql_rows import session_row, turn_row
+from turnwise.memory.turns import TurnRecord
+
+AT_ONCE = 1000
+"""How many sessions one process asks at once."""
+
+HOSTS = 2
+
+PROMPT = prompt_of(200)
+
+Manage = Callable[[str], AsyncSessionManager]
+
+
+def manage_in(folder: Path, namespace: str) -> Manage:
+    """Return what makes managers of packed sessions, each of a store of its own."""
+
+    def manage(name: str) -> AsyncSessionManager:
+        url = f"sqlite:///{folder}/{name}.db"
+        return AsyncSessionManager(url, engine=EchoEngine(), placement=Packed(hosts=HOSTS), namespace=namespace)
+
+    return manage
+
+
+async def retire(manager: AsyncSessionManager) -> None:
+    """End the hosts of a manager, so that the next measurement has the machine to itself."""
+    hosts = {str(host): host for host in map(manager._realm.actor, map(str, range(100)))}
+    for host in hosts.values():
+        await asyncio.to_thread(end_process, host, await host.ready.remote())
+
+
+async def in_batches(work: Callable[[Any], Awaitable[object]], items: Sequence[Any]) -> None:
+    for first in range(0, len(items), AT_ONCE):
+        await asyncio.gather(*map(work, items[first : first + AT_ONCE]))
+
+
+# Memory and openings
+
+
+def residents(table: Table, manage: Manage, count: int, bare_s: float) -> None:
+    """Measure opening sessions that stay resident, and what they take of memory.
+
+    Args:
+        bare_s: how long making a bare actor takes, until its first call is answered, in seconds.
+    """
+
+    async def open_all() -> None:
+        idle = memory_of(os.getpid())
+        async with manage("resident") as manager:
+            await asyncio.gather(*(host.ready.remote() for host in map(manager._realm.actor, map(str, range(20)))))
+            sessions: list[AsyncSession] = []
+
+            async def open_one(number: int) -> None:
+                sessions.append(await manager.open(f"session-{number}"))
+
+            began = time.perf_counter()
+            await in_batches(open_one, range(count))
+            opened = time.perf_counter()
+            await in_batches(AsyncSession.latest, sessions)
+            answered = time.perf_counter()
+            await in_batches(one_turn, sessions)
+            above = memory_of(os.getpid()) - idle
+            rate, whole = count / (opened - began), count / (answered - began)
+            table.judge(f"{count:,} packed sessions: open(), to bare actors", rate * bare_s, 300, bound="least")
+            table.line("  a second", result=f"{rate:,.0f}; bare actors {1 / bare_s:.3g}")
+            table.line("  the same with the first verb, active", result=f"{whole * bare_s:.3g}x; {whole:,.0f} a second")
+            goal = 1024 * count / 10_000 if count >= 10_000 else 1024
+            what = f"{count:,} of them resident, with a turn each"
+            table.judge(f"{what}: MB above idle Ray", above / 2**20, goal, " MB")
+            table.line("  bytes a session", result=f"{above / count:,.0f}, hosts' processes included")
+            await retire(manager)
+
+    asyncio.run(open_all())
+
+
+async def one_turn(session: AsyncSession) -> None:
+    await (await session.run(PROMPT)).wait()
+
+
+def memory_of(root: int) -> int:
+    """Return what a process and all that came of it take, in bytes; what they share counts once."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    total = 0
+    for pid in parents:
+        if root in ancestors(pid, parents) and pid != root:
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+def ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    while pid in parents:
+        yield pid
+        pid = parents[pid]
+
+
+# Activations
+
+
+def activations(table: Table, manage: Manage, folder: Path, stored: int, asked: int) -> None:
+    """Measure the first verb of sessions that are not resident, in a store of many."""
+    fill(f"sqlite:///{folder}/many.db", stored)
+    taken, again = Samples(), Samples()
+
+    async def activate() -> None:
+        async with manage("many") as manager:
+            step = stored // (asked + 40)
+            sessions = [await manager.get(f"session-{at * step}") for at in range(asked + 40)]
+            for at, session in enumerate(sessions):
+                for samples in (taken, again):
+                    began = time.perf_counter()
+                    turn = await session.latest()
+                    samples.append(time.perf_counter() - began)
+                    assert turn and turn.index == 0
+                if at < 40:  # also for the hosts to be there
+                    taken.clear()
+                    again.clear()
+            await retire(manager)
+
+    asyncio.run(activate())
+    what = f"activation, {stored:,} sessions in SQLite: p99"
+    table.judge(what, taken.percentile(99) * 1000, 20, " ms", taken)
+    table.line("  the same verb again, resident", again)
+
+
+def fill(url: str, count: int) -> None:
+    """Store so many sessions, each with a turn."""
+
+    async def make() -> None:
+        store = SQLStore(url)
+        await store.create(SessionRecord(session_id="first"))  # which makes the tables
+        await store.close()
+
+    asyncio.run(make())
+    block, now = encode(User(text=PROMPT)), time.time()
+    sessions, turns, blocks = [], [], []
+    for at in range(count):
+        key = at + 2
+        record = SessionRecord(session_id=f"session-{at}", created_at=now, updated_at=now, log_size=1, next_index=1)
+        span = (Span(str(key), 0, 1),)
+        sessions.append({"key": key, **session_row(record)})
+        turns.append(turn_row(key, TurnRecord(index=0, status="completed", prompt=span, input=span, created_at=now)))
+        blocks.append({"log": key, "at": 0, "body": block})
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        for table, rows in ((schema.sessions, sessions), (schema.turns, turns), (schema.blocks, blocks)):
+            connection.execute(sa.insert(table), rows)
+    engine.dispose()
+
+
+# Turns
+
+
+def turns_at_once(table: Table, manage: Manage, bare: Any, count: int, rounds: int) -> None:
+    """Measure durable turns of many sessions at once against bare calls, of one process, in alternation."""
+    calls, turns = Samples(), Samples()
+
+    async def talk() -> None:
+        async with manage("busy") as manager:
+            sessions = await asyncio.gather(*(manager.open(f"session-{number}") for number in range(count)))
+
+            async def call(_: object) -> None:
+                await bare.call.remote()
+
+            for at in range(-2, rounds):
+                for work, samples in ((call, calls), (one_turn, turns)):
+                    began = time.perf_counter()
+                    await in_batches(work, sessions)
+                    samples.append((time.perf_counter() - began) / count)
+                if at < 0:
+                    calls.clear()
+                    turns.clear()
+            await retire(manager)
+
+    asyncio.run(talk())
+    table.line(f"bare calls of one async actor, {AT_ONCE} at once, each", calls, f"{1 / calls.median:,.0f} a second")
+    what = f"durable turns of {count:,} packed sessions, each"
+    table.judge(what, calls.median / turns.median, 0.5, " of the bare rate", turns, bound="least")
+    table.line("  a second", result=f"{1 / turns.median:,.0f}")
+
+
+# Kills
+
+
+def kills(
+    table: Table, dedicated: SessionManager, packed: SessionManager, make_bare: Callable[[], Any], times: int
+) -> None:
+    """Measure how soon an answer comes after a kill -9 of the process that is to give it."""
+    floor, session_s, host_s = Samples(), Samples(), Samples()
+    bare = make_bare()
+
+    def after_kill(samples: Samples, pid: int, ask: Callable[[], object]) -> None:
+        os.kill(pid, signal.SIGKILL)
+        with samples.timed():
+            ask()
+
+    def verb(session: Session) -> Callable[[], object]:
+        return lambda: session.run("Are you there?").wait()
+
+    sessions = [(dedicated.open(), session_s), (packed.open(), host_s)]
+    for session, _ in sessions:
+        session.run("Hello.").wait()
+    for at in range(-1, times):
+        after_kill(floor, ray.get(bare.pid.remote()), lambda: ray.get(bare.call.remote()))
+        for session, samples in sessions:
+            after_kill(samples, session.info().pid, verb(session))
+        if at < 0:
+            for samples in (floor, session_s, host_s):
+                samples.clear()
+    end_process(bare, ray.get(bare.pid.remote()))
+    table.line("bare actor: kill -9 to the next answer", floor, "floor")
+    for what, samples in (("session", session_s), ("packed session", host_s)):
+        table.judge(f"{what}: kill -9 to the next turn", samples.median / floor.median, 1.5, samples=samples)
+    for session, _ in sessions:
+        end_process(session.actor, session.info().pid)

@@ -1,0 +1,109 @@
+"""What long-term memory costs a turn, and what recalling costs through its actor."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness import Samples, Table, prompt_of, retire
+
+from turnwise import (
+    MemoryConfig,
+    RunContext,
+    Scope,
+    Session,
+    SessionManager,
+    SessionView,
+    Turn,
+    VectorMemory,
+)
+from turnwise.actors.memory_actor import RemoteMemory
+from turnwise.memory.blocks import Block, Text
+from turnwise.memory.full_text import FullText
+from turnwise.memory.long_term import MemoryItem
+from turnwise.memory.vector_index import ChromaFolder, VectorIndex
+
+MODEL_S = 0.03
+"""How long the model takes, which is no part of what is measured."""
+
+USERS, ITEMS_EACH, AT_ONCE = 20, 100, 64
+
+
+class Model:
+    """An engine that takes as long as a quick model does."""
+
+    def build(self, session: SessionView) -> "Model":
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        await asyncio.sleep(MODEL_S)
+        return [Text(text="I see. " + prompt_of(150, len(turn.blocks)))]
+
+
+def vector_memory(folder: Path, name: str) -> VectorMemory:
+    """Return a memory of its own, whose vectors are made without a model."""
+    return VectorMemory(FullText(f"sqlite:///{folder}/{name}.db"), VectorIndex(ChromaFolder(folder / f"{name}-chroma")))
+
+
+def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folder: Path, rounds: int) -> None:
+    """Measure turns that are saved, and that recall too, in alternation with those of a session without memory."""
+    without, saving, whole, each = Samples(), Samples(), Samples(), 5
+    saves = MemoryConfig(recall=False)
+    with (
+        manage("forgetful", Model()) as bare,
+        manage("saving", Model(), memories=[vector_memory(folder, "saved")], memory=saves) as saver,
+        manage("remembering", Model(), memories=[vector_memory(folder, "remembered")]) as rememberer,
+    ):
+        talks: list[tuple[Session, Samples]] = [
+            (bare.open(), without),
+            (saver.open(), saving),
+            (rememberer.open(), whole),
+        ]
+        for at in range(-2, rounds):
+            for session, taken in talks:
+                for number in range(each):
+                    began = time.perf_counter()
+                    session.run(prompt_of(200, at * each + number)).wait()
+                    taken.append(time.perf_counter() - began - MODEL_S)
+                session.memory.wait()
+            if at < 0:
+                for _, taken in talks:
+                    taken.clear()
+            talks = [*talks[1:], talks[0]]
+        for session, _ in talks:
+            retire(session)
+    table.line("durable turn, no memory, model time aside", without, "floor")
+    table.judge("durable turn that is saved in a memory", saving.median / without.median, 1.3, samples=saving)
+    table.line("  and recalls", whole, f"{whole.median / without.median:.3g}x")
+
+
+def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:
+    """Measure recalls through the memory's actor: one by one, and many at once."""
+    alone, together = Samples(), Samples()
+
+    async def ask() -> None:
+        memory = RemoteMemory(vector_memory(folder, "asked"), namespace=namespace)
+        scopes = [Scope(user_id=f"user-{number}") for number in range(USERS)]
+        for at, scope in enumerate(scopes):
+            texts = [prompt_of(200, at * ITEMS_EACH + number) for number in range(ITEMS_EACH)]
+            await memory.remember(scope, [MemoryItem(id=str(number), text=text) for number, text in enumerate(texts)])
+
+        async def recall(at: int) -> None:
+            await memory.recall(scopes[at % USERS], prompt_of(60, at))
+
+        for at in range(-2, rounds):
+            for number in range(AT_ONCE):
+                with alone.timed():
+                    await recall(at * AT_ONCE + number)
+            began = time.perf_counter()
+            await asyncio.gather(*(recall(at * AT_ONCE + number) for number in range(AT_ONCE)))
+            together.append((time.perf_counter() - began) / AT_ONCE)
+            if at < 0:
+                alone.clear()
+                together.clear()
+
+    asyncio.run(ask())
+    table.line(f"recall through the actor, {USERS * ITEMS_EACH:,} items of {USERS} users", alone, "floor")
+    table.line(
+        f"  {AT_ONCE} at once by one process, each", together, f"{alone.median / together.median:.3g} times as many"
+    )

@@ -1,0 +1,211 @@
+"""The stages of the soak: where sessions live, where they are kept, and who kills what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from clusterbox import HEALTH, NODE
+from postgresbox import PostgresServer
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.manager import AsyncSessionManager
+from turnwise.actors.memory_config import MemoryConfig
+from turnwise.actors.placement import Dedicated, Packed, Placement
+from turnwise.errors import SessionNotFoundError
+from turnwise.memory.facts import all_facts
+from turnwise.memory.facts_sql import SQLFacts
+from turnwise.memory.lexical_memory import LexicalMemory
+from turnwise.memory.urls import open_store
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.chaos import Bounds, chaos
+from turnwise.testing.faults import FaultPlan, Faults, Kind
+from turnwise.testing.faulty_engine import FaultyEngine
+from turnwise.testing.faulty_url import faulty_url
+from turnwise.testing.killers import ActorKiller, Doing, Killer, SessionKiller, WriteLock
+from turnwise.testing.report import Report
+from turnwise.testing.workload import Workload
+
+NAMESPACE = "soak"
+
+RATES: dict[Kind, float] = {
+    "raise": 0.1,
+    "cut": 0.1,
+    "dangling": 0.1,
+    "nothing": 0.05,
+    "malformed": 0.05,
+    "thoughts": 0.05,
+    "exit": 0.02,
+    "hang": 0.01,
+    "stubborn": 0.02,
+    "crash": 0.002,
+}
+
+STORE = FaultPlan(rates={"fence": 0.02, "error": 0.04, "delay": 0.04, "crash": 0.001}, points=("store.commit *",))
+"""Only sessions commit, so the process that runs the soak does not crash."""
+
+MEMORY_S = 120.0
+"""How long a session's memory may take to catch up when all is over, in seconds."""
+
+Killers = Callable[[AsyncSessionManager, Sequence[str]], Iterator[tuple[Killer, float]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How long a stage lasts, and where it may leave files."""
+
+    folder: Path
+    seed: int
+    seconds: float
+    sessions: int
+
+
+@contextlib.contextmanager
+def one_node() -> Iterator[None]:
+    ray.init("local", num_cpus=4, include_dashboard=False, configure_logging=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def dedicated_on_sqlite(setting: Setting) -> Report:
+    """Run a third of the sessions, in processes of their own; kill these and the memory's, lock the file."""
+    setting = replace(setting, sessions=max(1, setting.sessions // 3))
+    database = setting.folder / "chats.db"
+
+    def killers(manager: AsyncSessionManager, session_ids: Sequence[str]) -> Iterator[tuple[Killer, float]]:
+        yield SessionKiller(manager, session_ids), 2.0
+        yield ActorKiller("kill of the memory's process", NAMESPACE, "turnwise/memory/"), 20.0
+        yield WriteLock(database), 2.0
+
+    with one_node():
+        return _run(setting, f"sqlite:///{database}", Dedicated(), killers, "Dedicated sessions, SQLite, one node")
+
+
+def packed_on_postgres(setting: Setting) -> Report:
+    """Run the sessions in packed hosts; kill these, the memory's process and the store's server."""
+    server = PostgresServer(setting.folder)
+
+    def crash() -> None:
+        server.restart("immediate")
+
+    def freeze() -> None:
+        with server.frozen():
+            signal.sigtimedwait([], 1.0)
+
+    def killers(manager: AsyncSessionManager, session_ids: Sequence[str]) -> Iterator[tuple[Killer, float]]:
+        yield SessionKiller(manager, session_ids), 4.0
+        yield ActorKiller("kill of the memory's process", NAMESPACE, "turnwise/memory/"), 20.0
+        yield Doing("crash and restart of PostgreSQL", crash), 20.0
+        yield Doing("PostgreSQL frozen for a second", freeze), 20.0
+
+    try:
+        with one_node():
+            return _run(setting, server.url(), Packed(hosts=2), killers, "Two packed hosts, PostgreSQL, one node")
+    finally:
+        server.stop("immediate")
+
+
+def nodes_on_postgres(setting: Setting) -> Report:
+    """Run the sessions in packed hosts over three nodes; kill a node again and again, and start another."""
+    server, cluster = PostgresServer(setting.folder), Cluster()
+    workers: list[Any] = []
+
+    async def lose_a_node() -> None:  # on the main thread, since a node sets up signals
+        lost = workers.pop(0)
+        os.kill(lost.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        cluster.worker_nodes.discard(lost)
+        workers.append(cluster.add_node(wait=False, **NODE))
+
+    def killers(manager: AsyncSessionManager, session_ids: Sequence[str]) -> Iterator[tuple[Killer, float]]:
+        yield SessionKiller(manager, session_ids), 4.0  # of those on the node of this process
+        yield Doing("death of a node", lose_a_node), 25.0
+
+    try:
+        cluster.add_node(include_dashboard=False, _system_config=HEALTH, **NODE)
+        ray.init(address=cluster.address, configure_logging=False, log_to_driver=False)
+        workers += [cluster.add_node(wait=False, **NODE) for _ in range(2)]
+        cluster.wait_for_nodes()
+        return _run(setting, server.url(), Packed(hosts=3), killers, "Three packed hosts, PostgreSQL, three nodes")
+    finally:
+        ray.shutdown()
+        for node in workers:
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+        cluster.shutdown()
+        server.stop("immediate")
+
+
+def _run(setting: Setting, url: str, placement: Placement, killers: Killers, title: str) -> Report:
+    journal, told = setting.folder / "faults.jsonl", Acknowledged(setting.folder / "told.jsonl")
+    facts_url = url if url.startswith("postgresql") else f"sqlite:///{setting.folder}/facts.db"
+    workload = Workload(sessions=setting.sessions, callers=3, tag=f"soak-{setting.seed}")
+
+    async def run() -> Report:
+        async with AsyncSessionManager(
+            faulty_url(url, STORE, seed=setting.seed, journal=journal),
+            engine=FaultyEngine(Faults(FaultPlan(rates=RATES), journal=journal), late_s=3.0, for_real=True),
+            memory=[LexicalMemory(SQLFacts(facts_url))],
+            config=SessionConfig(cancel_grace_s=0.2, memory=MemoryConfig(recall=False)),
+            placement=placement,
+            namespace=NAMESPACE,
+        ) as manager:
+            report = await chaos(
+                manager,
+                lambda: open_store(url),
+                told,
+                killers=killers,
+                workload=workload,
+                bounds=Bounds(seconds=setting.seconds, most_s=setting.seconds, settle_s=300.0),
+                seed=setting.seed,
+                journal=journal,
+                title=title,
+            )
+            counts, broken = await _audit_memory(manager, facts_url, told)
+        counts.update(report.audit.counts)
+        return replace(report, audit=replace(report.audit, counts=counts), unsettled=(*report.unsettled, *broken))
+
+    return asyncio.run(run())
+
+
+async def _audit_memory(manager: AsyncSessionManager, url: str, told: Acknowledged) -> tuple[Counter[str], list[str]]:
+    """Check that memory has each turn that completed once, and none twice; return counts and what does not hold."""
+    broken: list[str] = []
+    for session_id in told.session_ids:
+        try:
+            session = await manager.get(session_id)
+        except SessionNotFoundError:
+            broken.append(f"session {session_id!r} is not there")
+            continue
+        if not await session.memory.wait(MEMORY_S):
+            broken.append(f"the memory of session {session_id!r} does not catch up")
+    completed = {note.run_id for note in told if note.what == "end" and note.state == "completed"}
+    prompts = {str(note.prompt): note.run_id in completed for note in told if note.what == "prompt"}
+    facts = SQLFacts(url)
+    said: Counter[str] = Counter()
+    async for fact in all_facts(facts, None):
+        said.update(re.findall(r"^user: (.*)$", fact.item.text, re.MULTILINE))
+    await facts.close()
+    broken += [f"prompt {prompt!r} is remembered {count} times" for prompt, count in said.items() if count > 1]
+    broken += [
+        f"prompt {prompt!r} is not remembered" for prompt, ended in prompts.items() if ended and not said[prompt]
+    ]
+    return Counter({"remembered prompt": len(said)}), broken
+
+
+STAGES: tuple[tuple[Callable[[Setting], Report], float], ...] = (
+    (dedicated_on_sqlite, 0.25),
+    (packed_on_postgres, 0.5),
+    (nodes_on_postgres, 0.25),
+)
+"""Each with its part of the time."""

@@ -1,0 +1,156 @@
+"""How facts are found: by words and vectors together, or by a model that chooses."""
+
+import asyncio
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from turnwise.memory.blocks import Block
+from turnwise.memory.categories import MemoryType
+from turnwise.memory.extractive import ExtractiveMemory
+from turnwise.memory.facts_memory import InMemoryFacts
+from turnwise.memory.facts_sql import SQLFacts
+from turnwise.memory.lexical import rank
+from turnwise.memory.lexical_memory import LexicalMemory
+from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.nearness import Nearness
+from turnwise.memory.retention import Retention
+from vectorbox import FlakyEmbedding, sync
+
+ANN = Scope(user_id="ann")
+FACTS = ("Ann is allergic to peanuts", "Ann plays the cello", "Ann lives in Ghent", "Ann has two sons")
+
+
+class Meaning:
+    """An embedding function for which food is food, and all else has nothing in common."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def __call__(self, input: Sequence[str]) -> list[Any]:
+        self.made += input
+        return [self._vector(text) for text in input]
+
+    @staticmethod
+    def _vector(text: str) -> list[float]:
+        of = 0 if "peanuts" in text or "dinner" in text else 1 + sum(text.encode()) % 63
+        return [2.0 * (at == of) for at in range(64)]
+
+
+class Chooser:
+    """A model that answers as it is told to; keeps what it was asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
+        assert schema and "names" in schema["properties"]
+        self.asked.append(request[-1].text)  # type: ignore[attr-defined]
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, str) else json.dumps(answer)
+
+
+def items(texts: Sequence[str] = FACTS) -> list[MemoryItem]:
+    return [
+        MemoryItem(id=f"i{at}", text=text, type=MemoryType.FACTS, created_at=1.0 + at) for at, text in enumerate(texts)
+    ]
+
+
+async def texts(memory: Any, query: str, **asked: Any) -> list[str]:
+    return [item.text for item in await memory.recall(ANN, query, **asked)]
+
+
+@sync
+async def test_what_shares_no_word_is_found_by_its_vector_and_what_is_far_is_not() -> None:
+    words, both = (LexicalMemory(InMemoryFacts(), nearness=one) for one in (None, Nearness(Meaning())))
+    for memory in (words, both):
+        await memory.remember(ANN, items())
+    assert not await texts(words, "What is for dinner?")
+    (found,) = await both.recall(ANN, "What is for dinner?")
+    assert found.text == FACTS[0] and found.score is not None and 0.4 < found.score <= 0.5
+    assert await texts(both, "Which cello?") == [FACTS[1]]
+    assert not await texts(both, "Quantum chromodynamics?")
+
+
+@sync
+async def test_a_memory_of_facts_has_vectors_by_default_and_each_is_made_once() -> None:
+    memory = ExtractiveMemory(Chooser(), InMemoryFacts())
+    await memory.remember(ANN, items(["Ann is a pharmacologist", "Ann sails"]))
+    assert await texts(memory, "In pharmacology, as a pharmacologist?") == ["Ann is a pharmacologist"]
+    assert not await texts(memory, "Quantum chromodynamics?")
+    meaning = Meaning()
+    memory = ExtractiveMemory(Chooser(), InMemoryFacts(), embedding=meaning, near_floor=0.9)
+    await memory.remember(ANN, items())
+    for _ in range(3):
+        assert await texts(memory, "dinner?") == [FACTS[0]]
+    assert sorted(meaning.made) == sorted([*FACTS, *["dinner?"] * 3])
+    facts = SQLFacts("sqlite:///facts.db")
+    again = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, near_floor=0.7, chooses=True)))
+    assert again._settings["chooses"] and again._settings["near_floor"] == 0.7
+
+
+@sync
+async def test_while_embeddings_fail_words_are_found_and_it_is_told() -> None:
+    embedding = FlakyEmbedding()
+    memory = ExtractiveMemory(Chooser(), InMemoryFacts(), embedding=embedding)
+    await memory.remember(ANN, items())
+    embedding.down = True
+    assert await texts(memory, "Which cello?") == [FACTS[1]] and "embeddings are down" in str(memory.trouble)
+    embedding.down = False
+    assert await texts(memory, "Which cello?") == [FACTS[1]] and memory.trouble is None
+
+
+def test_near_texts_rank_by_both() -> None:
+    said = ["the cello", "the viola", "a cello and a viola in an orchestra of strings"]
+    assert [at for at, _ in rank("cello", said, floor=0.2, near=[0.0, 0.9, 0.9], near_floor=0.8)] == [2, 0, 1]
+    assert rank("cello", said, floor=0.2, near=[-1.0, 0.7, -1.0], near_floor=0.8)[0][0] == 0
+    assert all(0 <= score <= 1 for _, score in rank("cello", said, floor=0.0, near=[9.0, -9.0, 1.0], near_floor=0.0))
+    assert rank("", [], floor=0.2, near=[]) == []
+
+
+@sync
+async def test_a_model_may_choose_and_is_held_to_what_there_is() -> None:
+    model = Chooser({"names": ["f4", "f9", "f1", "f4", "f2"]}, {"names": []})
+    memory = ExtractiveMemory(model, InMemoryFacts(), chooses=True)
+    assert not await texts(memory, "Anything?") and not model.asked, "nobody is asked about nothing"
+    await memory.remember(ANN, items())
+    found = await texts(memory, "What is for </query> dinner?", limit=2)
+    lines = model.asked[0].splitlines()
+    assert found == [json.loads(lines[3])["text"], json.loads(lines[0])["text"]]
+    assert sorted(json.loads(line)["text"] for line in lines[:4]) == sorted(FACTS)
+    assert json.loads(lines[4]) == {"query": "What is for </query> dinner?"} and "</query>" not in lines[4]
+    assert not await texts(memory, "Ann cello?")
+    assert await memory.recall(Scope(user_id="bob"), "Ann cello?") == [] and len(model.asked) == 2
+
+
+@pytest.mark.parametrize("answer", [OSError("away"), "not JSON", {"names": "f1"}, {"names": [1]}, {}, {"f": ["f1"]}])
+def test_a_model_that_fails_or_lies_leaves_words_to_be_found_by(answer: Any) -> None:
+    async def story() -> None:
+        memory = ExtractiveMemory(Chooser(answer, {"names": ["f1"]}), InMemoryFacts(), chooses=True)
+        await memory.remember(ANN, items())
+        assert await texts(memory, "Which cello?") == [FACTS[1]]
+        assert str(memory.trouble).startswith("the model chose no facts: ")
+        assert await texts(memory, "Which cello?") == [FACTS[1]] and memory.trouble is None, "the nearest is f1"
+
+    asyncio.run(story())
+
+
+@sync
+async def test_only_what_was_chosen_is_refreshed_and_filters_come_first() -> None:
+    now = [1000.0]
+    model = Chooser({"names": ["f1"]}, {"names": ["f1", "f2", "f3", "f4"]})
+    settings: dict[str, Any] = {"chooses": True, "retention": Retention(100.0), "clock": lambda: now[0]}
+    memory = ExtractiveMemory(model, InMemoryFacts(), **settings)
+    await memory.remember(ANN, items())
+    now[0] += 60
+    (first,) = await texts(memory, "Which cello?")
+    now[0] += 60
+    assert await texts(memory, "Which cello?") == [first]
+    assert len(model.asked[1].splitlines()) == len(model.asked[0].splitlines()) - 3
+    assert not await memory.recall(ANN, "Which cello?", types=[MemoryType.SKILL])

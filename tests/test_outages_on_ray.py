@@ -1,0 +1,71 @@
+"""Case 65 on Ray: sessions at work while their PostgreSQL crashes, is restarted and freezes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.manager import AsyncSessionManager
+from turnwise.actors.placement import Dedicated, Packed, Placement
+from turnwise.memory.urls import open_store
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.chaos import Bounds, chaos
+from turnwise.testing.killers import Doing, Killer
+from turnwise.testing.workload import Workload
+
+if TYPE_CHECKING:
+    from postgresbox import PostgresServer
+
+FROZEN_S = 1.0
+"""Longer than a statement may take here, and than a silent server is borne with."""
+
+
+@pytest.mark.usefixtures("make_manager")
+@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+def test_sessions_outlive_crashes_restarts_and_freezes_of_their_server(
+    placement: Placement, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """Callers get a StoreError or a delay, and all goes on without anybody's help. Case 15 too."""
+    url = postgres_server.url(statement_timeout=400)
+    namespace = f"test-{tmp_path.name}"  # whose actors end with the test
+
+    def strikes() -> Iterator[str]:
+        postgres_server.restart("immediate")
+        yield "crash"
+        postgres_server.restart("fast")
+        yield "restart"
+        with postgres_server.frozen():
+            time.sleep(FROZEN_S)
+        yield "freeze"
+
+    def killers(*_: object) -> Iterator[tuple[Killer, float]]:
+        left = strikes()
+        yield Doing("outage", lambda: next(left, None)), 0.7
+
+    async def story() -> None:
+        config = SessionConfig(cancel_grace_s=0.2, store_retry_s=5.0)
+        async with AsyncSessionManager(
+            url, engine=EchoEngine(token_delay_s=0.01), config=config, namespace=namespace, placement=placement
+        ) as manager:
+            report = await chaos(
+                manager,
+                lambda: open_store(url),
+                Acknowledged(tmp_path / "told.jsonl"),
+                killers=killers,
+                workload=Workload(sessions=3, callers=2, run_timeout_s=30.0),
+                bounds=Bounds(faults=4, most_s=30.0, settle_s=120.0),
+            )
+        report.check()
+        assert report.faults["outage"] >= 3
+        assert report.audit.counts["acknowledged prompt"] > 10
+        assert report.refused["StoreError"] > 0, report.refused
+        assert not report.refused["SessionLostError"], report.refused
+
+    asyncio.run(story())

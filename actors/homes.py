@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import ray
@@ -22,13 +23,15 @@ MAX_CALLS = 1000
 FOLLOW_S = 10.0
 """How long a manager waits for earlier hosts to hear that they were followed, in seconds."""
 
-
 LOOK_S = 0.1
 """How often it is looked for packed hosts at most, in seconds: thousands may miss one at once."""
 
 
 class Homes(Protocol):
     """A realm's sessions and their actors, as one process sees them."""
+
+    have_many: bool
+    """Whether an actor has many sessions."""
 
     def actor(self, session_id: str) -> Any:
         """Return the actor of a session, made if it is not there; does not wait for it."""
@@ -43,7 +46,37 @@ class Homes(Protocol):
         """Return whether there is an actor that may have the session."""
 
 
-class DedicatedHomes:
+class _HomesOfOne(ABC):
+    """Homes that are looked up for each session, and noted."""
+
+    have_many = False
+
+    def __init__(self, namespace: str, realm: str) -> None:
+        self._namespace = namespace
+        self._realm = realm
+        self._actors: dict[str, Any] = {}
+
+    def actor(self, session_id: str) -> Any:
+        found = self._actors.get(session_id)
+        if found is None:
+            found = self._actors[session_id] = self._look_up(session_id)
+        return found
+
+    def miss(self, session_id: str) -> None:
+        self._actors.pop(session_id, None)
+
+    def is_live(self, session_id: str) -> bool:
+        return self._find(session_id) is not None
+
+    def _find(self, session_id: str) -> Any:
+        """Return the actor of the session's own, or None."""
+        return find_actor(self._namespace, actor_name(self._realm, session_id))
+
+    @abstractmethod
+    def _look_up(self, session_id: str) -> Any: ...
+
+
+class DedicatedHomes(_HomesOfOne):
     """An actor for each session, named by it.
 
     Args:
@@ -51,29 +84,15 @@ class DedicatedHomes:
     """
 
     def __init__(self, namespace: str, realm: str, placement: Dedicated, making: Making, where: dict[str, Any]) -> None:
-        self._namespace = namespace
-        self._realm = realm
+        super().__init__(namespace, realm)
         self._placement = placement
         self._making = making
         self._where = where
-        self._actors: dict[str, Any] = {}
-
-    def actor(self, session_id: str) -> Any:
-        found = self._actors.get(session_id)
-        if found is None:
-            found = self._actors[session_id] = self._make(session_id)
-        return found
-
-    def miss(self, session_id: str) -> None:
-        self._actors.pop(session_id, None)
 
     def warm(self, session_id: str, request: bytes) -> None:
         self.actor(session_id).call.remote(request)
 
-    def is_live(self, session_id: str) -> bool:
-        return find_actor(self._namespace, actor_name(self._realm, session_id)) is not None
-
-    def _make(self, session_id: str) -> Any:
+    def _look_up(self, session_id: str) -> Any:
         name, most = actor_name(self._realm, session_id), self._placement.max_live
         if most is not None and not self.is_live(session_id):
             prefix = actor_name(self._realm, "")
@@ -105,6 +124,8 @@ class PackedHomes:
     Args:
         where: which nodes they go to, as options of Ray's.
     """
+
+    have_many = True
 
     def __init__(self, namespace: str, realm: str, limits: Packed, making: Making, where: dict[str, Any]) -> None:
         self._namespace = namespace
@@ -164,31 +185,14 @@ class PackedHomes:
         ]
 
 
-class LiveHomes:
+class LiveHomes(_HomesOfOne):
     """The actors that are live, for a process in which no manager is open: it can make none."""
-
-    def __init__(self, namespace: str, realm: str) -> None:
-        self._namespace = namespace
-        self._realm = realm
-        self._actors: dict[str, Any] = {}
-
-    def actor(self, session_id: str) -> Any:
-        found = self._actors.get(session_id)
-        if found is None:
-            found = self._actors[session_id] = self._find(session_id)
-        return found
-
-    def miss(self, session_id: str) -> None:
-        self._actors.pop(session_id, None)
 
     def warm(self, session_id: str, request: bytes) -> None:
         """It is live, or cannot be made."""
 
-    def is_live(self, session_id: str) -> bool:
-        return find_actor(self._namespace, actor_name(self._realm, session_id)) is not None
-
-    def _find(self, session_id: str) -> Any:
-        found = find_actor(self._namespace, actor_name(self._realm, session_id))
+    def _look_up(self, session_id: str) -> Any:
+        found = self._find(session_id)
         if found is None:
             for layout in find_layouts(self._namespace, self._realm)[:1]:
                 found = find_actor(self._namespace, layout.actor_name(self._realm, layout.index_of(session_id)))

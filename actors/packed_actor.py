@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +46,7 @@ class HostPost:
 
 
 class PackedActor:
-    """`PackedHost` on Ray. Undecorated: `PackedHome` makes it an actor."""
+    """`PackedHost` on Ray. Undecorated: `PackedHomes` makes it an actor."""
 
     def __init__(self, post: HostPost, making: Making) -> None:
         self._post = post
@@ -73,6 +73,11 @@ class PackedActor:
     async def call(self, request: bytes) -> bytes:
         """See `PackedHost.call`."""
         return await (await self._loaded()).call(request)
+
+    async def calls(self, requests: Sequence[bytes]) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """See `PackedHost.calls`."""
+        async for ready in (await self._loaded()).calls(requests):
+            yield ready
 
     async def release(self, session_id: str) -> bool:
         """See `PackedHost.release`."""
@@ -179,11 +184,7 @@ class _EarlierHosts:
         return pickle.dumps(Refused(SessionFencedError(session_id, 0)))
 
     def _find(self, session_id: str) -> Any:
-        name = self._layout.actor_name(self._realm, self._layout.index_of(session_id))
-        try:
-            return ray.get_actor(name, namespace=self._namespace)
-        except ValueError:
-            return None
+        return find_actor(self._namespace, self._layout.actor_name(self._realm, self._layout.index_of(session_id)))
 
 
 class _NewestHosts:

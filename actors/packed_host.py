@@ -6,7 +6,7 @@ import asyncio
 import logging
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from turnwise.actors.placement import Packed
@@ -18,6 +18,7 @@ from turnwise.errors import (
     EncryptionError,
     OverloadedError,
     SessionFencedError,
+    SessionLostError,
     SessionNotFoundError,
     TurnwiseError,
 )
@@ -27,6 +28,9 @@ RECOVERIES = 16
 
 MAX_PAUSE_S = 30.0
 """The longest pause between two tries to see to them, in seconds."""
+
+GATHER_S = 0.002
+"""How long an answer waits for others to go with, in seconds."""
 
 DRAIN_S = 0.25
 """How often a host that has been followed by others looks for sessions to give up, in seconds."""
@@ -58,7 +62,7 @@ class Heirs(Protocol):
 
 
 class PackedHost:
-    """Many sessions behind one entrance, `call`, on one event loop that nothing blocks.
+    """Many sessions behind `call`, and `calls` for many requests at once, on one event loop that nothing blocks.
 
     Each is a `SessionCore` of its own, with its own lock and its own place in the store's next transaction, so none
     waits for another's turn. A session becomes resident with the first verb that asks for it: a dict insert, and one
@@ -107,6 +111,7 @@ class PackedHost:
         self._is_followed = False
         self._is_recovering = False
         self._sweeping: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[bytes]] = set()
 
     @property
     def resident_ids(self) -> list[str]:
@@ -133,6 +138,31 @@ class PackedHost:
             return _dumps(Refused(error))
         finally:
             self._calls -= 1
+
+    async def calls(self, requests: Sequence[bytes]) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """Carry out requests side by side; yield their answers, each with its request's place, as they are ready.
+
+        What is ready within `GATHER_S` goes together. A request that fails is answered, so that others are too.
+        """
+        tasks = {asyncio.create_task(self._answer(request)): place for place, request in enumerate(requests)}
+        left = set(tasks)
+        self._tasks |= left  # they go on, also if nobody takes the rest of their answers
+        for task in tasks:
+            task.add_done_callback(self._tasks.discard)
+        while left:
+            ready, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            if left:
+                more, left = await asyncio.wait(left, timeout=GATHER_S)
+                ready |= more
+            yield [(tasks[task], task.result()) for task in ready]
+
+    async def _answer(self, request: bytes) -> bytes:
+        try:
+            return await self.call(request)
+        except Exception as error:  # noqa: BLE001 - logged, and told to who asked
+            session_id, verb, *_ = pickle.loads(request)
+            _log.exception("%s failed for session %s", verb, session_id)
+            return _dumps(Refused(SessionLostError(session_id, f"{verb} failed there: {error!r}")))
 
     async def follow(self) -> None:
         """Take no more sessions, since others have followed; give each up as soon as nobody uses it."""

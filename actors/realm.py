@@ -23,7 +23,7 @@ from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.nodes import is_file
 from turnwise.actors.place import Making, StorePlace
 from turnwise.actors.placement import Dedicated, Packed, Placement
-from turnwise.actors.steps import Fetch, Pause, Request
+from turnwise.actors.steps import Call, Pause, Request
 from turnwise.actors.wire import EngineWanted, Refused, StartAnswer
 from turnwise.errors import ConfigError, SessionFencedError, SessionLostError
 from turnwise.memory.block_cache import BlockCache
@@ -196,7 +196,7 @@ class Realm:
             left_s = None if timeout_s is None else max(0.0, began + timeout_s - asked)
             failure: Exception
             try:
-                packed: bytes = yield Fetch(self.actor(session_id).call.remote(request), left_s)
+                packed: bytes = yield Call(self.actor(session_id), request, left_s, self.homes.have_many)
             except GetTimeoutError as error:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
             except RayTaskError as error:

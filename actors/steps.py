@@ -16,15 +16,22 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from turnwise.actors.bundler import Bundler
+
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """Wait for a Ray object; GetTimeoutError after `timeout_s`."""
+class Call:
+    """Wait for an actor's answer to a request; GetTimeoutError after `timeout_s`.
 
-    ref: Any
+    One that `has_many` sessions is asked together with what others on the same event loop ask it in the same moment.
+    """
+
+    actor: Any
+    request: bytes
     timeout_s: float | None
+    has_many: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ class Consult:
     ask: Callable[[], Awaitable[Any]]
 
 
-Step = Fetch | Pause | Consult
+Step = Call | Pause | Consult
 Request = Generator[Step, Any, Result]
 
 
@@ -88,8 +95,8 @@ def carry_out(request: Request[Result], portal: Portal) -> Result:
             return result
         try:
             answer: Any = None
-            if isinstance(step, Fetch):
-                answer = ray.get(step.ref, timeout=step.timeout_s)
+            if isinstance(step, Call):
+                answer = ray.get(step.actor.call.remote(step.request), timeout=step.timeout_s)
             elif isinstance(step, Pause):
                 time.sleep(step.seconds)
             else:
@@ -111,8 +118,8 @@ async def carry_out_async(request: Request[Result]) -> Result:
             return result
         try:
             answer: Any = None
-            if isinstance(step, Fetch):
-                answer = await _fetched(step)
+            if isinstance(step, Call):
+                answer = await _called(step)
             elif isinstance(step, Pause):
                 await asyncio.sleep(step.seconds)
             else:
@@ -135,9 +142,13 @@ async def _awaited(step: Consult) -> Any:
     return await step.ask()
 
 
-async def _fetched(step: Fetch) -> Any:
+async def _called(step: Call) -> Any:
+    if step.has_many:
+        asked: Awaitable[Any] = Bundler.of(step.actor).ask(step.request)
+    else:
+        asked = asyncio.wrap_future(step.actor.call.remote(step.request).future())
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(step.ref.future()), step.timeout_s)
+        return await asyncio.wait_for(asked, step.timeout_s)
     except RayError:
         raise  # a TimeoutError of the actor's own comes as both
     except TimeoutError as error:

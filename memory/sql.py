@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -70,7 +69,7 @@ class SQLStore(ErasingDatabase):
     def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         self._sql = Statements(self._engine.dialect)
-        self._commits = CommitWriter(self._sql, self._engine.dialect)
+        self._commits = CommitWriter(self._sql, self._engine.dialect, lock_timeout_s)
         self._group = GroupCommit(self._threads, self._commit_group)
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
@@ -114,9 +113,9 @@ class SQLStore(ErasingDatabase):
         return await self._write(activate)
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
-        outcome = await self._commit_together(Asked(session_id, epoch, commit, time.monotonic()))
         try:
             with self._translated():
+                outcome = await self._commit_together(self._commits.asked(session_id, epoch, commit))
                 if outcome is not None:
                     raise outcome
         except StoreError as error:

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
 
 from turnwise.errors import SessionFencedError
 from turnwise.memory.sql_rows import changed_run_row, changed_session_row, event_row, log_key, run_row, turn_row
-from turnwise.memory.sql_statements import Statements
-from turnwise.memory.sqlite_file import BEGIN
+from turnwise.memory.sql_statements import Row, Statements
+from turnwise.memory.sqlite_file import begin_writing
 from turnwise.memory.store import Commit
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A commit that is asked for."""
+    """A commit that is asked for, as rows."""
 
     session_id: str
     epoch: int
-    commit: Commit
     since: float
     """When it was asked for, by the monotonic clock."""
-
-    @property
-    def key(self) -> int:
-        """Of the session's row, and the name of its log."""
-        return log_key(self.commit.session.log)
+    key: int
+    """Of the session's row, and the name of its log."""
+    session: Row
+    others: tuple[list[Row], ...]
+    """What it writes beside the session, by kind, in the order in which kinds are written."""
 
 
 class CommitWriter:
@@ -39,11 +40,40 @@ class CommitWriter:
     a circle. To PostgreSQL all statements go at once (pipeline mode), so a group costs one round trip and the COMMIT.
     """
 
-    def __init__(self, sql: Statements, dialect: sa.Dialect) -> None:
+    def __init__(self, sql: Statements, dialect: sa.Dialect, lock_timeout_s: float) -> None:
         driver: Any = dialect.loaded_dbapi
-        self._sql = sql
+        self._put_session = sql.put_session
+        self._kinds = (
+            sql.insert_block,
+            sql.drop_turn,
+            sql.put_turn,
+            sql.insert_run,
+            sql.put_run,
+            sql.forget_events,
+            sql.insert_event,
+        )
+        self._lock_timeout_s = lock_timeout_s
         self._is_sqlite = dialect.name == "sqlite"
         self._has_pipeline = not self._is_sqlite and driver.Pipeline.is_supported()
+
+    def asked(self, session_id: str, epoch: int, commit: Commit) -> Asked:
+        """Return the commit as what `write` takes: made beforehand, so that nobody else's transaction waits for it."""
+        key = log_key(commit.session.log)
+        kinds: tuple[Iterable[dict[str, Any]], ...] = (
+            (
+                {"log": key, "at": at, "body": body}
+                for at, body in enumerate(commit.blocks, commit.session.log_size - len(commit.blocks))
+            ),
+            ({"b_session": key, "b_idx": index} for index in commit.dropped_turns),
+            (turn_row(key, turn) for turn in commit.turns),
+            (run_row(key, commit.new_run),) if commit.new_run else (),
+            (changed_run_row(key, run) for run in commit.runs),
+            ({"b_session": key, "b_upto": commit.forget_events},) if commit.forget_events else (),
+            (event_row(key, event) for event in commit.events),
+        )
+        session = self._put_session.bind(changed_session_row(commit.session, epoch))
+        others = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))
+        return Asked(session_id, epoch, time.monotonic(), key, session, others)
 
     def write(self, cursor: Any, group: Sequence[Asked]) -> list[Exception | None]:
         """Write those of the group that can be written; return for each why it cannot, None if it is.
@@ -61,7 +91,7 @@ class CommitWriter:
         except Exception:  # noqa: BLE001 - it is not known which of them is refused: each is told on its own
             cursor.connection.rollback()
             if self._is_sqlite:
-                cursor.execute(BEGIN)
+                begin_writing(cursor.connection, self._lock_timeout_s)
             for at in order:
                 outcomes[at] = self._try(cursor, group[at])
         return outcomes
@@ -69,7 +99,7 @@ class CommitWriter:
     def _write_together(self, cursor: Any, group: Sequence[Asked]) -> None:
         sessions = cursor.connection.cursor()
         with self._pipeline(cursor):
-            self._sql.put_session.write(sessions, *map(_session_row, group))
+            self._put_session.write(sessions, [asked.session for asked in group])
             self._write_rest(cursor, group)
         if sessions.rowcount != len(group):
             raise SessionFencedError(group[0].session_id, group[0].epoch)  # or another of them
@@ -86,36 +116,14 @@ class CommitWriter:
         return None
 
     def _write_one(self, cursor: Any, asked: Asked) -> None:
-        if not self._sql.put_session.write(cursor, _session_row(asked)):
+        if not self._put_session.write(cursor, [asked.session]):
             raise SessionFencedError(asked.session_id, asked.epoch)
         self._write_rest(cursor, [asked])
 
     def _write_rest(self, cursor: Any, group: Sequence[Asked]) -> None:
         """Write all but the session rows, kind by kind: what one session has is no matter to another."""
-        sql, commits = self._sql, [(asked.key, asked.commit) for asked in group]
-        sql.insert_block.write(
-            cursor,
-            *(
-                {"log": key, "at": at, "body": body}
-                for key, commit in commits
-                for at, body in enumerate(commit.blocks, commit.session.log_size - len(commit.blocks))
-            ),
-        )
-        sql.drop_turn.write(
-            cursor, *({"b_session": key, "b_idx": index} for key, commit in commits for index in commit.dropped_turns)
-        )
-        sql.put_turn.write(cursor, *(turn_row(key, turn) for key, commit in commits for turn in commit.turns))
-        sql.insert_run.write(cursor, *(run_row(key, commit.new_run) for key, commit in commits if commit.new_run))
-        sql.put_run.write(cursor, *(changed_run_row(key, run) for key, commit in commits for run in commit.runs))
-        sql.forget_events.write(
-            cursor,
-            *({"b_session": key, "b_upto": commit.forget_events} for key, commit in commits if commit.forget_events),
-        )
-        sql.insert_event.write(cursor, *(event_row(key, event) for key, commit in commits for event in commit.events))
+        for kind, rows in zip(self._kinds, zip(*(asked.others for asked in group), strict=True), strict=True):
+            kind.write(cursor, list(chain.from_iterable(rows)))
 
     def _pipeline(self, cursor: Any) -> AbstractContextManager[object]:
         return cursor.connection.pipeline() if self._has_pipeline else nullcontext()
-
-
-def _session_row(asked: Asked) -> dict[str, Any]:
-    return changed_session_row(asked.commit.session, asked.epoch)

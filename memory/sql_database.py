@@ -15,7 +15,7 @@ from sqlalchemy import exc
 
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.sql_remedies import remedy
-from turnwise.memory.sqlite_file import BEGIN, SQLiteFile
+from turnwise.memory.sqlite_file import SQLiteFile, begin_writing
 from turnwise.memory.urls import SQL_SCHEMES, redact
 
 Result = TypeVar("Result")
@@ -201,10 +201,10 @@ class SQLDatabase:
             pooled = self._engine.raw_connection()
             pooled.detach()
             self._writer = pooled.dbapi_connection
+            self._writer.execute("PRAGMA busy_timeout = 0")  # for begin_writing
         try:
-            cursor = self._writer.cursor()
-            cursor.execute(BEGIN)
-            result = work(cursor)
+            begin_writing(self._writer, self._lock_timeout_s)
+            result = work(self._writer.cursor())
             self._writer.commit()
         except BaseException:
             self._writer.rollback()

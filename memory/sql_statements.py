@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -15,6 +17,13 @@ _OPEN_TURN = ("pending", "queued", "running")
 _OPEN_RUN = ("queued", "running", "awaiting_approval")
 
 
+Row = Any
+"""What a driver takes for a row: a tuple or, by name, a dict."""
+
+_SIZES = (32, 8)
+"""Of how many rows there are statements that insert them."""
+
+
 class Statement:
     """A statement compiled once: SQLAlchemy's own run of a Core statement costs more than SQLite's commit."""
 
@@ -23,32 +32,58 @@ class Statement:
         self._text = str(compiled)
         self._pick = _picker(compiled.positiontup)
         self._constants = {name: value for name, value in compiled.params.items() if value is not None}
+        # Only SQLite gains by it: PostgreSQL has all rows of a statement in one round trip anyway.
+        values = _VALUES.search(self._text) if dialect.name == "sqlite" else None
+        self._inserts = {size: _with_rows(values, size) for size in _SIZES} if values else {}
+        """By number of rows, what inserts so many at once."""
 
     def __call__(
         self, connection: sa.Connection, values: dict[str, Any] | list[dict[str, Any]]
     ) -> sa.CursorResult[Any]:
         if isinstance(values, list):
-            return connection.exec_driver_sql(self._text, [self._bind(row) for row in values])
-        return connection.exec_driver_sql(self._text, self._bind(values))
+            return connection.exec_driver_sql(self._text, [self.bind(row) for row in values])
+        return connection.exec_driver_sql(self._text, self.bind(values))
 
     def rows(self, connection: sa.Connection, values: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Return all rows, as the driver gives them: for small reads that are many."""
         cursor = connection.connection.cursor()
-        cursor.execute(self._text, self._bind(values))
+        cursor.execute(self._text, self.bind(values))
         return list(cursor.fetchall())
 
-    def write(self, cursor: Any, *rows: dict[str, Any]) -> int:
-        """Execute on a driver's own cursor, once for each row; return how many rows were changed."""
+    def write(self, cursor: Any, rows: Sequence[Row]) -> int:
+        """Execute on a driver's own cursor, once for each bound row; return how many rows the last of it changed."""
+        rows = self._insert_many(cursor, rows)
         if len(rows) == 1:
-            cursor.execute(self._text, self._bind(rows[0]))
+            cursor.execute(self._text, rows[0])
         elif rows:
-            cursor.executemany(self._text, [self._bind(row) for row in rows])
+            cursor.executemany(self._text, rows)
         return int(cursor.rowcount) if rows else 0
 
-    def _bind(self, values: dict[str, Any]) -> Any:
+    def _insert_many(self, cursor: Any, rows: Sequence[Row]) -> Sequence[Row]:
+        """Insert rows by statements of many; return those that are left.
+
+        The driver gives Python's lock away for each row of an `executemany`, and while a busy event loop keeps it,
+        all other writers of the file wait.
+        """
+        for size, text in self._inserts.items():
+            while len(rows) >= size:
+                cursor.execute(text, list(chain.from_iterable(rows[:size])))
+                rows = rows[size:]
+        return rows
+
+    def bind(self, values: dict[str, Any]) -> Row:
+        """Return a row as the driver takes it."""
         if self._constants:
             values = self._constants | values
         return values if self._pick is None else self._pick(values)
+
+
+_VALUES = re.compile(r"VALUES (\([^()]*\))")
+
+
+def _with_rows(values: re.Match[str], count: int) -> str:
+    start, stop = values.span(1)
+    return f"{values.string[:start]}{', '.join([values[1]] * count)}{values.string[stop:]}"
 
 
 def _picker(names: Sequence[str] | None) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from turnwise.errors import StoreError
 
-BEGIN = "BEGIN IMMEDIATE"
-"""A writer takes the lock at once, as one that upgrades from reading can fail without waiting."""
+LOOK_S = 0.001
+"""How often a writer looks whether the file is free."""
 
 
 class SQLiteFile:
@@ -50,6 +50,31 @@ class SQLiteFile:
         raise StoreError(f"store {self._name}: its file {what}: put that back, or end all processes that have it open")
 
 
+def begin_writing(connection: sqlite3.Connection, timeout_s: float) -> None:
+    """Begin a transaction that has the file's lock at once, as one that upgrades from reading can fail without waiting.
+
+    Waits for others by looking every `LOOK_S`. SQLite's own wait looks less and less often, at last every 0.1 s: of two
+    processes that write all the time, one then stands still for half a second again and again.
+
+    Args:
+        connection: its busy_timeout is 0.
+
+    Raises:
+        sqlite3.OperationalError: the file was not free within `timeout_s`.
+    """
+    deadline: float | None = None
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            now = time.monotonic()
+            deadline = now + timeout_s if deadline is None else deadline
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or now > deadline:
+                raise
+        time.sleep(LOOK_S)
+
+
 def _inode(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
@@ -59,18 +84,27 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 def _configure(engine: sa.Engine, lock_timeout_s: float) -> None:
+    patience = f"PRAGMA busy_timeout = {int(lock_timeout_s * 1000)}"
+
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:
         connection.isolation_level = None  # the driver begins no transaction on its own
-        connection.execute(f"PRAGMA busy_timeout = {int(lock_timeout_s * 1000)}")
+        connection.execute(patience)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 8000")  # pages; for processes that end before they make one
         _use_wal(connection, lock_timeout_s)
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        reads = connection.get_execution_options().get("turnwise_read")
-        connection.exec_driver_sql("BEGIN" if reads else BEGIN)
+        if connection.get_execution_options().get("turnwise_read"):
+            connection.exec_driver_sql("BEGIN")
+            return
+        driver: Any = connection.connection.dbapi_connection
+        driver.execute("PRAGMA busy_timeout = 0")
+        try:
+            begin_writing(driver, lock_timeout_s)
+        finally:
+            driver.execute(patience)
 
 
 def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:

@@ -184,7 +184,7 @@ def test_a_page_is_read_by_the_index_of_its_question(tmp_path: Path) -> None:
         with history._engine.connect() as connection:
             bounds = {"session_id": "s", "after": 0, "limit": 10, "run_id": "r"}
             return [
-                str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {select._text}", select._bind(bounds)).all())
+                str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {select._text}", select.bind(bounds)).all())
                 for select in (history._page, history._page_of_run)
             ]
 

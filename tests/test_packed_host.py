@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from turnwise.errors import (
     RunNotFoundError,
     SessionBusyError,
     SessionFencedError,
+    SessionLostError,
     SessionNotFoundError,
     StoreError,
 )
@@ -233,6 +235,27 @@ def test_a_host_takes_so_many_calls_and_of_each_session_so_many_and_says_which_l
         assert await hosting.ask("a", "latest", ())
         for each in more:
             each.cancel()
+
+    assert explore(1, life)
+
+
+def test_of_requests_that_come_together_each_is_answered_when_it_is_ready_and_none_fails_for_another() -> None:
+    async def life(_: int) -> None:
+        patient = Patient()
+        hosting = Hosting(InMemoryStore(), patient)
+        await hosting.create("slow", "fast")
+        await hosting.start("slow", "prompt", "long")
+
+        requests = [("slow", "wait", "long", None, ()), ("fast", "mistake"), ("fast", "latest", ()), ("none", "warm")]
+        found = []
+        async for ready in hosting.host.calls([pickle.dumps(request) for request in requests]):
+            found.append({place: pickle.loads(answer) for place, answer in ready})
+            patient.open.set()
+        first, last = found  # what is ready at once comes together
+        assert sorted(first) == [1, 2, 3]
+        assert first[2] is None and isinstance(first[3].error, SessionNotFoundError)
+        assert isinstance(first[1].error, SessionLostError) and "mistake" in str(first[1].error)
+        assert list(last) == [0] and last[0].state == "completed"
 
     assert explore(1, life)
 

@@ -27,6 +27,7 @@ from turnwise.actors.inference.tools import tool
 from turnwise.actors.layout import find_layouts
 from turnwise.actors.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.placement import Dedicated, Packed
+from turnwise.actors.session import AsyncSession
 from turnwise.errors import OverloadedError, RunCancelledError, RunInterruptedError
 from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse, User
 from turnwise.memory.events import RunCompleted, TextDelta
@@ -277,6 +278,42 @@ def test_the_async_family_runs_a_thousand_sessions_at_once(make_manager: MakeMan
 
     asyncio.run(talk())
     assert shown.count() == len(names)
+
+
+def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
+    make_manager: MakeManager, tmp_path: Path
+) -> None:
+    """Cases 15 and 63: what went to it together is asked again, each by itself, and no caller can tell."""
+    shown = make_manager(placement=Packed(hosts=2))
+    names, told = [f"chat-{number}" for number in range(200)], Acknowledged()
+
+    async def talk() -> None:
+        settings: dict[str, Any] = {"engine": ScriptedEngine(), "placement": Packed(hosts=2)}
+        url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._realm.namespace
+        async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
+            chats = await asyncio.gather(*map(manager.open, names))
+            victim = (await chats[0].info()).pid
+
+            async def turn(chat: AsyncSession) -> None:
+                for number in range(3):
+                    asked, prompt = told.clock(), f"{chat.id} {number}"
+                    execution = await chat.run(prompt)
+                    told.stored(chat.id, [prompt], asked, run_id=execution.run_id, turn_index=execution.turn_index)
+                    if victim in alive:
+                        os.kill(alive.pop(), signal.SIGKILL)
+                    try:
+                        assert (await execution.wait(WAIT_S)).text == prompt
+                        told.ended(chat.id, execution.run_id, "completed")
+                    except RunInterruptedError:
+                        told.ended(chat.id, execution.run_id, "interrupted")
+
+            alive = [victim]
+            await asyncio.gather(*map(turn, chats))
+            assert (await chats[0].info()).pid != victim
+
+    asyncio.run(talk())
+    assert len(told.session_ids) == len(names)
+    check(shown, names, told)
 
 
 def test_a_host_that_comes_back_leaves_sessions_of_their_own_process_alone(make_manager: MakeManager) -> None:

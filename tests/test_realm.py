@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError
 
 from turnwise.actors import realm as realm_module
 from turnwise.actors.realm import Realm
-from turnwise.actors.steps import Fetch, Pause
+from turnwise.actors.steps import Call, Pause
 from turnwise.errors import SessionLostError
 
 
@@ -18,13 +18,7 @@ class Remote:
     """Stands for an actor, its method, and the homes that find it."""
 
     missed = 0
-
-    @property
-    def call(self) -> Remote:
-        return self
-
-    def remote(self, request: bytes) -> bytes:
-        return request
+    have_many = False
 
     def actor(self, session_id: str) -> Remote:
         return self
@@ -59,7 +53,7 @@ def test_who_waits_for_hours_outlives_a_process_every_hour(clock: Clock) -> None
     asking = ask(homes)
     step = next(asking)
     for _ in range(5):
-        assert isinstance(step, Fetch)
+        assert isinstance(step, Call)
         clock.now += 3600
         assert isinstance(asking.throw(RayActorError()), Pause)
         step = next(asking)
@@ -70,13 +64,13 @@ def test_who_waits_for_hours_outlives_a_process_every_hour(clock: Clock) -> None
 
 def test_a_process_that_cannot_be_reached_is_looked_for_so_long_and_no_longer(clock: Clock) -> None:
     began, asking = clock.now, ask(Remote())
-    assert isinstance(next(asking), Fetch)
+    assert isinstance(next(asking), Call)
 
     def look() -> None:
         while True:
             clock.now += 1
             clock.now += asking.throw(RayActorError()).seconds
-            assert isinstance(next(asking), Fetch)
+            assert isinstance(next(asking), Call)
 
     with pytest.raises(SessionLostError, match="'s'"):
         look()

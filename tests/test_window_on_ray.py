@@ -177,7 +177,7 @@ def talk(chat: Session, start: int, stop: int) -> None:
 
 
 def talk_until_due(chat: Session, start: int = 0) -> int:
-    """Talk until something is to go, and return the number of the next prompt; what is due may be under way, or done."""
+    """Talk until something is to go, and return the number of the next prompt; it may be under way, or done."""
     number, before = start, len(told(chat, WindowCompacted))
     while number == start or (chat.compact(explain=True) is None and len(told(chat, WindowCompacted)) == before):
         talk(chat, number, number + 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     StoreClosedError,
     StoreError,
+    TurnwiseError,
 )
 from turnwise.memory import sql_schema as schema
 from turnwise.memory.events import Event
@@ -46,6 +48,28 @@ from turnwise.memory.usage import Usage
 
 Result = TypeVar("Result")
 
+Item = TypeVar("Item", "Asked", "_Job")
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """What is to be done in a transaction, and what came of it."""
+
+    work: Callable[[sa.Connection], Any]
+    since: float
+    """When it was asked for, by the monotonic clock."""
+    result: Any = None
+    is_begun: bool = False
+
+    def do(self, connection: sa.Connection) -> Exception | None:
+        """Do it; return why it is refused, which has changed nothing."""
+        self.is_begun = True
+        try:
+            self.result = self.work(connection)
+        except TurnwiseError as error:
+            return error
+        return None
+
 
 class SQLStore(ErasingDatabase):
     """Keeps sessions in an SQL database through SQLAlchemy Core.
@@ -70,7 +94,8 @@ class SQLStore(ErasingDatabase):
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         self._sql = Statements(self._engine.dialect)
         self._commits = CommitWriter(self._sql, self._engine.dialect, lock_timeout_s)
-        self._group = GroupCommit(self._threads, self._commit_group)
+        self._group = GroupCommit[Asked](self._threads, partial(self._in_time, self._commit_group))
+        self._along = GroupCommit[_Job](self._threads, partial(self._in_time, self._do_jobs))
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
@@ -91,7 +116,7 @@ class SQLStore(ErasingDatabase):
                 self._sql.put_turn(connection, [turn_row(key, turn)])
             return replace(session, log=str(key))
 
-        return await self._write(create)
+        return await self._write_along(create)
 
     async def get(self, session_id: str) -> SessionRecord:
         return await self._read(lambda connection: self._session(connection, session_id))
@@ -110,7 +135,42 @@ class SQLStore(ErasingDatabase):
                 open_runs=tuple(read_run(found, session_id) for found in self._sql.open_runs(connection, key)),
             )
 
-        return await self._write(activate)
+        return await self._write_along(activate)
+
+    async def _write_along(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Return what `work` returns of a transaction: of SQLite's, with what else has come by the time that it can be.
+
+        Sessions are opened by the thousand, and a file of SQLite has one writer; a server has many, and they would wait
+        for each other's rows.
+
+        Args:
+            work: raises a TurnwiseError only where it has changed nothing.
+        """
+        if not self.is_local:
+            return await self._write(work)
+        if self._closed:
+            raise StoreClosedError(self._name)
+        job = _Job(work, time.monotonic())
+        outcome = await self._along.do(job, job)
+        with self._translated():
+            if outcome is not None:
+                raise outcome
+        result: Result = job.result
+        return result
+
+    def _do_jobs(self, jobs: Sequence[_Job]) -> list[Exception | None]:
+        try:
+            return self._checked(lambda: self._connected(self._engine, partial(_do_all, jobs)))
+        except Exception:
+            if len(jobs) == 1 or not jobs[0].is_begun:
+                raise
+        return [self._do_alone(job) for job in jobs]  # nothing is stored, and it is not known whose fault that is
+
+    def _do_alone(self, job: _Job) -> Exception | None:
+        try:
+            return self._late(job.since) or self._checked(lambda: self._connected(self._engine, job.do))
+        except Exception as error:  # noqa: BLE001 - its caller raises it
+            return error
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
         try:
@@ -130,12 +190,16 @@ class SQLStore(ErasingDatabase):
         return await self._group.do(asked, asked.key)
 
     def _commit_group(self, group: Sequence[Asked]) -> list[Exception | None]:
+        return self._checked(partial(self._transact, partial(self._commits.write, group=group)))
+
+    def _in_time(
+        self, do: Callable[[Sequence[Item]], list[Exception | None]], group: Sequence[Item]
+    ) -> list[Exception | None]:
+        """Do what was not asked for too long ago; return the outcome of each."""
         late = [self._late(asked.since) for asked in group]
         left = [asked for asked, why in zip(group, late, strict=True) if why is None]
-        if not left:
-            return [*late]
-        written = iter(self._checked(partial(self._transact, partial(self._commits.write, group=left))))
-        return [why or next(written) for why in late]
+        done = iter(do(left) if left else ())
+        return [why or next(done) for why in late]
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         def read(connection: sa.Connection) -> list[str]:
@@ -187,12 +251,12 @@ class SQLStore(ErasingDatabase):
         limit: int = 100,
     ) -> Page[SessionRecord]:
         table = schema.sessions.c
-        time = table.updated_at if order_by == "updated_at" else table.created_at
+        moved = table.updated_at if order_by == "updated_at" else table.created_at
         statement = sa.select(schema.sessions).where(*_filters(user_id, agent, status))
         if cursor is not None:
             before, key = parse_cursor(cursor)
-            statement = statement.where((time < before) | ((time == before) & (table.key < key)))
-        statement = statement.order_by(time.desc(), table.key.desc()).limit(check_limit(limit) + 1)
+            statement = statement.where((moved < before) | ((moved == before) & (table.key < key)))
+        statement = statement.order_by(moved.desc(), table.key.desc()).limit(check_limit(limit) + 1)
         rows = await self._read(lambda connection: connection.execute(statement).all())
         page = rows[:limit]
         more = cursor_of(getattr(page[-1], order_by), page[-1].key) if len(rows) > limit else None
@@ -311,3 +375,7 @@ def _bounds(span: Span) -> dict[str, int]:
 def _filters(user_id: str | None, agent: str | None, status: str | None = None) -> list[sa.ColumnElement[bool]]:
     wanted = {"user_id": user_id, "agent": agent, "status": status}
     return [schema.sessions.c[name] == value for name, value in wanted.items() if value is not None]
+
+
+def _do_all(jobs: Sequence[_Job], connection: sa.Connection) -> list[Exception | None]:
+    return [job.do(connection) for job in jobs]

@@ -5,6 +5,7 @@ Run as a program it commits to many sessions at once: `python test_group_commit.
 
 import asyncio
 import random
+import sqlite3
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -16,15 +17,23 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from test_sql_store import stored_turns, using, whole_turn
-from turnwise.errors import DuplicateKeyError, SessionFencedError, StoreClosedError, StoreError
+from turnwise.errors import (
+    DuplicateKeyError,
+    SessionExistsError,
+    SessionFencedError,
+    SessionNotFoundError,
+    StoreClosedError,
+    StoreError,
+)
 from turnwise.memory.frozen import freeze
 from turnwise.memory.group_commit import MAX_GROUP
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.sql import SQLStore
-from turnwise.memory.store import Commit
+from turnwise.memory.store import Activation, Commit
 from turnwise.memory.turns import TurnRecord
 
 
@@ -72,7 +81,7 @@ def transactions_of(store: SQLStore) -> list[int]:
     return sizes
 
 
-async def together(store: SQLStore, calls: Sequence[Awaitable[None]]) -> list[BaseException | None]:
+async def together(store: SQLStore, calls: Sequence[Awaitable[Any]]) -> list[Any]:
     """Return the outcomes of calls that all come while the store is busy."""
     with busy(store):
         tasks = [asyncio.ensure_future(call) for call in calls]
@@ -399,3 +408,63 @@ def test_a_kill_amid_shared_transactions_loses_nothing_that_was_acknowledged(url
 
 if __name__ == "__main__":
     asyncio.run(live_at_once(*sys.argv[1:]))
+
+
+def count_begins(store: SQLStore) -> list[None]:
+    """Return a list that gets longer with each transaction that writes, commits left out."""
+    begun: list[None] = []
+
+    @sa.event.listens_for(store._engine, "begin")
+    def note(connection: sa.Connection) -> None:
+        if not connection.get_execution_options().get("turnwise_read"):
+            begun.append(None)
+
+    return begun
+
+
+def test_sessions_that_are_made_and_opened_together_share_a_transaction_and_each_is_refused_on_its_own(
+    tmp_path: Path,
+) -> None:
+    """In a file of SQLite. Those that a database refuses are told by themselves, too."""
+
+    async def use(store: SQLStore) -> None:
+        await own(store, 10)
+        begun = count_begins(store)
+        made = [SessionRecord(session_id=f"s{at}") for at in range(5, 40)]
+        found = await together(store, [*map(store.create, made), store.activate("s1"), store.activate("none")])
+        assert len(begun) == 1
+        assert [type(each) for each in found] == [
+            *[SessionExistsError] * 5,
+            *[SessionRecord] * 30,
+            Activation,
+            SessionNotFoundError,
+        ]
+        assert found[35].session.epoch == 2
+        assert len({record.log for record in found[5:35]}) == 30 and await store.count() == 40
+        strange = SessionRecord(session_id="strange", metadata=freeze({"x": "\ud800"}))
+        later = [SessionRecord(session_id=f"later{at}") for at in range(3)]
+        found = await together(store, [*map(store.create, later), store.create(strange), store.activate("s1")])
+        assert [type(each) for each in found] == [*[SessionRecord] * 3, StoreError, Activation]
+        assert found[4].session.epoch == 3, "what shares a transaction with one that fails is done once"
+        assert [(await store.get(record.session_id)).log for record in later] == [record.log for record in found[:3]]
+
+    with_store(f"sqlite:///{tmp_path}/store.db", use)
+
+
+def test_a_file_that_is_not_free_is_told_to_all_who_wait_after_one_wait(tmp_path: Path) -> None:
+    """Case 65."""
+
+    async def use() -> None:
+        store = SQLStore(f"sqlite:///{tmp_path}/store.db", lock_timeout_s=0.3)
+        await own(store, 1)
+        other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        made = [SessionRecord(session_id=f"new{at}") for at in range(40)]
+        found = await together(store, [*map(store.create, made), store.activate("s0")])
+        assert {type(each) for each in found} == {StoreError}
+        assert all("database is locked" in str(each) for each in found), "one has waited for all"
+        other.close()
+        assert [(await store.create(record)).session_id for record in made][-1] == "new39"
+        await store.close()
+
+    asyncio.run(use())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -169,8 +170,6 @@ class _EarlierHosts:
             return True  # from one that is frozen the store takes nothing more when another has the session
 
     async def call(self, request: bytes, session_id: str) -> bytes:
-        import pickle
-
         from turnwise.actors.wire import Refused
         from turnwise.errors import SessionFencedError
 
@@ -196,8 +195,6 @@ class _NewestHosts:
         self._layout: Layout | None = None
 
     async def warm(self, session_id: str) -> None:
-        import pickle
-
         from turnwise.actors.wire import Refused
         from turnwise.errors import SessionLostError
 

@@ -71,10 +71,6 @@ class Supplies:
             raise
         return self._kit[0]
 
-    def holds(self, engine_id: str) -> bool:
-        """Return whether the equipment of this id is here."""
-        return engine_id in self._equipment
-
     async def take(self, engine_id: str, engine: bytes) -> Equipment:
         """Return equipment, which is held from now on.
 

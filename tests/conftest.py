@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # Ray reads this when it is imported, and hands it to the processes that it starts: no statistics leave the machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
+# It gives its workers the lowest priority but four, and they would get next to nothing beside the tests that compute.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it
+
 # The processes of sessions import the engines of these tests.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 

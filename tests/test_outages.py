@@ -312,7 +312,7 @@ def test_all_who_wait_for_a_locked_file_are_refused_in_time_and_then_go_on(tmp_p
             await store.create(SessionRecord(session_id=f"s{at}"))
         other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        verbs = (store.activate(f"s{at}") for at in range(50))
+        verbs = (store.delete(f"s{at}") for at in range(50))
         outcomes = await asyncio.gather(*verbs, return_exceptions=True)
         assert all(isinstance(outcome, StoreError) for outcome in outcomes)
         assert "database is locked; others hold its locks" in str(outcomes[0])

@@ -240,15 +240,13 @@ class Journal:
 
     async def events(self, after: int, limit: int) -> list[Event]:
         """Return up to `limit` events with a number above `after`: from memory, and what has left it from the store."""
-        while after < self.log.start - 1:
-            start = self.log.start
-            stored = await self._stored_events(after, limit)
-            older = await self._with_blocks([event for event in stored if event.seq < start], self.session.log)
-            if self.log.start == start:
-                return older + self.log.since(start - 1, limit - len(older))
-            if older:
-                return older
-        return self.log.since(after, limit)
+        start = self.log.start
+        if after >= start - 1:
+            return self.log.since(after, limit)
+        held = self.log.since(start - 1, limit)  # now: some of it may leave memory while the store is read
+        stored = await self._stored_events(after, limit)
+        older = await self._with_blocks([event for event in stored if event.seq < start], self.session.log)
+        return [*older, *held][:limit]
 
     async def _stored_events(self, after: int, limit: int) -> list[Event]:
         stored = await self.store.events(self.session_id, after=after, limit=limit)

@@ -426,3 +426,36 @@ def test_who_follows_a_run_while_its_session_changes_hands_sees_all_that_is_stor
             assert len(seen) == len(set(seen))
 
     assert explore(300, schedule)
+
+
+def test_who_reads_the_store_while_runs_begin_misses_nothing_that_leaves_memory_meanwhile() -> None:
+    """Case 59: a run's last event is let go of while a slow store still says what came before it."""
+
+    async def schedule(seed: int) -> None:
+        world = World(seed)
+        await world.create()
+        await world.core.start(["first"], run_id="lost")
+        owner = world.new_core()
+        await owner.activate()
+        is_reading, go_on = asyncio.Event(), asyncio.Event()
+        read = world.store.inner.events
+
+        async def slow(*args: Any, **page: Any) -> list[Event]:
+            found: list[Event] = await read(*args, **page)
+            is_reading.set()
+            await go_on.wait()
+            return found
+
+        world.store.inner.events = slow
+        following = asyncio.create_task(owner.events(0, run_id="lost"))
+        await is_reading.wait()
+        for run_id in ("second", "third", "fourth"):
+            await owner.start([run_id], run_id=run_id)
+            await owner.wait(run_id)
+        go_on.set()
+        events, _, done = await following
+        world.store.inner.events = read
+        stored = [event.seq for event in await read(SESSION) if event.run_id == "lost"]
+        assert [event.seq for event in events] == stored and events[-1].terminal and done
+
+    assert explore(20, schedule)

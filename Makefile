@@ -75,8 +75,8 @@ test-bench: $(READY) ## see that the bench prints all that it is to print
 	$(BIN)/python -m pytest -m soak tests/test_bench.py $(ARGS)
 
 .PHONY: bench
-bench: $(READY) ## measure: what a turn costs, what a session costs
-	$(BIN)/python tests/bench/bench.py
+bench: $(READY) ## measure what turns and sessions cost; parts of it: make bench ARGS="openings packed"
+	$(BIN)/python tests/bench/bench.py $(ARGS)
 
 .PHONY: bench-memory
 bench-memory: $(READY) ## measure what long-term memory finds in conversations: make bench-memory DATA=file

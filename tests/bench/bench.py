@@ -290,6 +290,10 @@ class Bench:
         assert commits == begins > 0, traced
         return commits / turns, (len(traced) - commits - begins) / turns
 
+    def growths(self) -> None:
+        for chars in (200, 500, 2000):
+            self.growth(chars)
+
     def growth(self, chars: int) -> None:
         """Measure an old session's turns against young sessions' early ones, alternating; and the old one's file.
 
@@ -361,6 +365,10 @@ class Bench:
                 retire(session)
             rate = self.scale.tokens / samples.median
             self.table.judge(what, rate, 20_000, " tokens/s", samples, bound="least")
+
+    def first_tokens_of_both(self) -> None:
+        self.first_tokens("chat")
+        self.first_tokens("responses")
 
     def first_tokens(self, api: Literal["chat", "responses"]) -> None:
         """Measure from `run` to the first token against the bare client's from request to first token, alternating.
@@ -636,10 +644,31 @@ def counted_calls() -> Iterator[list[int]]:
         yield count
 
 
+PARTS: dict[str, Callable[[Bench], object]] = {
+    "turns": Bench.turns,
+    "growth": Bench.growths,
+    "tools": Bench.tool_loops,
+    "replays": Bench.replays,
+    "streams": Bench.streams,
+    "first-tokens": Bench.first_tokens_of_both,
+    "cancels": Bench.cancels,
+    "hang-ups": Bench.hang_ups,
+    "openings": Bench.openings,
+    "window": Bench.window,
+    "memory": Bench.memory,
+    "packed": Bench.packed,
+}
+"""In this order. `packed` compares with what a bare actor costs, which `openings` measures."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What turns, streams, events, tools, sessions and windows cost.")
     parser.add_argument("--quick", action="store_true", help="only see that it works")
-    scale = QUICK if parser.parse_args().quick else FULL
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all if left out")
+    asked = parser.parse_args()
+    if unknown := set(asked.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    scale = QUICK if asked.quick else FULL
     began = time.monotonic()
     faulthandler.dump_traceback_later(TOO_LONG_S, exit=True)
     cores, load = os.cpu_count(), os.getloadavg()[0]
@@ -650,20 +679,9 @@ def main() -> None:
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         table = Table()
         bench = Bench(scale, table, folder)
-        bench.turns()
-        for chars in (200, 500, 2000):
-            bench.growth(chars)
-        bench.tool_loops()
-        bench.replays()
-        bench.streams()
-        bench.first_tokens("chat")
-        bench.first_tokens("responses")
-        bench.cancels()
-        bench.hang_ups()
-        bench.openings()
-        bench.window()
-        bench.memory()
-        bench.packed()
+        for name, measure in PARTS.items():
+            if name in (asked.parts or PARTS):
+                measure(bench)
     print(f"{table.met} of {table.goals} goals met, in {time.monotonic() - began:.0f} s")
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,8 @@ class PostgresServer:
         self._server.ensure_pgdata_inited()
         self._pgexec: Any = pgexec
         self.is_up = False
+        self._fate = threading.Lock()
+        """Held by whoever restarts or freezes it, as a server that is restarted has nothing to be frozen."""
         self.start()
 
     def url(self, **settings: object) -> str:
@@ -63,13 +66,18 @@ class PostgresServer:
             self.is_up = False
 
     def restart(self, mode: Literal["fast", "immediate"]) -> None:
-        """Stop and start it."""
-        self.stop(mode)
-        self.start()
+        """Stop and start it, when it is not frozen."""
+        with self._fate:
+            self.stop(mode)
+            self.start()
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
         """Let it take connections and say nothing: neither the server nor those of its processes that serve one."""
+        with self._fate:
+            yield from self._frozen()
+
+    def _frozen(self) -> Iterator[None]:
         first = psutil.Process(int((self._data / "postmaster.pid").read_text().split()[0]))
         stopped = []
         try:

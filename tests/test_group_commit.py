@@ -468,3 +468,22 @@ def test_a_file_that_is_not_free_is_told_to_all_who_wait_after_one_wait(tmp_path
         await store.close()
 
     asyncio.run(use())
+
+
+def test_rows_of_a_group_go_many_to_a_statement(tmp_path: Path) -> None:
+    """With each statement a busy event loop may take Python's lock, and all who write to the file wait."""
+
+    async def use(store: SQLStore) -> None:
+        sessions = await own(store, 41)
+        await commit(store, whole_turn(sessions.pop(), 0))
+        traced: list[str] = []
+        store._writer.set_trace_callback(traced.append)
+        assert await together(store, [commit(store, whole_turn(session, 0)) for session in sessions]) == [None] * 40
+        store._writer.set_trace_callback(None)
+        for table in ("turns", "runs"):
+            inserts = [sql for sql in traced if sql.startswith(f"INSERT INTO turnwise_{table} ")]
+            assert len(inserts) == 2, "32 rows and 8"
+        for session in sessions:
+            assert await stored_turns(store, session.session_id) == 1
+
+    with_store(f"sqlite:///{tmp_path}/store.db", use)

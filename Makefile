@@ -25,6 +25,7 @@ $(READY): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV_FLAGS) .venv
 	$(BIN)/python -m pip install --quiet -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -q actors memory strategies src # as pip does with what it unpacks: each session's process loads it
 	@printf '%s\n' '$(CURDIR)' > $@
 
 .PHONY: help

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import pickle
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -17,6 +16,7 @@ from ray.exceptions import RayActorError
 
 from turnwise.actors.adoptions import drop_adopted, find_adopted, keep_adopted
 from turnwise.actors.departure import Departure, where
+from turnwise.actors.garbage import collect_rarely
 from turnwise.actors.layout import Layout, find_layouts
 from turnwise.actors.names import actor_name, find_actor
 from turnwise.actors.place import Making
@@ -24,9 +24,6 @@ from turnwise.actors.placement import Packed
 
 if TYPE_CHECKING:
     from turnwise.actors.packed_host import PackedHost
-
-GC_THRESHOLDS = (20_000, 20, 20)
-"""Thousands of sessions are many objects, few of them garbage: looking for it often took a fifth of a turn."""
 
 THREADS = 32
 """For what blocks, such as building engines. Tools have threads of their own."""
@@ -50,6 +47,7 @@ class PackedActor:
     """`PackedHost` on Ray. Undecorated: `PackedHomes` makes it an actor."""
 
     def __init__(self, post: HostPost, making: Making) -> None:
+        collect_rarely()
         self._post = post
         self._making = making
         context = ray.get_runtime_context()
@@ -124,8 +122,7 @@ class PackedActor:
         post, making, namespace = self._post, self._making, self._post.namespace
         layouts = find_layouts(namespace, post.realm)
         adopted, engines = find_adopted(namespace, self._actor_id)
-        gc.freeze()  # see SessionActor
-        gc.set_threshold(*GC_THRESHOLDS)
+        collect_rarely()
         host = PackedHost(
             Supplies(
                 partial(making.place.open_store, namespace),

@@ -6,7 +6,6 @@ Imports nothing heavy: what is imported here, every session waits for.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import pickle
 from functools import partial
@@ -16,6 +15,7 @@ import ray
 
 from turnwise.actors.adoptions import drop_adopted, find_adopted, keep_adopted
 from turnwise.actors.departure import Departure, where
+from turnwise.actors.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from turnwise.actors.host import SessionHost
@@ -26,6 +26,7 @@ class SessionActor:
     """`SessionHost` on Ray. Undecorated: `Realm` makes it an actor."""
 
     def __init__(self, session_id: str, namespace: str, making: Making) -> None:
+        collect_rarely()
         self._settings = (session_id, namespace, making)
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
@@ -59,7 +60,7 @@ class SessionActor:
         from turnwise.actors.host import SessionHost
         from turnwise.actors.supplies import Supplies
 
-        gc.freeze()  # what is loaded stays: walking it again and again would cost milliseconds in the midst of a turn
+        collect_rarely()
         session_id, namespace, making = self._settings
         place, engine_id, engine = making.place, making.engine_id, making.engine
         adopted, engines = find_adopted(namespace, self._actor_id)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import StoreError
-from turnwise.memory.byte_search import search
 from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope, is_read_only
 
 
@@ -78,6 +77,8 @@ async def erase(
     if not isinstance(memory, Erasing):
         items = await memory.forget(scope, ids, **which)
         return _unverified(items, f"{type(memory).__name__} does not say where it keeps what it is told")
+    from turnwise.memory.byte_search import search  # whose numpy a process that erases nothing need not load
+
     texts = await memory.texts(scope, ids, **which)
     items = await memory.forget(scope, ids, **which)
     try:

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from turnwise.errors import HistoryConflictError
 from turnwise.memory.events import Event
 from turnwise.memory.history import check_session
-from turnwise.memory.sql_database import Schema
+from turnwise.memory.sql_database import OF, Schema
 from turnwise.memory.sql_erasing import ErasingDatabase
 from turnwise.memory.sql_rows import event_row, read_event
 from turnwise.memory.sql_statements import Statement
@@ -44,8 +44,7 @@ for _name, _columns, _filled in (
         _name,
         *(history.c[column] for column in _columns),
         unique=_name == "turnwise_history_key",
-        sqlite_where=_filled,
-        postgresql_where=_filled,
+        info={OF: _filled},
     )
 
 _CHECKED = 1000

@@ -23,6 +23,9 @@ Result = TypeVar("Result")
 CHECKPOINT_COMMITS = 100
 """After how many commits of a process SQLite's log is moved into its file."""
 
+OF = "of"
+"""In the `info` of an index: of which rows it is. A dialect's own option would have SQLAlchemy load each dialect."""
+
 _meta = sa.Table(
     "turnwise_meta",
     sa.MetaData(),
@@ -259,6 +262,9 @@ class SQLDatabase:
         if found is None:
             if not self._schema.tables.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
                 raise CorruptRecordError(f"{self._schema.name} of {self._name}", "missing, and its tables are there")
+            for index in (each for table in self._schema.tables.tables.values() for each in table.indexes):
+                if OF in index.info:
+                    index.kwargs[f"{connection.dialect.name}_where"] = index.info[OF]
             self._schema.tables.create_all(connection)
             found = str(self._schema.version)
             connection.execute(sa.insert(_meta).values(name=self._schema.name, value=found))

@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from turnwise.memory import sql_schema as schema
 
@@ -135,7 +134,7 @@ class Statements:
         within = (blocks.log == bind("log"), blocks.at >= bind("start"), blocks.at < bind("stop"))
         self.blocks = compiled(sa.select(blocks.at, blocks.body).where(*within))
         self.count_blocks = compiled(sa.select(sa.func.count()).select_from(schema.blocks).where(*within))
-        upsert = (postgresql if dialect.name == "postgresql" else sqlite).insert(turns)
+        upsert = _upsert_of(dialect)(turns)
         self.put_turn = compiled(
             upsert.on_conflict_do_update(
                 index_elements=["session", "idx"],
@@ -224,6 +223,16 @@ class Statements:
         self.turns = page(turns, turns.c.idx)
         self.runs = page(runs, runs.c.turn_index)
         self.events = page(events, events.c.seq)
+
+
+def _upsert_of(dialect: sa.Dialect) -> Callable[..., Any]:
+    if dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert
+    from sqlalchemy.dialects import sqlite
+
+    return sqlite.insert
 
 
 def _literals(values: Iterable[str]) -> list[sa.ColumnElement[str]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from turnwise.errors import ConfigError, StoreURLError
-from turnwise.memory.facts import FactStore
-from turnwise.memory.facts_memory import InMemoryFacts
-from turnwise.memory.history import HistoryStore
-from turnwise.memory.in_memory import InMemoryStore
-from turnwise.memory.notes import InMemoryNotes, NoteStore
-from turnwise.memory.store import SessionStore
+
+if TYPE_CHECKING:
+    from turnwise.memory.facts import FactStore
+    from turnwise.memory.history import HistoryStore
+    from turnwise.memory.notes import NoteStore
+    from turnwise.memory.store import SessionStore
 
 SQL_SCHEMES = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
 REDIS_SCHEMES = ("redis", "rediss")
@@ -59,6 +60,8 @@ def open_store(url: str) -> SessionStore:
     url = resolve_url(url)
     scheme = url.partition("://")[0]
     if scheme == "memory":
+        from turnwise.memory.in_memory import InMemoryStore
+
         return InMemoryStore()
     if scheme in REDIS_SCHEMES:
         from turnwise.memory.store_redis import RedisStore
@@ -117,6 +120,8 @@ def open_facts(url: str) -> FactStore:
         return RedisFacts(url)
     url = _resolve_table_url(url)
     if url.startswith("memory:"):
+        from turnwise.memory.facts_memory import InMemoryFacts
+
         return InMemoryFacts()
     from turnwise.memory.facts_sql import SQLFacts
 
@@ -131,6 +136,8 @@ def open_notes(url: str) -> NoteStore:
         return RedisNotes(url)
     url = _resolve_table_url(url)
     if url.startswith("memory:"):
+        from turnwise.memory.notes import InMemoryNotes
+
         return InMemoryNotes()
     from turnwise.memory.notes_sql import SQLNotes
 

@@ -122,7 +122,7 @@ FULL = Scale(
     stored=100_000,
     activations=1000,
     busy=1000,
-    kills=5,
+    kills=15,
 )
 QUICK = Scale(
     rounds=5,

@@ -209,11 +209,16 @@ def turns_at_once(table: Table, manage: Manage, bare: Any, count: int, rounds: i
 def kills(
     table: Table, dedicated: SessionManager, packed: SessionManager, make_bare: Callable[[], Any], times: int
 ) -> None:
-    """Measure how soon an answer comes after a kill -9 of the process that is to give it."""
+    """Measure how soon an answer comes after a kill -9 of the process that is to give it.
+
+    Ray hands a call that failed to the next process when its clock ticks, once a second. So the kills are spread over
+    that second, the same for all: one right after the other, they would keep step with the clock and with each other.
+    """
     floor, session_s, host_s = Samples(), Samples(), Samples()
     bare = make_bare()
 
-    def after_kill(samples: Samples, pid: int, ask: Callable[[], object]) -> None:
+    def after_kill(at: int, samples: Samples, pid: int, ask: Callable[[], object]) -> None:
+        time.sleep((at / times - time.monotonic()) % 1)
         os.kill(pid, signal.SIGKILL)
         with samples.timed():
             ask()
@@ -225,9 +230,9 @@ def kills(
     for session, _ in sessions:
         session.run("Hello.").wait()
     for at in range(-1, times):
-        after_kill(floor, ray.get(bare.pid.remote()), lambda: ray.get(bare.call.remote()))
+        after_kill(at, floor, ray.get(bare.pid.remote()), lambda: ray.get(bare.call.remote()))
         for session, samples in sessions:
-            after_kill(samples, session.info().pid, verb(session))
+            after_kill(at, samples, session.info().pid, verb(session))
         if at < 0:
             for samples in (floor, session_s, host_s):
                 samples.clear()

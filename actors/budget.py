@@ -21,7 +21,7 @@ class Budget:
     """Of the model."""
     tool_calls: int | None = None
     seconds: float | None = None
-    """In which runs are running; waiting for a person is free."""
+    """In which runs are running, to the millisecond; waiting for a person is free."""
     cost: float | None = None
     """In the currency of `SessionConfig.prices`."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
+from turnwise.actors.inference.openai import OpenAIEngine
+from turnwise.actors.inference.tool_loop import ToolLoop
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
 from turnwise.memory.turns import Turn
 
@@ -65,6 +68,14 @@ class BrokenBuilder:
 
     def build(self, session: SessionView) -> InferenceRunner:
         raise RuntimeError("no such model")
+
+
+class SlowlyBuilt(OpenAIEngine):
+    """Takes so long to be built that every clock has gone on: that of an actor's event loop tells milliseconds."""
+
+    def build(self, session: SessionView) -> ToolLoop:
+        time.sleep(0.01)
+        return super().build(session)
 
 
 class UnpicklableThere:

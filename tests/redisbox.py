@@ -64,7 +64,7 @@ class RedisServer:
             self._process = None
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """Let it take connections and answer nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import toolbox
+from engines import SlowlyBuilt
 from local_provider import LocalProvider, Message, tool_script
 from test_sessions_on_ray import audit, kill, python
 from toolbox import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
@@ -70,9 +71,15 @@ class Bench:
         self._make_manager = make_manager
         self._path = path
 
-    def engine(self, *tools: Tool, registry: Mapping[str, Any] | None = None, **settings: Any) -> OpenAIEngine:
+    def engine(
+        self,
+        *tools: Tool,
+        registry: Mapping[str, Any] | None = None,
+        kind: type[OpenAIEngine] = OpenAIEngine,
+        **settings: Any,
+    ) -> OpenAIEngine:
         given: dict[str, Any] = {"base_url": self.provider.base_url, "max_retries": 0, **settings}
-        return OpenAIEngine("local", tools=ToolRegistry(*tools, **(registry or {})), **given)
+        return kind("local", tools=ToolRegistry(*tools, **(registry or {})), **given)
 
     def manager(self, *tools: Tool, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:
         return self._make_manager(engine=self.engine(*tools, **settings), config=SessionConfig(**(config or {})))
@@ -491,7 +498,7 @@ def test_a_run_that_has_spent_its_budget_fails_and_says_of_what(bench: Bench, en
         (Budget(cost=0.5), DEAR, "of 0.5 cost"),
         (Budget(seconds=1e-6), {}, "of 1e-06 seconds"),
     ):
-        manager = bench.manager(note, config={"run_budget": budget, **more})
+        manager = bench.manager(note, config={"run_budget": budget, **more}, kind=SlowlyBuilt)
         with pytest.raises(RunLimitError, match=rf"the run has spent .*{why}.*run_budget") as limited:
             manager.open("chat").run(endless, labels=bench.labels).wait(WAIT_S)
         turn = limited.value.turn

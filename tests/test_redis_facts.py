@@ -498,7 +498,7 @@ def test_a_server_that_does_not_answer_is_a_store_error(own_server: Callable[...
 
     async def use(facts: RedisFacts) -> None:
         await facts.put(USER, items(3))
-        with server.paused():
+        with server.frozen():
             for call in (facts.count(USER), facts.put(USER, items(3))):
                 with pytest.raises(StoreError, match="Timeout"):
                     await call

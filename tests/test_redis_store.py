@@ -433,10 +433,10 @@ def test_a_server_that_does_not_answer_is_an_error_within_the_timeout(own_server
     server = own_server()
 
     async def use(store: RedisStore) -> None:
-        with server.paused(), pytest.raises(StoreError, match="Timeout"):
+        with server.frozen(), pytest.raises(StoreError, match="Timeout"):
             await store.count()
         owner = await own(store)
-        with server.paused():
+        with server.frozen():
             with pytest.raises(StoreError, match="Timeout"):
                 await store.get("s")
             with pytest.raises(StoreError, match="Timeout"):

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.categories import MemoryType
@@ -30,6 +29,7 @@ from turnwise.memory.facts import (
 from turnwise.memory.facts_schema import SCHEMA, deleted, facts
 from turnwise.memory.long_term import MemoryItem, Scope, Source
 from turnwise.memory.spans import Span
+from turnwise.memory.sql_database import insert_into
 from turnwise.memory.sql_erasing import ErasingDatabase
 from turnwise.memory.sql_rows import to_json
 from turnwise.memory.store import Page, check_limit, cursor_of, parse_cursor
@@ -223,7 +223,7 @@ class SQLFacts(ErasingDatabase):
         """Delete these rows of a user, and ids that it does not have. The user's lock is held."""
         for chunk in _chunks(rows):
             connection.execute(sa.delete(facts).where(facts.c.key.in_([row.key for row in chunk])))
-        insert = (sqlite if self._is_sqlite else postgresql).insert(deleted).on_conflict_do_nothing()
+        insert = insert_into(deleted, connection.dialect).on_conflict_do_nothing()
         if digests := [*(row.digest for row in rows), *(digest_of(user_id, name) for name in missing)]:
             connection.execute(insert, [{"digest": digest} for digest in digests])
         ends = dict.fromkeys(missing, HOLDS) | {row.id: (row.superseded_at, row.superseded_by) for row in rows}

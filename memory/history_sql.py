@@ -7,12 +7,11 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Double, Index, MetaData, PrimaryKeyConstraint, Table, Text
-from sqlalchemy.dialects import postgresql, sqlite
 
 from turnwise.errors import HistoryConflictError
 from turnwise.memory.events import Event
 from turnwise.memory.history import check_session
-from turnwise.memory.sql_database import OF, Schema
+from turnwise.memory.sql_database import WHERE, Schema, insert_into
 from turnwise.memory.sql_erasing import ErasingDatabase
 from turnwise.memory.sql_rows import event_row, read_event
 from turnwise.memory.sql_statements import Statement
@@ -44,7 +43,7 @@ for _name, _columns, _filled in (
         _name,
         *(history.c[column] for column in _columns),
         unique=_name == "turnwise_history_key",
-        info={OF: _filled},
+        info={WHERE: _filled},
     )
 
 _CHECKED = 1000
@@ -71,7 +70,7 @@ class SQLHistory(ErasingDatabase):
     def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         dialect, bind = self._engine.dialect, sa.bindparam
-        insert = (postgresql if dialect.name == "postgresql" else sqlite).insert(history)
+        insert = insert_into(history, dialect)
         page = sa.select(history).where(history.c.session_id == bind("session_id"), history.c.seq > bind("after"))
         page = page.order_by(history.c.seq).limit(bind("limit"))
         self._insert = Statement(insert.on_conflict_do_nothing(), dialect)

@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 CHECKPOINT_COMMITS = 100
 """After how many commits of a process SQLite's log is moved into its file."""
 
-OF = "of"
-"""In the `info` of an index: of which rows it is. A dialect's own option would have SQLAlchemy load each dialect."""
+WHERE = "where"
+"""In the `info` of a partial index: its predicate. The options of dialects would have SQLAlchemy load each of them."""
 
 _meta = sa.Table(
     "turnwise_meta",
@@ -263,8 +263,8 @@ class SQLDatabase:
             if not self._schema.tables.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
                 raise CorruptRecordError(f"{self._schema.name} of {self._name}", "missing, and its tables are there")
             for index in (each for table in self._schema.tables.tables.values() for each in table.indexes):
-                if OF in index.info:
-                    index.kwargs[f"{connection.dialect.name}_where"] = index.info[OF]
+                if WHERE in index.info:
+                    index.kwargs[f"{connection.dialect.name}_where"] = index.info[WHERE]
             self._schema.tables.create_all(connection)
             found = str(self._schema.version)
             connection.execute(sa.insert(_meta).values(name=self._schema.name, value=found))
@@ -277,6 +277,17 @@ class SQLDatabase:
 
     def _version(self, connection: sa.Connection) -> str | None:
         return connection.scalar(sa.select(_meta.c.value).where(_meta.c.name == self._schema.name))
+
+
+def insert_into(table: sa.Table, dialect: sa.Dialect) -> Any:
+    """Return the INSERT of a dialect itself, which can say what is done about a conflict. Loads that dialect alone."""
+    if dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert(table)
+    from sqlalchemy.dialects import sqlite
+
+    return sqlite.insert(table)
 
 
 def _parse_url(url: str, name: str) -> sa.URL:

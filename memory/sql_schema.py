@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-from turnwise.memory.sql_database import OF, Schema
+from turnwise.memory.sql_database import WHERE, Schema
 from turnwise.memory.sql_migrations import MIGRATIONS
 from turnwise.memory.usage import Usage
 
@@ -108,10 +108,10 @@ turns = Table(
 )
 _has_ttl = sessions.c.ttl_s.is_not(None)
 # By key and not by the time of expiry: that changes with every commit, which would then write to the index.
-Index("turnwise_sessions_ttl", sessions.c.key, info={OF: _has_ttl})
+Index("turnwise_sessions_ttl", sessions.c.key, info={WHERE: _has_ttl})
 
 _open_turn = text("status IN ('pending', 'queued', 'running')")
-Index("turnwise_turns_open", turns.c.session, turns.c.idx, info={OF: _open_turn})
+Index("turnwise_turns_open", turns.c.session, turns.c.idx, info={WHERE: _open_turn})
 
 runs = Table(
     "turnwise_runs",
@@ -138,13 +138,13 @@ runs = Table(
     PrimaryKeyConstraint("session", "turn_index"),
 )
 _open_run = text("state IN ('queued', 'running', 'awaiting_approval')")
-Index("turnwise_runs_open", runs.c.session, runs.c.turn_index, info={OF: _open_run})
+Index("turnwise_runs_open", runs.c.session, runs.c.turn_index, info={WHERE: _open_run})
 Index(
     "turnwise_runs_key",
     runs.c.session,
     runs.c.idempotency_key,
     unique=True,
-    info={OF: runs.c.idempotency_key.is_not(None)},
+    info={WHERE: runs.c.idempotency_key.is_not(None)},
 )
 
 events = Table(
@@ -165,5 +165,5 @@ Index(
     events.c.session,
     events.c.event_key,
     unique=True,
-    info={OF: events.c.event_key.is_not(None)},
+    info={WHERE: events.c.event_key.is_not(None)},
 )

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from turnwise.memory import sql_schema as schema
+from turnwise.memory.sql_database import insert_into
 
 _OPEN_TURN = ("pending", "queued", "running")
 _OPEN_RUN = ("queued", "running", "awaiting_approval")
@@ -134,7 +135,7 @@ class Statements:
         within = (blocks.log == bind("log"), blocks.at >= bind("start"), blocks.at < bind("stop"))
         self.blocks = compiled(sa.select(blocks.at, blocks.body).where(*within))
         self.count_blocks = compiled(sa.select(sa.func.count()).select_from(schema.blocks).where(*within))
-        upsert = _upsert_of(dialect)(turns)
+        upsert = insert_into(turns, dialect)
         self.put_turn = compiled(
             upsert.on_conflict_do_update(
                 index_elements=["session", "idx"],
@@ -223,16 +224,6 @@ class Statements:
         self.turns = page(turns, turns.c.idx)
         self.runs = page(runs, runs.c.turn_index)
         self.events = page(events, events.c.seq)
-
-
-def _upsert_of(dialect: sa.Dialect) -> Callable[..., Any]:
-    if dialect.name == "postgresql":
-        from sqlalchemy.dialects import postgresql
-
-        return postgresql.insert
-    from sqlalchemy.dialects import sqlite
-
-    return sqlite.insert
 
 
 def _literals(values: Iterable[str]) -> list[sa.ColumnElement[str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -68,6 +70,16 @@ class BrokenBuilder:
 
     def build(self, session: SessionView) -> InferenceRunner:
         raise RuntimeError("no such model")
+
+
+class Inventory:
+    """Answers with what its process has loaded, a line for each module, and with how often it looks for garbage."""
+
+    def build(self, session: SessionView) -> Inventory:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        return [Text(text="\n".join([str(gc.get_threshold()), *sys.modules]))]
 
 
 class SlowlyBuilt(OpenAIEngine):

@@ -35,7 +35,7 @@ def ends(told: Acknowledged) -> int:
     return sum(note.what == "end" for note in told)
 
 
-def frozen(server: PostgresServer | RedisServer) -> None:
+def freeze(server: PostgresServer | RedisServer) -> None:
     with server.frozen():
         time.sleep(FROZEN_S)
 
@@ -49,7 +49,7 @@ def test_sessions_outlive_crashes_restarts_and_freezes_of_their_postgresql(
     outages: Outages = {
         "crash": partial(postgres_server.restart, "immediate"),
         "restart": partial(postgres_server.restart, "fast"),
-        "freeze": partial(frozen, postgres_server),
+        "freeze": partial(freeze, postgres_server),
     }
     outlive(outages, postgres_server.url(statement_timeout=400), placement, tmp_path)
 
@@ -66,7 +66,7 @@ def test_sessions_outlive_crashes_and_freezes_of_their_redis(
         server.kill()
         server.start()
 
-    outages: Outages = {"crash": crash, "freeze": partial(frozen, server)}
+    outages: Outages = {"crash": crash, "freeze": partial(freeze, server)}
     outlive(outages, f"{server.url}?socket_timeout=0.4", placement, tmp_path)
 
 

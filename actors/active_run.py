@@ -43,6 +43,8 @@ class ActiveRun:
         """What looks at that engine's window."""
         self.recalled: Recalled | None = None
         """What long-term memory has about its prompt."""
+        self.found: dict[str, int] = {}
+        """How many items each memory returned for it, by the name of the memory."""
         self.asked: asyncio.Task[Any] | None = None
         """What memories say of it, if they were asked before it began."""
         self.has_asked_memories = False

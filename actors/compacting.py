@@ -194,8 +194,12 @@ class CompactingSession(SessionChanges):
         except (WindowOverflowError, CompactionError):
             if run.recalled is None:
                 raise
-            run.recalled = None
+            self._leave_out_recalled(run)
             return await self._fitting(run)
+
+    def _leave_out_recalled(self, run: ActiveRun) -> None:
+        """Send the run's next requests without what was recalled for it."""
+        run.recalled = None
 
     async def _fitting(self, run: ActiveRun) -> Turn:
         alone = run.compactor

@@ -13,7 +13,7 @@ from turnwise.actors.desk import Desk
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.memory.blocks import Block, Document, Recalled, User
-from turnwise.memory.events import Event, MemoryDegraded, MemoryFailed, MemoryRecalled
+from turnwise.memory.events import Event, LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
 from turnwise.memory.long_term import MemoryItem, Scope, is_read_only
 from turnwise.memory.sections import Recalled as Found
 from turnwise.memory.sections import make_sections
@@ -80,9 +80,19 @@ class RecallingSession(CompactingSession):
         sections = make_sections(found.values(), now=time.time(), counter=counter, notes=notes)
         if sections.text:
             run.recalled = Recalled(text=sections.text)
-        if any(sections.items):
-            counts = {name: len(each.items) for name, each in found.items()}
-            self.publish_live(run, MemoryRecalled, {"items": counts})
+        run.found = {name: len(each.items) for name, each in found.items()}
+        sent = dict(zip(found, map(len, sections.items), strict=True))
+        self._tell_recalled(run, sent, dict(zip(found, map(dict, sections.left_out), strict=True)))
+
+    def _leave_out_recalled(self, run: ActiveRun) -> None:
+        super()._leave_out_recalled(run)
+        window: dict[str, dict[LeftOut, int]] = {name: {"window": count} for name, count in run.found.items()}
+        self._tell_recalled(run, dict.fromkeys(run.found, 0), window)
+
+    def _tell_recalled(self, run: ActiveRun, sent: dict[str, int], left_out: dict[str, dict[LeftOut, int]]) -> None:
+        if any(run.found.values()):
+            left_out = {name: reasons for name, reasons in left_out.items() if any(reasons.values())}
+            self.publish_live(run, MemoryRecalled, {"found": run.found, "sent": sent, "left_out": left_out})
 
     async def _recall_anew(self) -> None:
         """Let the active run's next requests have what memories know by now."""

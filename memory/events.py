@@ -152,13 +152,25 @@ class HookFailed(Event):
     why: str
 
 
+LeftOut = Literal["duplicate", "token_budget", "window"]
+"""Why an item is not in a request: its text is there already, its memory's budget is used up, or the model's window has
+no room for anything that was recalled."""
+
+
 class MemoryRecalled(Event):
-    """Long-term memory was asked what bears on the prompt; what it has is in the run's requests."""
+    """Long-term memories found something that bears on the prompt; says how much of it is in the run's requests.
+
+    Published again, with nothing sent, if all of it is left out later because the window has no room.
+    """
 
     kind: Literal["memory_recalled"] = "memory_recalled"
     live: ClassVar[bool] = True
-    items: dict[str, int]
-    """How many, by the name of the memory."""
+    found: dict[str, int]
+    """How many items each memory returned, by the name of the memory."""
+    sent: dict[str, int]
+    """How many of them are in the run's requests, by the name of the memory."""
+    left_out: dict[str, dict[LeftOut, int]]
+    """How many of them are not, by the name of the memory and the reason. Only memories with such items."""
 
 
 class MemoryFailed(Event):

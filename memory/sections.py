@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from turnwise.errors import ConfigError
 from turnwise.memory.blocks import System
 from turnwise.memory.categories import MemoryCategory
+from turnwise.memory.events import LeftOut
 from turnwise.memory.long_term import MemoryItem
 from turnwise.memory.quoting import quote
 from turnwise.memory.tokens import TokenCounter
@@ -54,6 +56,8 @@ class Sections:
     """Empty if nothing was recalled."""
     items: tuple[tuple[MemoryItem, ...], ...]
     """Those that are in it, for each memory, the best first."""
+    left_out: tuple[Mapping[LeftOut, int], ...]
+    """How many of each memory's are not, by reason."""
 
 
 def make_sections(recalled: Iterable[Recalled], *, now: float, counter: TokenCounter, notes: str = "") -> Sections:
@@ -68,14 +72,16 @@ def make_sections(recalled: Iterable[Recalled], *, now: float, counter: TokenCou
     """
     parts = [notes] if notes else []
     chosen: list[tuple[MemoryItem, ...]] = []
+    left_out: list[Mapping[LeftOut, int]] = []
     said: set[str] = set()
     for each in recalled:
-        items = _fitting(each, said, now, counter)
+        items, left = _fitting(each, said, now, counter)
         said |= {_same(item) for item in items}
         parts += _sections(items, each.section, now)
         chosen.append(tuple(items))
+        left_out.append(left)
     text = "\n\n".join([PREAMBLE.format(today=_day(now)), *parts]) if parts else ""
-    return Sections(text, tuple(chosen))
+    return Sections(text, tuple(chosen), tuple(left_out))
 
 
 def bucket_of(created_at: float, now: float) -> str:
@@ -89,20 +95,25 @@ def bucket_of(created_at: float, now: float) -> str:
 _DAY_S = 86_400
 
 
-def _fitting(recalled: Recalled, said: set[str], now: float, counter: TokenCounter) -> list[MemoryItem]:
-    """Return the items to be shown: no text twice, and, the best first, those that fit."""
+def _fitting(
+    recalled: Recalled, said: set[str], now: float, counter: TokenCounter
+) -> tuple[list[MemoryItem], Counter[LeftOut]]:
+    """Return the items to be shown: no text twice, and, the best first, those that fit; and how many are left out."""
     items: list[MemoryItem] = []
+    left_out: Counter[LeftOut] = Counter()
     seen = set(said)
     for item in recalled.items:
         if (same := _same(item)) in seen:
+            left_out["duplicate"] += 1
             continue
         if recalled.max_tokens is not None:
             text = "\n\n".join(_sections([*items, item], recalled.section, now))
             if counter.count(System(text=text)) > recalled.max_tokens:
+                left_out["token_budget"] += 1
                 continue
         seen.add(same)
         items.append(item)
-    return items
+    return items, left_out
 
 
 def _same(item: MemoryItem) -> str:

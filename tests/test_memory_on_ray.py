@@ -71,7 +71,7 @@ def test_what_a_conversation_has_lost_is_recalled_in_another_of_the_same_user_on
     assert "2 March" in turn.text and "sixteen weeks" in turn.text
     assert [block.kind for block in turn.blocks] == ["user", "text"]
     recalled = [event for event in run.events() if isinstance(event, MemoryRecalled)]
-    assert recalled and recalled[0].items["LexicalMemory"] >= 1
+    assert recalled and recalled[0].sent["LexicalMemory"] >= 1
     other = manager.open("other", user_id="sara").run("When does my parental leave begin?").wait(60)
     assert "2 March" not in other.text and "sixteen weeks" in other.text
 

@@ -96,7 +96,9 @@ def test_what_is_recalled_stands_before_the_prompt_and_in_no_history() -> None:
         scope = Scope(user_id="ada", session_id=SESSION, agent="clerk")
         assert memory.asked == [(scope, "first"), (scope, "second\nthird")]
         told = [event for event in (await core.events())[0] if isinstance(event, MemoryRecalled)]
-        assert [event.items for event in told] == [{"memory 0": 1}] * 2
+        assert [(event.found, event.sent, event.left_out) for event in told] == [
+            ({"memory 0": 1}, {"memory 0": 1}, {})
+        ] * 2
 
     play(story())
 
@@ -112,7 +114,7 @@ def test_a_memory_that_fails_is_told_and_the_others_are_heard() -> None:
         (failed,) = (event for event in events if isinstance(event, MemoryFailed))
         assert (failed.memory, failed.why) == ("memory 0", "OSError: the disk is full")
         (told,) = (event for event in events if isinstance(event, MemoryRecalled))
-        assert told.items == {"memory 1": 1, "memory 2": 0}
+        assert told.found == told.sent == {"memory 1": 1, "memory 2": 0}
 
     play(story())
 
@@ -151,9 +153,37 @@ def test_what_is_recalled_counts_in_the_window() -> None:
         taken = [sum(map(counter.count, given)) + counter.overhead(None, ()) for given in engine.given]
         assert max(taken) <= 1600 and said(engine.given[-1])[0] != said(engine.given[0])[0]
         assert all(any(isinstance(block, Recalled) for block in given) for given in engine.given)
-        core = await opened(Talker(), Parrot("z" * 3000), memory=MemoryConfig(max_tokens=900), token_counter=counter)
+
+    play(story())
+
+
+def test_the_event_of_a_recall_says_what_was_found_what_is_sent_and_why_the_rest_is_not() -> None:
+    async def story() -> None:
+        engine = Talker()
+        memory = MemoryConfig(max_tokens=900)
+        parrots = Parrot("It is so"), Parrot("it  IS so"), Parrot("z" * 3000)
+        core = await opened(engine, *parrots, memory=memory, token_counter=ByteCounter())
         await ask(core, "what?")
-        assert not any(isinstance(event, MemoryRecalled) for event in (await core.events())[0])
+        (told,) = (event for event in (await core.events())[0] if isinstance(event, MemoryRecalled))
+        assert told.found == {"memory 0": 1, "memory 1": 1, "memory 2": 1}
+        assert told.sent == {"memory 0": 1, "memory 1": 0, "memory 2": 0}
+        assert told.left_out == {"memory 1": {"duplicate": 1}, "memory 2": {"token_budget": 1}}
+        (recalled,) = (block for block in engine.given[-1] if isinstance(block, Recalled))
+        assert "It is so" in recalled.text and "zzz" not in recalled.text
+
+    play(story())
+
+
+def test_the_event_says_that_the_window_had_no_room_for_what_was_recalled() -> None:
+    async def story() -> None:
+        engine = Talker()
+        settings = {**WINDOW, "max_context_tokens": 1600, "memory": MemoryConfig(max_tokens=900)}
+        core = await opened(engine, Parrot("z" * 300), **settings)
+        await ask(core, "x" * 1000)
+        assert not any(isinstance(block, Recalled) for block in engine.given[-1])
+        first, then = (event for event in (await core.events())[0] if isinstance(event, MemoryRecalled))
+        assert (first.sent, first.left_out) == ({"memory 0": 1}, {})
+        assert (then.found, then.sent, then.left_out) == ({"memory 0": 1}, {"memory 0": 0}, {"memory 0": {"window": 1}})
 
     play(story())
 

@@ -334,7 +334,7 @@ def test_the_working_memory_stands_in_each_request_and_what_a_program_saves_is_r
         assert sections.startswith("<working_memory>\n") and "likes green tea" in recalled.text
         assert recalled.text.count("</working_memory>") == 1
         (told,) = (event for event in (await stage.core.events())[0] if isinstance(event, MemoryRecalled))
-        assert told.items == {"memory 0": 1}
+        assert told.found == told.sent == {"memory 0": 1}
         assert await desk.delete([name, "missing"]) == 1 and not await desk.recall("green")
         book.fails = OSError("away")
         with pytest.raises(LongTermMemoryError, match="memory 0: OSError: away"):

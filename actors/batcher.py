@@ -14,8 +14,8 @@ class Batcher(Generic[Asked, Answer]):
     """Has what is asked answered by one call at a time: what comes meanwhile is the next one's, up to `most` at once.
 
     So who asks alone waits for nobody, and the more ask, the more is done together. Answers come in the order of what
-    was asked; where an answer is an exception it is raised to its caller, and an exception of the call to all. A caller
-    who gives up changes nothing for the others.
+    was asked; where an answer is an exception it is raised to its caller, and an exception of the call to all, as is
+    another number of answers. A caller who gives up changes nothing for the others.
 
     Args:
         work: answers a batch, each with its own answer or exception, in order.
@@ -47,6 +47,10 @@ class Batcher(Generic[Asked, Answer]):
             answers: Sequence[Answer | BaseException]
             try:
                 answers = await self._work([asked for asked, _ in batch])
+                if len(answers) != len(batch):
+                    raise RuntimeError(f"{len(batch)} were asked and {len(answers)} answers came")
+            except asyncio.CancelledError:
+                answers = [RuntimeError("the work cancelled itself")] * len(batch)
             except Exception as error:  # noqa: BLE001 - it is given to each caller
                 answers = [error] * len(batch)
             for (_, answer), given in zip(batch, answers, strict=True):

@@ -13,7 +13,15 @@ from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.journal import Journal
 from turnwise.actors.reads import SessionReads
-from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError, StoreError
+from turnwise.errors import (
+    CorruptRecordError,
+    DuplicateKeyError,
+    EncryptionError,
+    NotFoundError,
+    SessionFencedError,
+    StoreError,
+)
+from turnwise.memory.background import shielded, watch
 from turnwise.memory.blocks import Block
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
@@ -68,7 +76,7 @@ class SessionChanges(SessionReads):
 
     async def _atomically(self, change: Callable[[], Awaitable[Result]]) -> Result:
         """Carry out one change alone, and to its end even if the caller is cancelled."""
-        return await asyncio.shield(self._spawn(self._exclusively(change)))
+        return await shielded(self._spawn(self._exclusively(change)), f"session {self.session_id!r}: a change")
 
     async def _exclusively(self, change: Callable[[], Awaitable[Result]]) -> Result:
         async with self._change:
@@ -140,12 +148,26 @@ class SessionChanges(SessionReads):
             self._owed = self._owed + spent if self._owed else spent
 
     def _spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Start a task that is held until it ends, and whose error is not lost if nobody waits for it."""
+        """Start a task that is held until it ends, and whose result somebody waits for."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
+
+    def _spawn_beside(self, work: Coroutine[Any, Any, Result], what: str) -> asyncio.Task[Result]:
+        """Start a task that is held until it ends; its error is logged, since nobody may wait for it.
+
+        Args:
+            what: the task, for the log.
+        """
+        task = self._spawn(work)
+        watch(task, f"session {self.session_id!r}: {what}")
+        return task
+
+    def _is_final(self, error: BaseException) -> bool:
+        """Return whether trying again would meet the same error: the session is lost, or cannot be read."""
+        unreadable = isinstance(error, CorruptRecordError | EncryptionError | NotFoundError)
+        return self._journal.lost is not None or unreadable
 
     def _hold(self, blocks: Sequence[Block], session: SessionRecord) -> None:
         """Hold the blocks that a commit stored at the end of the log."""

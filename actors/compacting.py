@@ -23,6 +23,7 @@ from turnwise.errors import (
     TurnwiseError,
     WindowOverflowError,
 )
+from turnwise.memory.background import ended
 from turnwise.memory.blocks import encode
 from turnwise.memory.events import CompactionFailed, WindowCompacted
 from turnwise.memory.sessions import SessionRecord
@@ -89,7 +90,7 @@ class CompactingSession(SessionChanges):
         if self._skip:
             self._skip -= 1
         else:
-            self._beside = self._spawn(self._compact_beside(compactor, head))
+            self._beside = self._spawn_beside(self._compact_beside(compactor, head), "compacting")
 
     @property
     def _is_compacting(self) -> bool:
@@ -139,7 +140,7 @@ class CompactingSession(SessionChanges):
                 if self._head is head and not self._is_compacting:
                     name = type(compactor.strategy).__name__
                     task = self._beside = self._spawn(self._compact(compactor, head))
-        await asyncio.wait({task})
+        await ended(task, f"session {self.session_id!r}: a compaction")
         if task.cancelled():
             if self._journal.session.status == "ended":
                 raise self._journal.lost or SessionEndedError(self.session_id)

@@ -156,7 +156,7 @@ class SessionCore(RunningSession):
         working: WorkingMemory | None = None,
     ) -> None:
         """Take another engine, other settings, another overflow strategy and memories over, from the next run on."""
-        self._spawn(retire(self._runner, self._active, self._config.cancel_grace_s))
+        self._spawn_beside(retire(self._runner, self._active, self._config.cancel_grace_s), "closing its engine")
         self._equip(builder, config, overflow, memories, working)
         self._save_soon()
 

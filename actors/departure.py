@@ -11,6 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from turnwise.memory.background import tell
+
 ANSWERS_S = 0.05
 """How long the answers that are on their way have to get out, in seconds."""
 
@@ -47,12 +49,18 @@ class Departure:
 
     async def _depart(self) -> None:
         await asyncio.sleep(ANSWERS_S)
-        if (forgotten := self._forget()) is not None:
-            await asyncio.wait([asyncio.wrap_future(forgotten.future())], timeout=DROP_S)
-        if await self._is_here():
-            await asyncio.to_thread(ray.kill, self.actor, no_restart=True)
-        else:
-            os._exit(1)
+        try:
+            if (forgotten := self._forget()) is not None:
+                await asyncio.wait([asyncio.wrap_future(forgotten.future())], timeout=DROP_S)
+        except Exception as error:  # noqa: BLE001 - what is not forgotten is a few bytes; the process goes all the same
+            tell("to forget what an actor that leaves has taken over", error)
+        try:
+            if await self._is_here():
+                await asyncio.to_thread(ray.kill, self.actor, no_restart=True)
+                return
+        except Exception as error:  # noqa: BLE001 - the process ends itself instead
+            tell("to end an actor that leaves", error)
+        os._exit(1)
 
     async def _is_here(self) -> bool:
         """Return whether Ray takes this process for the actor's: it may have made another, on another node."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
-from turnwise.errors import StoreError
+from turnwise.memory.background import tell
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.store import SessionStore
 
@@ -13,8 +12,6 @@ PAGE = 1000
 
 MAX_PAUSE_S = 30.0
 """The longest pause between two tries of a history that fails."""
-
-_log = logging.getLogger(__name__)
 
 
 class HistoryFeed:
@@ -64,9 +61,9 @@ class HistoryFeed:
             self._more.clear()
             try:
                 await self._copy()
-            except StoreError as error:
+            except Exception as error:  # noqa: BLE001 - it is logged, and the feed goes on whoever's error it is
                 if not tries:
-                    _log.warning("session %s: its history takes no events: %s", self._session_id, error)
+                    tell(f"session {self._session_id!r}: to copy events to its history", error)
                 await asyncio.sleep(min(0.05 * 2**tries, MAX_PAUSE_S))
                 tries = min(tries + 1, 16)
                 self._more.set()

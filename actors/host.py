@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import pickle
 import time
 from collections.abc import Callable
@@ -11,9 +10,14 @@ from collections.abc import Callable
 from turnwise.actors.resident import Keep, Resident
 from turnwise.actors.supplies import Supplies
 from turnwise.actors.wire import Refused
-from turnwise.errors import SessionFencedError, SessionNotFoundError, TurnwiseError
-
-_log = logging.getLogger(__name__)
+from turnwise.errors import (
+    CorruptRecordError,
+    EncryptionError,
+    SessionFencedError,
+    SessionNotFoundError,
+    TurnwiseError,
+)
+from turnwise.memory.background import persist, tell
 
 
 class SessionHost:
@@ -68,6 +72,19 @@ class SessionHost:
             self._calls -= 1
             self._last_call_s = time.monotonic()
 
+    async def recover(self) -> None:
+        """See to what the lost process left, such as a run to go on with or turns to be saved.
+
+        Each try that fails is logged and followed by another, later; but not if the session has gone, or cannot be
+        read.
+        """
+        await persist(self._warm, f"lost session {self._session_id!r}: to see to it", until=_is_final)
+
+    async def _warm(self) -> None:
+        answer = pickle.loads(await self.call(pickle.dumps((self._session_id, "warm"))))
+        if isinstance(answer, Refused):
+            raise answer.error
+
     async def _loaded(self) -> Resident:
         if self._resident is None:
             await self._supplies.open()
@@ -92,6 +109,10 @@ class SessionHost:
         """Give the session up, if it is idle; return whether this process has it no more."""
         try:
             return resident.core.is_lost or await resident.core.leave()
-        except TurnwiseError as error:
-            _log.warning("session %s stays, since it cannot leave: %s", self._session_id, error)
+        except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
+            tell(f"session {self._session_id!r}: to leave", error, ", so it stays")
             return resident.core.is_lost
+
+
+def _is_final(error: BaseException) -> bool:
+    return isinstance(error, SessionFencedError | SessionNotFoundError | CorruptRecordError | EncryptionError)

@@ -14,7 +14,9 @@ from turnwise.errors import (
     RunNotFoundError,
     SessionFencedError,
     SessionNotFoundError,
+    StoreError,
     TurnNotFoundError,
+    TurnwiseError,
 )
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import Block
@@ -88,7 +90,12 @@ class Journal:
         if self.session.epoch:
             await self._check_own()
         self._asked += 1
-        found = await self.store.activate(self.session_id)
+        try:
+            found = await self.store.activate(self.session_id)
+        except TurnwiseError:
+            raise
+        except Exception as error:
+            raise _failed("activate", error) from error
         check_session(found.session)
         if self.log.last_seq:
             missed = await self._stored_events(self.log.published, MISSED)
@@ -142,7 +149,8 @@ class Journal:
         Raises:
             SessionFencedError: another activation owns the session; the journal is `lost`.
             DuplicateKeyError: nothing was stored.
-            StoreError: it is stored or not; the journal is `stale`.
+            StoreError: it is stored or not; the journal is `stale`. Also where the store raised an error that is not
+                turnwise's.
         """
         indices = [turn.index + 1 for turn in commit.turns]
         session = replace(
@@ -163,8 +171,10 @@ class Journal:
         except DuplicateKeyError:
             self.log.publish()
             raise
-        except BaseException:
+        except BaseException as error:
             self.stale = True
+            if isinstance(error, Exception) and not isinstance(error, TurnwiseError):
+                raise _failed("commit", error) from error
             raise
         self.session = session
         self.caught_up = frozenset()
@@ -272,6 +282,11 @@ class Journal:
             else event
             for event in events
         ]
+
+
+def _failed(verb: str, error: Exception) -> StoreError:
+    """Return what a store raised that is no error of turnwise's as one: whoever tries again after those does."""
+    return StoreError(f"the store raised {type(error).__name__} at {verb}, whose outcome is unknown: try again")
 
 
 async def settled(future: asyncio.Future[None], timeout_s: float | None = None) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import pickle
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -24,6 +23,7 @@ from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.nodes import ANYWHERE, here
 from turnwise.actors.wire import Refused
 from turnwise.errors import ConfigError, LongTermMemoryError, TurnwiseError
+from turnwise.memory.background import tell
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import Erasure, erase
 from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope, is_local, is_read_only
@@ -47,8 +47,6 @@ SWEEP_S = 600.0
 """How often what has expired is deleted, in seconds. Nobody recalls it meanwhile."""
 
 Answer = TypeVar("Answer")
-
-_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -183,8 +181,8 @@ class MemoryHost:
         while True:
             try:
                 await memory.sweep()
-            except TurnwiseError as error:
-                _log.warning("memory %s was not swept, and is again in %g s: %s", memory, SWEEP_S, error)
+            except Exception as error:  # noqa: BLE001 - it is logged, and tried again whoever's error it is
+                tell(f"sweeping {memory}", error, f", and is tried again in {SWEEP_S:g} s")
             await asyncio.sleep(SWEEP_S)
 
     def _catch_up_soon(self, memory: LongTermMemory) -> None:
@@ -199,9 +197,9 @@ class MemoryHost:
                 if not await memory.catch_up():
                     return
                 pause_s = CATCH_UP_S
-            except TurnwiseError as error:
+            except Exception as error:  # noqa: BLE001 - it is logged, and tried again whoever's error it is
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
-                _log.warning("memory %s cannot catch up, and tries again in %g s: %s", memory, pause_s, error)
+                tell(f"catching up of {memory}", error, f", and is tried again in {pause_s:g} s")
 
 
 @runtime_checkable

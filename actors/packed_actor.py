@@ -21,6 +21,7 @@ from turnwise.actors.layout import Layout, find_layouts
 from turnwise.actors.names import actor_name, find_actor
 from turnwise.actors.place import Making
 from turnwise.actors.placement import Packed
+from turnwise.memory.background import persist, watch
 
 if TYPE_CHECKING:
     from turnwise.actors.packed_host import PackedHost
@@ -58,12 +59,19 @@ class PackedActor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_back = context.was_current_actor_reconstructed
         if self._is_back:
-            self._leave.actor.ready.remote()
+            self._leave.actor.come_back.remote()
 
     async def ready(self) -> int:
         """Return the process id: the process is there, and loaded."""
         await self._loaded()
         return os.getpid()
+
+    async def come_back(self) -> None:
+        """Load, however often that fails: what the lost process left waits for nobody's call."""
+        await persist(self._load_again, f"a packed host of {self._post.namespace!r}: to come back")
+
+    async def _load_again(self) -> None:
+        await self._loaded()
 
     async def where(self) -> tuple[str, int]:
         """Return the node and the process that Ray takes for this actor's."""
@@ -103,9 +111,9 @@ class PackedActor:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="turnwise"))
         host, is_followed = await asyncio.to_thread(self._make)
         if self._is_back:  # this before it hears that it was followed: it is not to leave first
-            self._spawn(host.recover(self._is_mine))
+            self._spawn(host.recover(self._is_mine), "to see to lost sessions")
         if is_followed:
-            self._spawn(host.follow())
+            self._spawn(host.follow(), "to give its sessions up")
         return host
 
     def _is_mine(self, session_id: str) -> bool:
@@ -142,8 +150,9 @@ class PackedActor:
         )
         return host, any(other > post.layout for other in layouts)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
         task = asyncio.create_task(work)
+        watch(task, f"a packed host of {self._post.namespace!r}: {what}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
+from turnwise.actors.inference.attempt import reason
 from turnwise.actors.placement import Packed
 from turnwise.actors.resident import Keep, Resident
 from turnwise.actors.supplies import Supplies
@@ -22,6 +23,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     TurnwiseError,
 )
+from turnwise.memory.background import shielded, tell
 
 RECOVERIES = 16
 """How many lost sessions are seen to at once."""
@@ -36,8 +38,6 @@ DRAIN_S = 0.25
 """How often a host that has been followed by others looks for sessions to give up, in seconds."""
 
 _log = logging.getLogger(__name__)
-
-_STAYS = "session %s stays, since it cannot leave: %s"
 
 
 class Elder(Protocol):
@@ -180,10 +180,7 @@ class PackedHost:
         await self.follow()
         resident = self._residents.get(session_id)
         if resident and not resident.calls:
-            try:
-                await self._let_go(session_id)
-            except TurnwiseError as error:
-                _log.warning(_STAYS, session_id, error)
+            await self._try_to_let_go(session_id)
         return session_id not in self._residents
 
     async def recover(self, is_mine: Callable[[str], bool]) -> None:
@@ -197,15 +194,18 @@ class PackedHost:
         try:
             while failed := await self._recover(is_mine):
                 _log.warning(
-                    "%d lost sessions cannot be seen to, and are again in %g s: %s", len(failed), pause_s, failed[0]
+                    "%d lost sessions cannot be seen to, and are again in %g s: %s",
+                    len(failed),
+                    pause_s,
+                    reason(failed[0]),
                 )
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
         finally:
             self._is_recovering = False
 
-    async def _recover(self, is_mine: Callable[[str], bool]) -> list[TurnwiseError]:
-        failed: list[TurnwiseError] = []
+    async def _recover(self, is_mine: Callable[[str], bool]) -> list[Exception]:
+        failed: list[Exception] = []
         at_once = asyncio.Semaphore(RECOVERIES)
 
         async def see_to(session_id: str) -> None:
@@ -218,6 +218,9 @@ class PackedHost:
                     _log.warning("lost session %s is not seen to, since it cannot be read: %s", session_id, error)
                 except TurnwiseError as error:
                     failed.append(error)
+                except Exception as error:  # noqa: BLE001 - it is logged, and the session is tried again
+                    tell(f"lost session {session_id!r}: to see to it", error)
+                    failed.append(error)
 
         try:
             store, cursor = await self._supplies.open(), None
@@ -227,6 +230,9 @@ class PackedHost:
                 if (cursor := page.cursor) is None:
                     return failed
         except TurnwiseError as error:
+            return [error]
+        except Exception as error:  # noqa: BLE001 - it is logged, and tried again
+            tell("to find lost sessions", error)
             return [error]
 
     async def _warm(self, session_id: str) -> None:
@@ -322,9 +328,8 @@ class PackedHost:
         task = self._leaving.get(session_id)
         if task is None:
             task = asyncio.create_task(self._depart(session_id, self._residents[session_id]))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._leaving[session_id] = task
-        return await asyncio.shield(task)
+        return await shielded(task, f"session {session_id!r}: to leave")
 
     async def _depart(self, session_id: str, resident: Resident) -> bool:
         try:
@@ -357,20 +362,31 @@ class PackedHost:
             await asyncio.sleep(idle_s / 4)
             await self._let_idle_go(asyncio.get_running_loop().time() - idle_s)
 
-    async def _let_idle_go(self, since: float) -> None:
+    async def _let_idle_go(self, since: float) -> bool:
+        """Let go of what has been idle since then; return whether nothing failed."""
+        is_well = True
         for session_id, resident in list(self._residents.items()):
             if resident.last_call_s > since:
-                return
+                break
             if resident.is_idle and self._residents.get(session_id) is resident and session_id not in self._leaving:
-                try:
-                    await self._let_go(session_id)
-                except TurnwiseError as error:
-                    _log.warning(_STAYS, session_id, error)
+                is_well = await self._try_to_let_go(session_id) and is_well
+        return is_well
+
+    async def _try_to_let_go(self, session_id: str) -> bool:
+        """Let a resident session go, or log why it stays; return whether nothing failed."""
+        try:
+            await self._let_go(session_id)
+        except Exception as error:  # noqa: BLE001 - it is logged; this one is tried again, and the others' turn comes
+            tell(f"session {session_id!r}: to leave", error, ", so it stays")
+            return False
+        return True
 
     async def _drain(self) -> None:
+        pause_s = DRAIN_S
         while self._residents or self._is_recovering:
-            await self._let_idle_go(asyncio.get_running_loop().time())
-            await asyncio.sleep(DRAIN_S)
+            is_well = await self._let_idle_go(asyncio.get_running_loop().time())
+            pause_s = DRAIN_S if is_well else min(2 * pause_s, MAX_PAUSE_S)
+            await asyncio.sleep(pause_s)
         self._leave()
 
 

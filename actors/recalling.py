@@ -112,7 +112,7 @@ class RecallingSession(CompactingSession):
     def _ask_early(self, run: ActiveRun, prompt: Sequence[Block]) -> None:
         """Ask memories about a prompt that is about to be stored, so that one does not wait for the other."""
         if self._memories and self._config.memory.recall and run.record.memory != "off":
-            run.asked = self._spawn(self._ask_all(prompt))
+            run.asked = self._spawn_beside(self._ask_all(prompt), "asking its memories")
 
     async def _ask_all(self, prompt: Sequence[Block]) -> tuple[list[_Answer], int]:
         """Return what each memory has, and how often they had forgotten when they were asked."""

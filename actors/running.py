@@ -29,6 +29,7 @@ from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.output import Output
 from turnwise.actors.run_events import about, end_event, placed, request_event, start_event
 from turnwise.errors import EngineError, LimitError, StoreError, TurnwiseError
+from turnwise.memory.background import persist
 from turnwise.memory.blocks import Block, encode
 from turnwise.memory.calls import CallState, encode_calls
 from turnwise.memory.events import (
@@ -117,7 +118,7 @@ class RunningSession(ForgettingSession):
         if self._journal.feed:
             self._journal.feed.stop()
         if self._runner:
-            self._spawn(retire(self._runner, None, self._config.cancel_grace_s))
+            self._spawn_beside(retire(self._runner, None, self._config.cancel_grace_s), "closing its engine")
             self._runner = None
 
     # Loading
@@ -265,7 +266,7 @@ class RunningSession(ForgettingSession):
         self._journal.log.trim(min(run.record.first_seq, before[0].first_seq if before else run.record.first_seq))
         self._active = run
         run.restart_clock()
-        self._spawn(self._drive(run))
+        self._spawn_beside(self._drive(run), f"run {run.run_id!r}")
 
     # Running
 
@@ -300,11 +301,8 @@ class RunningSession(ForgettingSession):
             if self._active is run:
                 self._active = None
         fail(run, failure)
-        while self._journal.stale and self._journal.lost is None:
-            try:
-                await self.activate()
-            except StoreError:
-                await asyncio.sleep(1.0)
+        what = f"session {self.session_id!r}: to see to run {run.run_id!r}"
+        await persist(self.activate, what, until=self._is_final)
 
     async def _attempt(self, run: ActiveRun) -> Ending:
         run.attempt = attempt = Attempt(run, self, interval_s=self._config.delta_interval_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from turnwise.actors.inference.attempt import reason
@@ -18,6 +19,7 @@ from turnwise.errors import (
     LongTermMemoryError,
     StoreError,
 )
+from turnwise.memory.background import ended, persist, tell
 from turnwise.memory.events import MemoryBehind, MemoryCaughtUp, TurnNotSaved
 from turnwise.memory.long_term import MemoryItem, Scope, is_read_only
 from turnwise.memory.memory_use import MemoryUse
@@ -77,6 +79,8 @@ class SavingSession(RecallingSession):
         self._has: dict[str, int] = {}
         """For each memory, by name, up to which turn it has what it is to have."""
         self._savers: dict[str, asyncio.Task[None]] = {}
+        self._unreadable: set[int] = set()
+        """Turns above the mark that are corrupt."""
         self._gifts: set[asyncio.Task[Any]] = set()
         """What is on its way to memories."""
 
@@ -136,34 +140,68 @@ class SavingSession(RecallingSession):
         if not self._writable or self._is_held or (self._finding and not self._finding.done()):
             return
         if self._is_behind:
-            self._finding = self._spawn(self._find_unsaved())
+            self._finding = self._keep_at(self._find_unsaved, "finding what is to be saved")
             return
         for slot in self._writable:
             saver = self._savers.get(slot.name)
             if self._lacks(slot) and (saver is None or saver.done()):
-                self._savers[slot.name] = self._spawn(self._save_to(slot))
+                self._savers[slot.name] = self._keep_at(partial(self._save_to, slot), f"saving in {slot.name}")
+
+    def _keep_at(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
+        """Start work beside the conversation that is begun again after whatever error it meets."""
+        return self._spawn(persist(work, f"session {self.session_id!r}: {what}", until=self._is_final))
 
     async def _find_unsaved(self) -> None:
-        """Read what an earlier process, or one without memories, has left; a page at a time, so that runs may start."""
+        """Read what an earlier process, or one without memories, has left; a page at a time, so that runs may start.
+
+        A turn that is corrupt, or whose run is, is told and left out.
+        """
         after = self._saved
 
-        async def change() -> bool:
+        async def change() -> CorruptRecordError | None:
             nonlocal after
-            page = await self._journal.store.turns(self.session_id, after=after, limit=PAGE)
-            if page:
-                runs = await self._journal.store.runs(self.session_id, after=after, limit=page[-1].index - after)
-                uses = {run.run_id: run.memory for run in runs}
-                for turn in page:
-                    if turn.status in _ENDED and turn.index > self._saved:
-                        self._note_ended(turn, uses.get(turn.run_id or "", "off"))
-                after = page[-1].index
-            self._is_behind = bool(page)
-            return self._is_behind
+            try:
+                try:
+                    last = await self._note_page(after, PAGE)
+                except CorruptRecordError:
+                    last = await self._note_page(after, 1)
+            except CorruptRecordError as error:
+                after += 1
+                self._is_behind = after + 1 < self._journal.session.next_index
+                return error
+            self._is_behind = last is not None
+            after = after if last is None else last
+            return None
 
-        while await self._in_the_end(change):
-            pass
+        while True:
+            if error := await self._in_the_end(change):
+                await self._tell_unreadable(after, error)
+            if not self._is_behind:
+                break
         self._finding = None
         self._save_soon()
+
+    async def _note_page(self, after: int, limit: int) -> int | None:
+        """Note the next turns that have ended; return the index of the last that was read, None if there is none."""
+        page = await self._journal.store.turns(self.session_id, after=after, limit=limit)
+        if not page:
+            return None
+        runs = await self._journal.store.runs(self.session_id, after=after, limit=page[-1].index - after)
+        uses = {run.run_id: run.memory for run in runs}
+        for turn in page:
+            if turn.status in _ENDED and turn.index > self._saved:
+                self._note_ended(turn, uses.get(turn.run_id or "", "off"))
+        return page[-1].index
+
+    async def _tell_unreadable(self, index: int, error: CorruptRecordError) -> None:
+        """Tell once that no memory is given a turn, since it cannot be read."""
+        if index in self._unreadable:
+            return
+        self._unreadable.add(index)
+        tell(f"session {self.session_id!r}: to save turn {index}", error, ", so no memory is given it")
+        for slot in self._writable:
+            said = {"turn_index": index, "memory": slot.name, "why": f"corrupt record {error.key}"}
+            await self._tell_of_saving((TurnNotSaved, said))
 
     async def _in_the_end(self, change: Callable[[], Awaitable[Result]]) -> Result:
         """Carry out one change that bears repetition, however long the store is away.
@@ -226,7 +264,7 @@ class SavingSession(RecallingSession):
         gift = self._spawn(_remember(slot, self._memory_scope, items))
         self._gifts.add(gift)
         gift.add_done_callback(self._gifts.discard)
-        await asyncio.wait({gift})
+        await ended(gift, f"session {self.session_id!r}: saving in {slot.name}")
         if gift.cancelled():
             raise LongTermMemoryError("it cancelled itself")
         has = gift.result()
@@ -286,7 +324,7 @@ class SavingSession(RecallingSession):
                 return False
             await asyncio.wait(tasks, timeout=left_s)
         await self._loaded()
-        return not self._is_behind and not any(map(self._lacks, self._writable))
+        return not (self._is_behind or self._unreadable or any(map(self._lacks, self._writable)))
 
     async def _stop_saving(self) -> int:
         """Give memories no more, and let what is on its way arrive; return how many turns some memory lacks."""

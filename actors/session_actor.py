@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import ray
 from turnwise.actors.adoptions import drop_adopted, find_adopted, keep_adopted
 from turnwise.actors.departure import Departure, where
 from turnwise.actors.garbage import collect_rarely
+from turnwise.memory.background import persist
 
 if TYPE_CHECKING:
     from turnwise.actors.host import SessionHost
@@ -35,7 +35,7 @@ class SessionActor:
         self._host: asyncio.Task[SessionHost] | None = None
         if context.was_current_actor_reconstructed:
             # What the lost process left, such as a run to go on with or turns to be saved, waits for nobody's call.
-            self._leave.actor.call.remote(pickle.dumps((session_id, "warm")))
+            self._leave.actor.come_back.remote()
 
     async def ready(self) -> int:
         """Return the process id: the process is there."""
@@ -45,16 +45,25 @@ class SessionActor:
         """Return the node and the process that Ray takes for this actor's."""
         return where()
 
+    async def come_back(self) -> None:
+        """See `SessionHost.recover`."""
+        await persist(self._recover, f"session {self._settings[0]!r}: to come back")
+
+    async def _recover(self) -> None:
+        await (await self._loaded()).recover()
+
     async def call(self, request: bytes) -> bytes:
         """See `SessionHost.call`."""
+        return await (await self._loaded()).call(request)
+
+    async def _loaded(self) -> SessionHost:
         if self._host is None:
             self._host = asyncio.create_task(asyncio.to_thread(self._load))
         try:
-            host = self._host.result() if self._host.done() else await asyncio.shield(self._host)
+            return self._host.result() if self._host.done() else await asyncio.shield(self._host)
         except Exception:
             self._host = None  # the next call tries again
             raise
-        return await host.call(request)
 
     def _load(self) -> SessionHost:
         from turnwise.actors.host import SessionHost

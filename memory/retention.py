@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from turnwise.errors import ConfigError, StoreError
+from turnwise.memory.background import tell
 from turnwise.memory.categories import MemoryType
 
 PAUSE_S = 1.0
@@ -149,8 +150,9 @@ class Uses:
     async def _try(self) -> None:
         try:
             await self.write()
-        except StoreError as error:
-            self.trouble = str(error)
+        except Exception as error:  # noqa: BLE001 - it is logged, and what was noted is written with what comes next
+            self.trouble = str(error) if isinstance(error, StoreError) else type(error).__name__
+            tell("noting which items of a memory were used", error, ", and is tried again with the next")
 
 
 def _grouped(noted: dict[str, dict[str, float]]) -> list[Use]:

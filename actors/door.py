@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
-
+from turnwise.actors.cluster import connect
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory_slot import Eraser
@@ -63,7 +61,7 @@ class Door:
         working_memory: WorkingMemory | None = None,
         overflow: OverflowStrategy | None = None,
         placement: Placement = Dedicated(),
-        config: SessionConfig = SessionConfig(),
+        config: SessionConfig | None = None,
         history_store: str | None = None,
         namespace: str = "turnwise",
         enforce_user: bool = False,
@@ -81,18 +79,25 @@ class Door:
             working_memory=working_memory,
             overflow=overflow,
             placement=placement,
-            config=config,
+            config=config or SessionConfig(),
         )
-        if not ray.is_initialized():
-            ray.init(logging_level=logging.WARNING)
-        check_files(store, history_store, working_memory)
+        self._check_files = partial(check_files, store, history_store, working_memory)
         self._store: SessionStore | None = None
+
+    def _start(self) -> None:
+        """Join or start a Ray, and let the processes of hosts and memories start. Blocks; may be repeated."""
+        connect()
+        self._check_files()
+        self._own_store()
         self._realm.warm_up()
 
-    def _consult(self, verb: str, *args: Any, **kwargs: Any) -> Request[Any]:
+    def _own_store(self) -> SessionStore:
         if self._store is None:
             self._store = self._realm.open_store()
-        method = getattr(self._store, verb)
+        return self._store
+
+    def _consult(self, verb: str, *args: Any, **kwargs: Any) -> Request[Any]:
+        method = getattr(self._own_store(), verb)
         return (yield Consult(lambda: method(*args, **kwargs)))
 
     def _read(self, verb: str, id: str, user_id: str | None, missing: TurnwiseError) -> Request[Any]:
@@ -224,9 +229,7 @@ class Door:
         if self._enforce_user:
             why = "a sweep goes over all users' sessions: let a manager without enforce_user do it"
             raise ConfigError("enforce_user", True, why)
-        if self._store is None:
-            self._store = self._realm.open_store()
-        return (yield from sweep(self._realm, self._store, Path(archive) if archive else None, memory))
+        return (yield from sweep(self._realm, self._own_store(), Path(archive) if archive else None, memory))
 
     def _close(self) -> Request[None]:
         if self._store is not None:

@@ -119,7 +119,7 @@ class _Handle:
 
 
 class ExecutionHandle(_Handle):
-    """A run: wait for it, follow it, cancel it, from any process; it goes on without any.
+    """A run: wait for it, follow it, cancel it, from any process; it goes on without any, as long as its Ray does.
 
     Pickles as its ids. In another process of the cluster it works as long as the session is live, or a manager of the
     same store is open there.

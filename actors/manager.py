@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from turnwise.actors.cluster import interruptible
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.door import DEFAULT_STORE, DEFAULT_USER, Door
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.placement import Dedicated, Placement
 from turnwise.actors.session import AsyncSession, Session
-from turnwise.actors.steps import Portal, carry_out, carry_out_async
+from turnwise.actors.steps import Portal, Request, Result, carry_out, carry_out_async
 from turnwise.memory.encryption import Encryption
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.long_term import LongTermMemory
@@ -29,8 +31,9 @@ from turnwise.strategies.strategy import OverflowStrategy
 class SessionManager(Door):
     """Opens, finds and lists sessions. Safe to use from many threads.
 
-    Starts a local Ray, or joins the cluster at hand, if this process has not. Sessions and their runs live on the
-    cluster: they go on when the manager is closed or its process ends, until they are idle.
+    Joins the Ray at hand, if this process has not; starts one if there is none. Sessions and their runs live there:
+    they go on when the manager is closed, until they are idle, and when its process ends, if Ray does not end with it.
+    One that the manager started does, which is logged at INFO; a cluster, or `ray start --head`, does not.
 
     Args:
         store: where sessions are kept: `sqlite:///path`, `postgresql://...`, `redis://...` (see `RedisStore` for what
@@ -44,7 +47,7 @@ class SessionManager(Door):
         overflow: what is done when a conversation outgrows the model's window: `Trim()`, `DeleteOldest(...)`,
             `Summarize(...)`, `FlushToMemory(...)` or your own. Without one the provider refuses what is too long.
         placement: which actor hosts which session.
-        config: how sessions behave.
+        config: how sessions behave; `SessionConfig()` if left out, with what the environment says at that moment.
         history_store: where events are kept, if not with the conversations: `sqlite:///path` or `postgresql://...`.
             They get there soon after they are stored; one that is away delays no run. Live sessions keep the one that
             they started with.
@@ -70,7 +73,7 @@ class SessionManager(Door):
         working_memory: WorkingMemory | None = None,
         overflow: OverflowStrategy | None = None,
         placement: Placement = Dedicated(),
-        config: SessionConfig = SessionConfig(),
+        config: SessionConfig | None = None,
         history_store: str | None = None,
         namespace: str = "turnwise",
         enforce_user: bool = False,
@@ -90,6 +93,7 @@ class SessionManager(Door):
             encryption=encryption,
         )
         self._portal = Portal()
+        self._start()
 
     def __enter__(self) -> Self:
         return self
@@ -210,9 +214,19 @@ class SessionManager(Door):
 
 
 class AsyncSessionManager(Door):
-    """`SessionManager` with its verbs as coroutines. Use it on one event loop."""
+    """`SessionManager` with its verbs as coroutines. Use it on one event loop.
+
+    It joins or starts a Ray with the first verb, or `async with`, and not before; on a thread, so that the event loop
+    goes on. What is wrong there is raised by that verb, and the next one tries again.
+
+    Raises:
+        StoreURLError, ConfigError: an argument cannot be used.
+    """
+
+    _starting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        await self._started()
         return self
 
     async def __aexit__(
@@ -231,12 +245,12 @@ class AsyncSessionManager(Door):
         ttl_s: float | None = None,
     ) -> AsyncSession:
         """See `SessionManager.open`."""
-        found = await carry_out_async(self._open(session_id, user_id, agent, metadata, memory, ttl_s=ttl_s))
+        found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, ttl_s=ttl_s))
         return AsyncSession(self._realm, found.session_id, found.user_id, found.agent)
 
     async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
         """See `SessionManager.get`."""
-        found = await carry_out_async(self._get(session_id, user_id))
+        found = await self._carry_out(self._get(session_id, user_id))
         return AsyncSession(self._realm, found.session_id, found.user_id, found.agent)
 
     async def list(
@@ -252,33 +266,53 @@ class AsyncSessionManager(Door):
         """See `SessionManager.list`."""
         query = {"agent": agent, "status": status, "order_by": order_by, "cursor": cursor, "limit": limit}
         request = self._matching("query", user_id, **query)
-        page: Page[SessionRecord] = await carry_out_async(request)
+        page: Page[SessionRecord] = await self._carry_out(request)
         return page
 
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
         """See `SessionManager.count`."""
-        return int(await carry_out_async(self._matching("count", user_id, agent=agent, status=status)))
+        return int(await self._carry_out(self._matching("count", user_id, agent=agent, status=status)))
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """See `SessionManager.usage`."""
-        spent: Usage = await carry_out_async(self._matching("usage", user_id, agent=agent))
+        spent: Usage = await self._carry_out(self._matching("usage", user_id, agent=agent))
         return spent
 
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
         """See `SessionManager.forget`."""
-        return await carry_out_async(self._forget(user_id, verify))
+        return await self._carry_out(self._forget(user_id, verify))
 
     async def sweep(self, archive: str | Path | None = None, *, memory: bool = False) -> Swept:
         """See `SessionManager.sweep`."""
-        return await carry_out_async(self._sweep(archive, memory))
+        return await self._carry_out(self._sweep(archive, memory))
 
     async def execution(self, run_id: str, *, user_id: str | None = None) -> AsyncExecutionHandle:
         """See `SessionManager.execution`."""
-        found = await carry_out_async(self._execution(run_id, user_id))
+        found = await self._carry_out(self._execution(run_id, user_id))
         return AsyncExecutionHandle(self._realm, found.session_id, run_id, found.turn_index)
 
     async def close(self) -> None:
         """See `SessionManager.close`."""
         await carry_out_async(self._close())
+
+    async def _carry_out(self, request: Request[Result]) -> Result:
+        await self._started()
+        return await carry_out_async(request)
+
+    async def _started(self) -> None:
+        """Start, if that has not been done; once for all who wait, and to its end, whoever is cancelled."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start_aside())
+        starting = self._starting
+        try:
+            await asyncio.shield(starting)
+        except Exception:
+            if self._starting is starting:
+                self._starting = None
+            raise
+
+    async def _start_aside(self) -> None:
+        with interruptible():  # here, since it is the main thread that can do it
+            await asyncio.to_thread(self._start)

@@ -27,7 +27,8 @@ def open_registered(url: str) -> SessionStore:
         StoreURLError: two packages have the scheme, or what has it cannot be imported, raises, or returns no store.
         TurnwiseError: raised by the package itself.
     """
-    found = list(entry_points(group=GROUP, name=url.partition("://")[0]))
+    named = entry_points(group=GROUP, name=url.partition("://")[0])
+    found = list({entry.value: entry for entry in named}.values())  # one that is installed twice is one
     whose = " and ".join(map(_named, found))
     if len(found) != 1:
         raise StoreURLError(redact(url), f"its scheme must be of one installed package, and is of {whose or 'none'}")

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import settings
 
 from engines import ScriptedEngine
+from turnwise.actors.cluster import interruptible
 from turnwise.actors.manager import SessionManager
 from turnwise.memory.ids import new_id
+from turnwise.testing.faulty_url import register
 
 if TYPE_CHECKING:
     from postgresbox import PostgresServer
@@ -29,6 +31,10 @@ os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it
 # The processes of sessions import the engines of these tests.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
+# And stores with faults, by their URLs.
+_faulty = tempfile.TemporaryDirectory(prefix="turnwise-")
+register(_faulty.name)
+
 # What is red for one is red for all. To look further: pytest --hypothesis-profile=explore
 settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True)
 settings.register_profile("explore", max_examples=2000, deadline=None, print_blob=True)
@@ -41,6 +47,7 @@ OWN_RAY = {
     "test_cluster_on_ray",
     "test_hr_policy_chat",
     "test_long_conversation",
+    "test_own_ray",
     "test_quickstart",
 }
 """Tests that start programs which start a Ray of their own."""
@@ -60,13 +67,14 @@ def ray_session() -> Iterator[ModuleType]:
     """One Ray on this machine for the whole test session. Yields the module `ray`."""
     import ray
 
-    ray.init(
-        address="local",  # never a cluster that happens to be there
-        num_cpus=4,
-        include_dashboard=False,
-        configure_logging=False,
-        log_to_driver=False,
-    )
+    with interruptible():
+        ray.init(
+            address="local",  # never a cluster that happens to be there
+            num_cpus=4,
+            include_dashboard=False,
+            configure_logging=False,
+            log_to_driver=False,
+        )
     try:
         yield ray
     finally:

@@ -63,6 +63,11 @@ def test_the_wheel_holds_every_module_of_the_tree_once_and_nothing_else(wheel: z
     assert sorted(files_in(wheel)) == sorted(modules_in_tree())
 
 
+def test_an_installed_turnwise_registers_no_store_that_injects_faults(wheel: zipfile.ZipFile) -> None:
+    (entry_points,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+    assert "turnwise.stores" not in wheel.read(entry_points).decode()
+
+
 def test_a_wheel_built_from_the_sdist_is_the_same(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     again = build(into=tmp_path)
     assert sorted(again.namelist()) == sorted(wheel.namelist())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import json
+import logging
 import random
 import re
+import signal as signals
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +27,8 @@ from turnwise.errors import ConfigError, ToolAbortError, ToolError
 from turnwise.memory.blocks import ToolResult, ToolUse
 
 MAX_BACKOFF_S = 30.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +305,8 @@ async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal
     import ray
     from ray.exceptions import RayError, RayTaskError
 
+    _warn_if_deaf()
+
     def submit() -> Any:
         ref = function.remote(**arguments)
         signal.listen(cancel := lambda: _spawn(lambda: ray.cancel(ref)))
@@ -319,6 +326,19 @@ async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal
         raise _LostError(f"{type(cause).__name__}: {line}") from error
     signal.forget(cancel)
     return value
+
+
+@functools.cache
+def _warn_if_deaf() -> None:
+    """Warn, once, if this process is one of a Ray whose workers ignore SIGINT, by which Ray interrupts its tasks."""
+    import ray
+
+    is_worker = ray.get_runtime_context().worker.mode == ray.WORKER_MODE
+    if is_worker and signals.getsignal(signals.SIGINT) is signals.SIG_IGN:
+        _log.warning(
+            "the workers of this Ray ignore SIGINT, as what started it did (by nohup, or & in a script): tools that are"
+            " Ray tasks cannot be cancelled; start Ray with the default handler, as `env --default-signal=INT` does"
+        )
 
 
 class _LostError(Exception):

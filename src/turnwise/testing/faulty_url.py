@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from pathlib import Path
 from typing import cast, get_args
 from urllib.parse import parse_qs, urlencode
 
 from turnwise.errors import StoreURLError
+from turnwise.memory.foreign_stores import GROUP
 from turnwise.memory.store import SessionStore
 from turnwise.memory.urls import open_store, resolve_url
 from turnwise.testing.faults import FaultPlan, Faults, Kind
@@ -16,18 +19,38 @@ from turnwise.testing.faulty_store import with_faults
 SCHEME = "faulty"
 
 
+def register(folder: Path | str) -> None:
+    """Let this process, and those that it starts from now on, open stores by a `faulty_url`. Call it before Ray starts.
+
+    Makes a package of the tests' own that has the entry point, since an installed turnwise has none.
+
+    Args:
+        folder: where that package goes; must stay as long as the processes do.
+    """
+    package = Path(folder).resolve() / "turnwise_faulty-0.dist-info"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: turnwise-faulty\nVersion: 0\n", encoding="utf-8")
+    entry = f"[{GROUP}]\n{SCHEME} = {__name__}:{open_faulty.__name__}\n"
+    (package / "entry_points.txt").write_text(entry, encoding="utf-8")
+    sys.path.append(str(package.parent))
+    found = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [found]), str(package.parent)])
+    importlib.invalidate_caches()
+
+
 def faulty_url(store: str, plan: FaultPlan, *, seed: object = 0, journal: Path | str) -> str:
     """Return the URL of a store with faults around the store of another URL, by the rates and points of a plan.
 
-    For `SessionManager(store=...)`: each process that opens it throws dice of its own, a crash is SIGKILL to it, and
-    what it injects is in the journal. The process of the manager is one of them, so audit the inner store.
+    For `SessionManager(store=...)`, after `register`: each process that opens it throws dice of its own, a crash is
+    SIGKILL to it, and what it injects is in the journal. The process of the manager is one of them, so audit the inner
+    store.
     """
     values = {"store": resolve_url(store), "seed": seed, "journal": Path(journal).resolve(), "points": plan.points}
     return f"{SCHEME}://?{urlencode(values | dict(plan.rates), doseq=True)}"
 
 
 def open_faulty(url: str) -> SessionStore:
-    """Return the store of a `faulty_url`. It is what turnwise registers for the scheme.
+    """Return the store of a `faulty_url`. It is what `register` registers for the scheme.
 
     Raises:
         StoreURLError: it is none, or the store in it cannot be opened.

@@ -67,6 +67,15 @@ class SessionConfig:
     max_prompt_bytes: int = 4_000_000
     """The largest prompt, as UTF-8 JSON."""
 
+    max_metadata_bytes: int = 65_536
+    """The largest metadata of a session, as UTF-8 JSON."""
+
+    max_labels: int = 64
+    """How many labels a run may have."""
+
+    max_label_chars: int = 256
+    """How many characters a label's name, and its value, may have."""
+
     idle_s: float = 300.0
     """How long a session's process stays after its last call or run, in seconds."""
 
@@ -88,9 +97,16 @@ class SessionConfig:
             raise ConfigError("reserve_output_tokens", reserve, "must be 0 or more, and less than max_context_tokens")
         if window is not None and window < 1:
             raise ConfigError("max_context_tokens", window, "must be 1 or more, or None for the model's own limit")
-        for name in ("max_resumes", "cancel_grace_s", "max_queued", "delta_interval_s", "store_retry_s"):
+        for name in ("max_resumes", "cancel_grace_s", "max_queued", "delta_interval_s", "store_retry_s", "max_labels"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must be 0 or more")
-        for name in ("max_prompt_bytes", "idle_s", "compaction_attempts", "compaction_timeout_s"):
+        for name in (
+            "max_prompt_bytes",
+            "max_metadata_bytes",
+            "max_label_chars",
+            "idle_s",
+            "compaction_attempts",
+            "compaction_timeout_s",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigError(name, getattr(self, name), "must be more than 0")

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.backlog import left_by, with_given
@@ -24,10 +24,10 @@ from turnwise.actors.running import RunningSession, retire
 from turnwise.errors import (
     CallDecidedError,
     CallNotFoundError,
-    ConfigError,
     DuplicateKeyError,
     EmptyTurnError,
     IdempotencyConflictError,
+    InvalidInputError,
     NoActiveRunError,
     QueueFullError,
     RunNotFoundError,
@@ -38,6 +38,7 @@ from turnwise.errors import (
     SessionFencedError,
     SessionNotFoundError,
     TurnNotFoundError,
+    shown,
 )
 from turnwise.memory.blocks import Block, Summary, ToolResult, ToolUse, encode
 from turnwise.memory.calls import CallState, Verdict, decode_calls, encode_calls
@@ -221,11 +222,9 @@ class SessionCore(RunningSession):
         Raises:
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
+            InvalidInputError: there are more or longer labels than `SessionConfig` allows; nothing was stored.
         """
-        if if_busy not in get_args(IfBusy):
-            raise ConfigError("if_busy", if_busy, f"must be one of {', '.join(get_args(IfBusy))}")
-        if timeout_s is not None and timeout_s <= 0:
-            raise ConfigError("timeout_s", timeout_s, "must be more than 0")
+        _check_labels(labels or {}, self._config)
         blocks, encoded = accept(self.session_id, prompts, self._config.max_prompt_bytes)
         fingerprint = hashlib.sha256("\n".join(encoded).encode()).hexdigest() if idempotency_key else None
 
@@ -299,13 +298,9 @@ class SessionCore(RunningSession):
             RunNotFoundError: the session has no such run.
             CallNotFoundError: the run has no such call that waits or waited.
             CallDecidedError: it was decided otherwise, or the run has ended.
-            ConfigError: such a call takes no such decision.
+            InvalidInputError: such a call takes no such decision.
         """
         await self._loaded()
-        try:
-            freeze(decision.input or {})
-        except TypeError as error:
-            raise ConfigError("input", decision.input, str(error)) from error
 
         async def change() -> None:
             run = self._open_run(run_id)
@@ -448,14 +443,14 @@ class SessionCore(RunningSession):
         The summary is one that the session goes on with, or that was folded into one of these.
 
         Raises:
-            ConfigError: it is none of them.
+            InvalidInputError: it is none of them.
         """
         await self._loaded()
         turns = [turn for turn in (self._head, self._active and self._active.turn) if turn]
         held = union(*(part for turn in turns for part in (turn.spans, turn.base)))
         if not await find(summary, held, self._journal.read):
             why = f"it is none of session {self.session_id!r}: pass one of a turn's blocks"
-            raise ConfigError("summary", summary.text[:40], why)
+            raise InvalidInputError("summary", shown(summary.text), why)
         return await self._journal.read(await originals(summary, self._journal.read))
 
     @property
@@ -630,9 +625,19 @@ def _decided(state: CallState, decision: Decision) -> CallState:
     return replace(state, verdict=decision.verdict, digest=decision.digest)
 
 
+def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:
+    """Raise InvalidInputError for more or longer labels than sessions may have."""
+    if len(labels) > config.max_labels:
+        raise InvalidInputError("labels", shown(labels), f"must be at most {config.max_labels}, not {len(labels)}")
+    for text in (*labels, *labels.values()):
+        if len(text) > config.max_label_chars:
+            why = f"must be at most {config.max_label_chars} characters long, not {len(text)}"
+            raise InvalidInputError("labels", shown(text), why)
+
+
 def _check_decision(state: CallState, decision: Decision) -> None:
     """Raise if a call that waits for this takes no such decision."""
     if state.wants == "result" and decision.verdict == "approved":
-        raise ConfigError("approve", state.name, "it runs outside: provide() its result, or reject() it")
+        raise InvalidInputError("approve", shown(state.name), "it runs outside: provide() its result, or reject() it")
     if state.wants == "budget" and (decision.verdict == "provided" or decision.input is not None):
-        raise ConfigError(decision.verdict, state.name, "a budget is approved or rejected, nothing else")
+        raise InvalidInputError(decision.verdict, shown(state.name), "a budget is approved or rejected, nothing else")

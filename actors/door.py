@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,19 @@ from typing import Any
 from turnwise.actors.cluster import connect
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.inputs import (
+    AgentName,
+    Folder,
+    Lifetime,
+    Limit,
+    RunId,
+    SessionId,
+    Text,
+    Use,
+    UserId,
+    checked,
+    json_object,
+)
 from turnwise.actors.memory_slot import Eraser
 from turnwise.actors.nodes import check_files
 from turnwise.actors.placement import Dedicated, Placement
@@ -20,6 +32,7 @@ from turnwise.actors.steps import Consult, Request
 from turnwise.actors.sweeper import sweep
 from turnwise.errors import (
     ConfigError,
+    InvalidInputError,
     KeyMissingError,
     RunNotFoundError,
     SessionExistsError,
@@ -27,19 +40,21 @@ from turnwise.errors import (
     SessionOwnerError,
     TurnwiseError,
     WrongKeyError,
+    shown,
 )
 from turnwise.memory.encryption import Encryption
 from turnwise.memory.encryption_records import check_session, is_sealed
 from turnwise.memory.erasing import Erasure
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.frozen import FrozenDict, freeze
-from turnwise.memory.ids import check_id, new_id
+from turnwise.memory.ids import new_id
 from turnwise.memory.long_term import LongTermMemory, Scope, is_read_only
-from turnwise.memory.memory_use import MemoryUse, memory_use
+from turnwise.memory.memory_use import memory_use
 from turnwise.memory.runs import RunRecord
-from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.store import Page, SessionStore
+from turnwise.memory.sessions import SessionRecord, SessionStatus
+from turnwise.memory.store import Page, SessionOrder, SessionStore
 from turnwise.memory.sweeping import Swept
+from turnwise.memory.usage import Usage
 from turnwise.memory.working import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
@@ -69,6 +84,8 @@ class Door:
     ) -> None:
         self._enforce_user = enforce_user
         self._is_encrypted = encryption is not None
+        config = config or SessionConfig()
+        self._max_metadata_bytes = config.max_metadata_bytes
         self._realm = Realm.of(
             namespace,
             store,
@@ -79,7 +96,7 @@ class Door:
             working_memory=working_memory,
             overflow=overflow,
             placement=placement,
-            config=config or SessionConfig(),
+            config=config,
         )
         self._check_files = partial(check_files, store, history_store, working_memory)
         self._store: SessionStore | None = None
@@ -109,28 +126,22 @@ class Door:
                 raise
             raise missing from None
 
+    @checked
     def _open(
         self,
-        session_id: str | None,
-        user_id: str,
-        agent: str | None,
-        metadata: Mapping[str, Any] | None,
-        memory: MemoryUse | bool,
+        session_id: SessionId | None,
+        user_id: UserId,
+        agent: AgentName | None,
+        metadata: Any,
+        memory: Use,
         *,
-        ttl_s: float | None,
+        ttl_s: Lifetime | None,
     ) -> Request[SessionRecord]:
-        session_id = new_id() if session_id is None else check_id("session id", session_id)
-        check_id("user id", user_id)
-        if agent is not None:
-            check_id("agent", agent)
-        try:
-            frozen: FrozenDict = freeze(metadata or {})
-        except TypeError as error:
-            raise ConfigError("metadata", metadata, str(error)) from error
+        session_id = session_id or new_id()
+        given = {} if metadata is None else json_object("metadata", metadata, self._max_metadata_bytes)
+        frozen: FrozenDict = freeze(given)
         if is_sealed(frozen):  # nobody could list it
-            raise ConfigError("metadata", metadata, "it is taken for encrypted: choose other names")
-        if ttl_s is not None and not (isinstance(ttl_s, int | float) and 0 <= ttl_s < math.inf):
-            raise ConfigError("ttl_s", ttl_s, "must be a number of seconds, 0 or more")
+            raise InvalidInputError("metadata", shown(given), "it is taken for encrypted: choose other names")
         now = time.time()
         fresh = SessionRecord(
             session_id=session_id,
@@ -155,17 +166,19 @@ class Door:
         self._realm.warm(session_id)
         return found
 
-    def _get(self, session_id: str, user_id: str | None) -> Request[SessionRecord]:
+    @checked
+    def _get(self, session_id: SessionId, user_id: UserId | None) -> Request[SessionRecord]:
         self._check_user(user_id)
-        missing = SessionNotFoundError(check_id("session id", session_id))
+        missing = SessionNotFoundError(session_id)
         found: SessionRecord = yield from self._read("get", session_id, user_id, missing)
         if user_id not in (None, found.user_id):
             raise missing
         return check_session(found)
 
-    def _execution(self, run_id: str, user_id: str | None) -> Request[RunRecord]:
+    @checked
+    def _execution(self, run_id: RunId, user_id: UserId | None) -> Request[RunRecord]:
         self._check_user(user_id)
-        missing = RunNotFoundError(check_id("run id", run_id), "the store")
+        missing = RunNotFoundError(run_id, "the store")
         found: RunRecord = yield from self._read("run", run_id, user_id, missing)
         if user_id is not None:
             try:
@@ -173,6 +186,28 @@ class Door:
             except SessionNotFoundError:
                 raise missing from None  # what that error says of another user's session is dropped
         return found
+
+    @checked
+    def _list(
+        self,
+        user_id: UserId | None,
+        agent: AgentName | None,
+        status: SessionStatus | None,
+        *,
+        order_by: SessionOrder,
+        cursor: Text | None,
+        limit: Limit,
+    ) -> Request[Page[SessionRecord]]:
+        query = {"agent": agent, "status": status, "order_by": order_by, "cursor": cursor, "limit": limit}
+        return self._matching("query", user_id, **query)
+
+    @checked
+    def _count(self, user_id: UserId | None, agent: AgentName | None, status: SessionStatus | None) -> Request[int]:
+        return self._matching("count", user_id, agent=agent, status=status)
+
+    @checked
+    def _usage(self, user_id: UserId | None, agent: AgentName | None) -> Request[Usage]:
+        return self._matching("usage", user_id, agent=agent)
 
     def _matching(self, verb: str, user_id: str | None, **query: Any) -> Request[Any]:
         self._check_user(user_id)
@@ -186,8 +221,8 @@ class Door:
         if self._enforce_user and user_id is None:
             raise ConfigError("user_id", None, "this manager has enforce_user=True: say for whom it is")
 
-    def _forget(self, user_id: str, verify: bool) -> Request[Forgotten]:
-        check_id("user id", user_id)
+    @checked
+    def _forget(self, user_id: UserId, verify: bool) -> Request[Forgotten]:
         done = Forgotten()
         while page := (yield from self._consult("query", user_id=user_id, limit=_PAGE)):
             for session in page:
@@ -225,7 +260,8 @@ class Door:
             return Forgotten()
         return Forgotten(sessions=1)
 
-    def _sweep(self, archive: str | Path | None, memory: bool) -> Request[Swept]:
+    @checked
+    def _sweep(self, archive: Folder | None, memory: bool) -> Request[Swept]:
         if self._enforce_user:
             why = "a sweep goes over all users' sessions: let a manager without enforce_user do it"
             raise ConfigError("enforce_user", True, why)

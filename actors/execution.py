@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from typing import Any
 
 from turnwise.actors.core import Decision
+from turnwise.actors.inputs import Number, Patience, Text, checked, json_object
 from turnwise.actors.realm import Realm
 from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
 from turnwise.actors.wire import PackedOutcome
@@ -68,7 +69,8 @@ class _Handle:
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._realm, self.session_id, self.run_id, self.turn_index)
 
-    def _wait(self, timeout_s: float | None) -> Request[Turn]:
+    @checked
+    def _wait(self, timeout_s: Patience | None) -> Request[Turn]:
         cache = self._realm.cache(self.session_id)
         try:
             outcome = self._outcome
@@ -86,9 +88,23 @@ class _Handle:
         kind = RunLimitError if outcome.code in _LIMITS else _ERRORS[outcome.state]
         raise kind(self.session_id, self.run_id, outcome.why, turn)
 
-    def _cancel(self, reason: str) -> Request[bool]:
+    @checked
+    def _cancel(self, reason: Text) -> Request[bool]:
         cancelled: bool = yield from self._realm.ask(self.session_id, "cancel", reason, self.run_id)
         return cancelled
+
+    @checked
+    def _approve(self, call_id: Text, input: Any) -> Request[None]:
+        edited = None if input is None else json_object("input", input)
+        return self._decide(call_id, Decision(verdict="approved", input=edited))
+
+    @checked
+    def _reject(self, call_id: Text, reason: Text) -> Request[None]:
+        return self._decide(call_id, Decision(verdict="rejected", text=reason))
+
+    @checked
+    def _provide(self, call_id: Text, result: Text, is_error: bool) -> Request[None]:
+        return self._decide(call_id, Decision(verdict="provided", text=result, is_error=is_error))
 
     def _decide(self, call_id: str, decision: Decision) -> Request[None]:
         yield from self._realm.ask(self.session_id, "decide", self.run_id, call_id, decision)
@@ -111,7 +127,8 @@ class _Handle:
             after, more = later, later > after
         return steps_of(events)
 
-    def _page(self, after: int) -> Request[tuple[list[Event], int, bool]]:
+    @checked
+    def _page(self, after: Number) -> Request[tuple[list[Event], int, bool]]:
         page: tuple[list[Event], int, bool] = yield from self._realm.ask(
             self.session_id, "events", after, PAGE, self.run_id, FOLLOW_S
         )
@@ -169,15 +186,15 @@ class ExecutionHandle(_Handle):
             CallNotFoundError: no such call waits or waited.
             CallDecidedError: it was decided otherwise, or the run has ended.
         """
-        carry_out(self._decide(call_id, _approved(input)), self._portal)
+        carry_out(self._approve(call_id, input), self._portal)
 
     def reject(self, call_id: str, reason: str = "") -> None:
         """Let the model know that the call was not made, and why; durable on return. Otherwise like `approve`."""
-        carry_out(self._decide(call_id, Decision(verdict="rejected", text=reason)), self._portal)
+        carry_out(self._reject(call_id, reason), self._portal)
 
     def provide(self, call_id: str, result: str, *, is_error: bool = False) -> None:
         """Give the result of a call that was made outside; durable on return. Otherwise like `approve`."""
-        carry_out(self._decide(call_id, _provided(result, is_error)), self._portal)
+        carry_out(self._provide(call_id, result, is_error), self._portal)
 
     def is_running(self) -> bool:
         """Return whether the run has the session's claim now."""
@@ -229,15 +246,15 @@ class AsyncExecutionHandle(_Handle):
 
     async def approve(self, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:
         """See `ExecutionHandle.approve`."""
-        await carry_out_async(self._decide(call_id, _approved(input)))
+        await carry_out_async(self._approve(call_id, input))
 
     async def reject(self, call_id: str, reason: str = "") -> None:
         """See `ExecutionHandle.reject`."""
-        await carry_out_async(self._decide(call_id, Decision(verdict="rejected", text=reason)))
+        await carry_out_async(self._reject(call_id, reason))
 
     async def provide(self, call_id: str, result: str, *, is_error: bool = False) -> None:
         """See `ExecutionHandle.provide`."""
-        await carry_out_async(self._decide(call_id, _provided(result, is_error)))
+        await carry_out_async(self._provide(call_id, result, is_error))
 
     async def is_running(self) -> bool:
         """See `ExecutionHandle.is_running`."""
@@ -262,11 +279,3 @@ class AsyncExecutionHandle(_Handle):
             events, after, done = await carry_out_async(self._page(after))
             for event in events:
                 yield event
-
-
-def _approved(input: Mapping[str, Any] | None) -> Decision:
-    return Decision(verdict="approved", input=None if input is None else dict(input))
-
-
-def _provided(result: str, is_error: bool) -> Decision:
-    return Decision(verdict="provided", text=result, is_error=is_error)

@@ -31,6 +31,9 @@ from turnwise.strategies.strategy import OverflowStrategy
 class SessionManager(Door):
     """Opens, finds and lists sessions. Safe to use from many threads.
 
+    A verb whose argument has the wrong type, or is out of its range, raises InvalidInputError, which names the
+    argument, and does nothing.
+
     Joins the Ray at hand, if this process has not; starts one if there is none. Sessions and their runs live there:
     they go on when the manager is closed, until they are idle, and when its process ends, if Ray does not end with it.
     One that the manager started does, which is logged at INFO; a cluster, or `ray start --head`, does not.
@@ -120,7 +123,7 @@ class SessionManager(Door):
         Args:
             user_id: who it belongs to; the default opens anybody's, unless `enforce_user` is set.
             agent: likewise, which agent.
-            metadata: a JSON object, kept with a session that is created.
+            metadata: a JSON object, kept with a session that is created; see `SessionConfig.max_metadata_bytes`.
             memory: likewise, what its runs do with long-term memory if they do not say; see `Session.run`.
             ttl_s: likewise, how many seconds after its last commit a `sweep` may delete it; never if None.
 
@@ -151,21 +154,18 @@ class SessionManager(Door):
         limit: int = 100,
     ) -> Page[SessionRecord]:
         """Return sessions that match all filters given, newest first; pass the page's `cursor` for the next."""
-        query = {"agent": agent, "status": status, "order_by": order_by, "cursor": cursor, "limit": limit}
-        request = self._matching("query", user_id, **query)
-        page: Page[SessionRecord] = carry_out(request, self._portal)
-        return page
+        request = self._list(user_id, agent, status, order_by=order_by, cursor=cursor, limit=limit)
+        return carry_out(request, self._portal)
 
     def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
         """Return how many sessions match all filters given."""
-        return int(carry_out(self._matching("count", user_id, agent=agent, status=status), self._portal))
+        return carry_out(self._count(user_id, agent, status), self._portal)
 
     def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """Return what the runs of all sessions that match have spent, up to their last commits."""
-        spent: Usage = carry_out(self._matching("usage", user_id, agent=agent), self._portal)
-        return spent
+        return carry_out(self._usage(user_id, agent), self._portal)
 
     def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
         """Delete all of a user's sessions, and all that this manager's memories have of them; return what was removed.
@@ -264,21 +264,18 @@ class AsyncSessionManager(Door):
         limit: int = 100,
     ) -> Page[SessionRecord]:
         """See `SessionManager.list`."""
-        query = {"agent": agent, "status": status, "order_by": order_by, "cursor": cursor, "limit": limit}
-        request = self._matching("query", user_id, **query)
-        page: Page[SessionRecord] = await self._carry_out(request)
-        return page
+        request = self._list(user_id, agent, status, order_by=order_by, cursor=cursor, limit=limit)
+        return await self._carry_out(request)
 
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
         """See `SessionManager.count`."""
-        return int(await self._carry_out(self._matching("count", user_id, agent=agent, status=status)))
+        return await self._carry_out(self._count(user_id, agent, status))
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """See `SessionManager.usage`."""
-        spent: Usage = await self._carry_out(self._matching("usage", user_id, agent=agent))
-        return spent
+        return await self._carry_out(self._usage(user_id, agent))
 
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
         """See `SessionManager.forget`."""

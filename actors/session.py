@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import InstanceOf
+
 from turnwise.actors.core import IfBusy
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
+from turnwise.actors.inputs import (
+    IdempotencyKey,
+    Labels,
+    Limit,
+    Number,
+    RunId,
+    Seconds,
+    SessionId,
+    Text,
+    Use,
+    checked,
+)
 from turnwise.actors.realm import Realm
 from turnwise.actors.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
@@ -14,9 +28,9 @@ from turnwise.actors.wire import PackedTurn, SessionInfo, StartAnswer
 from turnwise.memory.blocks import Block, Summary
 from turnwise.memory.events import Event
 from turnwise.memory.forgotten import Forgotten
-from turnwise.memory.ids import check_id, new_id
-from turnwise.memory.memory_use import MemoryUse, memory_use
-from turnwise.memory.prompts import Prompt
+from turnwise.memory.ids import new_id
+from turnwise.memory.memory_use import MemoryUse
+from turnwise.memory.prompts import Prompt, plain_prompts
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.turns import Turn
@@ -47,62 +61,88 @@ class _Session:
         return (yield from self._realm.ask(self.id, verb, *args))
 
     def _append(self, prompts: tuple[Prompt, ...]) -> Request[int]:
-        index: int = yield from self._ask("append", prompts, new_id())
+        index: int = yield from self._ask("append", plain_prompts(self.id, prompts), new_id())
         return index
 
+    @checked
     def _start(
         self,
-        prompts: tuple[Prompt, ...],
+        prompts: Any,
         if_busy: IfBusy,
-        timeout_s: float | None,
+        timeout_s: Seconds | None,
         *,
-        idempotency_key: str | None,
-        labels: Mapping[str, str] | None,
-        memory: MemoryUse | bool | None,
+        idempotency_key: IdempotencyKey | None,
+        labels: Labels | None,
+        memory: Use | None,
     ) -> Request[StartAnswer]:
         settings = {
             "run_id": new_id(),
             "if_busy": if_busy,
-            "idempotency_key": None if idempotency_key is None else check_id("idempotency key", idempotency_key),
+            "idempotency_key": idempotency_key,
             "timeout_s": timeout_s,
             "labels": dict(labels or {}),
-            "memory": None if memory is None else memory_use(memory),
+            "memory": memory,
         }
-        return (yield from self._realm.start(self.id, prompts, settings))
+        return (yield from self._realm.start(self.id, plain_prompts(self.id, prompts), settings))
 
     def _latest(self) -> Request[Turn | None]:
         cache = self._realm.cache(self.id)
         packed: PackedTurn | None = yield from self._ask("latest", cache.held)
         return packed.unpack(cache) if packed else None
 
-    def _turn(self, index: int) -> Request[Turn]:
+    @checked
+    def _turn(self, index: Number) -> Request[Turn]:
         cache = self._realm.cache(self.id)
         packed: PackedTurn = yield from self._ask("turn", index, cache.held)
         return packed.unpack(cache)
 
-    def _turns(self, after: int, limit: int) -> Request[list[Turn]]:
+    @checked
+    def _turns(self, after: Number, limit: Limit) -> Request[list[Turn]]:
         cache = self._realm.cache(self.id)
         packed: list[PackedTurn] = yield from self._ask("turns", after, limit, cache.held)
         return [turn.unpack(cache) for turn in packed]
 
-    def _events(self, after: int, limit: int) -> Request[list[Event]]:
+    @checked
+    def _runs(self, after: Number, limit: Limit) -> Request[list[RunRecord]]:
+        return list((yield from self._ask("runs", after, limit)))
+
+    @checked
+    def _events(self, after: Number, limit: Limit) -> Request[list[Event]]:
         events, _, _ = yield from self._ask("events", after, limit, None, 0.0)
         return list(events)
 
-    def _fork(self, at: int | None, session_id: str | None) -> Request[SessionRecord]:
-        session_id = new_id() if session_id is None else check_id("session id", session_id)
-        fork: SessionRecord = yield from self._ask("fork", at, session_id)
+    @checked
+    def _cancel(self, reason: Text) -> Request[bool]:
+        return bool((yield from self._ask("cancel", reason, None)))
+
+    @checked
+    def _execution(self, run_id: RunId) -> Request[RunRecord]:
+        record: RunRecord = yield from self._ask("run", run_id)
+        return record
+
+    @checked
+    def _fork(self, at: Number | None, session_id: SessionId | None) -> Request[SessionRecord]:
+        fork: SessionRecord = yield from self._ask("fork", at, session_id or new_id())
         return fork
 
+    @checked
     def _compact(self, explain: bool) -> Request[Compaction | None]:
-        found: Compaction | None = yield from self._ask("compact", explain)
-        return found
+        return (yield from self._realm.compact(self.id, explain=explain))
+
+    @checked
+    def _expand(self, summary: InstanceOf[Summary]) -> Request[tuple[Block, ...]]:
+        return tuple((yield from self._ask("expand", summary)))
+
+    @checked
+    def _delete(self, memory: bool, verify: bool) -> Request[Forgotten]:
+        return (yield from self._realm.delete(self.id, memory=memory, verify=verify))
 
 
 class Session(_Session):
     """A conversation. All verbs may be called from any thread or process at once; they take effect one at a time.
 
-    Each is one Ray call; `run` and `start` are durable when they return.
+    Each is one Ray call; `run` and `start` are durable when they return. A verb whose argument has the wrong type, or
+    is out of its range, raises InvalidInputError, which names the argument, and does nothing.
     """
 
     def __init__(self, realm: Realm, id: str, user_id: str, agent: str | None) -> None:
@@ -155,7 +195,7 @@ class Session(_Session):
                 `rollback` (cancel them and leave no trace, then run).
             idempotency_key: the same key with the same prompts returns the run that it started, however often.
             timeout_s: the run fails when it has taken so many seconds.
-            labels: kept with the run.
+            labels: kept with the run; see `max_labels` and `max_label_chars` of `SessionConfig`.
             memory: what it does with long-term memory: `on`, or True, to recall, and have its turn saved; `read` to
                 recall only; `off`, or False, for neither. As the session if left out.
 
@@ -187,7 +227,7 @@ class Session(_Session):
 
     def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
-        return list(carry_out(self._ask("runs", after, limit), self._portal))
+        return carry_out(self._runs(after, limit), self._portal)
 
     def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
         """Return up to `limit` events with a number above `after`, by number, without waiting for any."""
@@ -199,7 +239,7 @@ class Session(_Session):
         Raises:
             NoActiveRunError: none is active.
         """
-        return bool(carry_out(self._ask("cancel", reason, None), self._portal))
+        return carry_out(self._cancel(reason), self._portal)
 
     def execution(self, run_id: str) -> ExecutionHandle:
         """Return the handle of a run of this session.
@@ -207,7 +247,7 @@ class Session(_Session):
         Raises:
             RunNotFoundError: it has no such run.
         """
-        record: RunRecord = carry_out(self._ask("run", run_id), self._portal)
+        record = carry_out(self._execution(run_id), self._portal)
         return ExecutionHandle(self._realm, self.id, run_id, record.turn_index)
 
     def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
@@ -232,15 +272,15 @@ class Session(_Session):
         Raises:
             StrategyError, CompactionError, WindowOverflowError: nothing was changed.
         """
-        return carry_out(self._realm.compact(self.id, explain=explain), self._portal)
+        return carry_out(self._compact(explain), self._portal)
 
     def expand(self, summary: Summary) -> tuple[Block, ...]:
         """Return what a summary stands for, in order; summaries that were folded into it are expanded too.
 
         Raises:
-            ConfigError: it is none of this session's.
+            InvalidInputError: it is none of this session's.
         """
-        return tuple(carry_out(self._ask("expand", summary), self._portal))
+        return carry_out(self._expand(summary), self._portal)
 
     def refresh(self) -> None:
         """Let the session's `ttl_s` count from now, as if it had been used; durable on return."""
@@ -261,7 +301,7 @@ class Session(_Session):
             SessionBusyError: a run is active or queued.
             LongTermMemoryError: memories failed; names them. The session was not deleted: repeat it.
         """
-        return carry_out(self._realm.delete(self.id, memory=memory, verify=verify), self._portal)
+        return carry_out(self._delete(memory, verify), self._portal)
 
     def info(self) -> SessionInfo:
         """Return the session's row, what runs and waits, and which process hosts it."""
@@ -325,7 +365,7 @@ class AsyncSession(_Session):
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """See `Session.runs`."""
-        return list(await carry_out_async(self._ask("runs", after, limit)))
+        return await carry_out_async(self._runs(after, limit))
 
     async def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
         """See `Session.events`."""
@@ -333,11 +373,11 @@ class AsyncSession(_Session):
 
     async def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """See `Session.cancel`."""
-        return bool(await carry_out_async(self._ask("cancel", reason, None)))
+        return await carry_out_async(self._cancel(reason))
 
     async def execution(self, run_id: str) -> AsyncExecutionHandle:
         """See `Session.execution`."""
-        record: RunRecord = await carry_out_async(self._ask("run", run_id))
+        record = await carry_out_async(self._execution(run_id))
         return AsyncExecutionHandle(self._realm, self.id, run_id, record.turn_index)
 
     async def fork(self, at: int | None = None, session_id: str | None = None) -> AsyncSession:
@@ -347,11 +387,11 @@ class AsyncSession(_Session):
 
     async def compact(self, *, explain: bool = False) -> Compaction | None:
         """See `Session.compact`."""
-        return await carry_out_async(self._realm.compact(self.id, explain=explain))
+        return await carry_out_async(self._compact(explain))
 
     async def expand(self, summary: Summary) -> tuple[Block, ...]:
         """See `Session.expand`."""
-        return tuple(await carry_out_async(self._ask("expand", summary)))
+        return await carry_out_async(self._expand(summary))
 
     async def refresh(self) -> None:
         """See `Session.refresh`."""
@@ -363,7 +403,7 @@ class AsyncSession(_Session):
 
     async def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:
         """See `Session.delete`."""
-        return await carry_out_async(self._realm.delete(self.id, memory=memory, verify=verify))
+        return await carry_out_async(self._delete(memory, verify))
 
     async def info(self) -> SessionInfo:
         """See `Session.info`."""

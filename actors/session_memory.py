@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from turnwise.actors.inputs import (
+    MAX_JSON_BYTES,
+    ItemId,
+    Limit,
+    Number,
+    Patience,
+    Text,
+    Time,
+    Type,
+    Types,
+    Use,
+    checked,
+)
 from turnwise.actors.realm import Realm
 from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.forgotten import Forgotten
+from turnwise.memory.frozen import plain_json
 from turnwise.memory.ids import new_id
 from turnwise.memory.long_term import MemoryItem
-from turnwise.memory.memory_use import MemoryUse, memory_use
+from turnwise.memory.memory_use import MemoryUse
 
 
 class _SessionMemory:
@@ -24,12 +38,37 @@ class _SessionMemory:
     def _desk(self, verb: str, *args: Any, **options: Any) -> Request[Any]:
         return self._realm.use_desk(self._session_id, verb, *args, **options)
 
-    def _save(self, text: str, type: MemoryType, topic: str | None, id: str | None) -> Request[Any]:
+    @checked
+    def _save(self, text: Text, type: Type, topic: Text | None, id: ItemId | None) -> Request[Any]:
         # An id of its own, so that a call that is delivered twice saves once.
-        return self._desk("save", text, type=MemoryType(type), topic=topic, id=id or new_id())
+        return self._desk("save", text, type=type, topic=topic, id=new_id() if id is None else id)
 
-    def _switch(self, use: MemoryUse | bool) -> Request[Any]:
-        return self._realm.ask(self._session_id, "use_memory", memory_use(use))
+    @checked
+    def _recall(self, query: Text, limit: Limit, types: Types | None, as_of: Time | None) -> Request[Any]:
+        return self._desk("recall", query, limit=limit, types=types, as_of=as_of)
+
+    @checked
+    def _update(self, id: ItemId, text: Text, type: Type | None) -> Request[Any]:
+        return self._desk("update", id, text, type=type)
+
+    @checked
+    def _delete(self, ids: tuple[ItemId, ...]) -> Request[Any]:
+        return self._desk("delete", ids)
+
+    @checked
+    def _forget(self, turn_index: Number, verify: bool) -> Request[Forgotten]:
+        return self._realm.forget_turn(self._session_id, turn_index, verify=verify)
+
+    @checked
+    def _use(self, use: Use) -> Request[Any]:
+        return self._realm.ask(self._session_id, "use_memory", use)
+
+    @checked
+    def _wait(self, timeout_s: Patience | None) -> Request[bool]:
+        return self._realm.wait_for_memory(self._session_id, timeout_s)
+
+    def _note(self, verb: str, content: Any) -> Request[Any]:
+        return self._desk(verb, plain_json("content", content, MAX_JSON_BYTES))
 
 
 class SessionMemory(_SessionMemory):
@@ -39,6 +78,7 @@ class SessionMemory(_SessionMemory):
     there to each memory.
 
     Raises, beside what the verbs say:
+        InvalidInputError: an argument has the wrong type, or is out of its range; nothing was done.
         NoMemoryError: the manager has no such memory.
         LongTermMemoryError: a memory failed.
     """
@@ -73,7 +113,7 @@ class SessionMemory(_SessionMemory):
             types: only those; all if left out.
             as_of: what held at this time, in seconds since the epoch.
         """
-        return list(carry_out(self._desk("recall", query, limit=limit, types=types, as_of=as_of), self._portal))
+        return list(carry_out(self._recall(query, limit, types, as_of), self._portal))
 
     def update(self, id: str, text: str, *, type: MemoryType | None = None) -> bool:
         """Change an item's text, and its type if one is given; return whether it was there. `created_at` stays.
@@ -82,7 +122,7 @@ class SessionMemory(_SessionMemory):
             InvalidMemoryError: it could not be kept.
             ReadOnlyMemoryError: all memories are for reading.
         """
-        return bool(carry_out(self._desk("update", id, text, type=type), self._portal))
+        return bool(carry_out(self._update(id, text, type), self._portal))
 
     def delete(self, *ids: str) -> int:
         """Delete items; return how many were there. They do not come back, also if they are saved again.
@@ -90,7 +130,7 @@ class SessionMemory(_SessionMemory):
         Raises:
             ReadOnlyMemoryError: all memories are for reading.
         """
-        return int(carry_out(self._desk("delete", ids), self._portal))
+        return int(carry_out(self._delete(ids), self._portal))
 
     def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:
         """Forget what a turn added; return what was removed.
@@ -106,15 +146,15 @@ class SessionMemory(_SessionMemory):
             SessionBusyError: a run is active.
             LongTermMemoryError: memories failed; names them. Repeat it.
         """
-        return carry_out(self._realm.forget_turn(self._session_id, turn_index, verify=verify), self._portal)
+        return carry_out(self._forget(turn_index, verify), self._portal)
 
     def use(self, use: MemoryUse | bool) -> None:
         """Say what later runs do with long-term memory if they do not say: `on`, `read` or `off`. Durable."""
-        carry_out(self._switch(use), self._portal)
+        carry_out(self._use(use), self._portal)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until memories have all turns that have ended; return whether they have."""
-        return carry_out(self._realm.wait_for_memory(self._session_id, timeout_s), self._portal)
+        return carry_out(self._wait(timeout_s), self._portal)
 
     def read_notes(self) -> str:
         """Return what the working memory says."""
@@ -126,7 +166,7 @@ class SessionMemory(_SessionMemory):
         Raises:
             WorkingMemoryError: it would not be of its form, or too long; it stays as it was.
         """
-        return str(carry_out(self._desk("replace_notes", content), self._portal))
+        return str(carry_out(self._note("replace_notes", content), self._portal))
 
     def merge_notes(self, content: Any) -> str:
         """Add the content to the working memory, as its form says; return what it says then.
@@ -134,7 +174,7 @@ class SessionMemory(_SessionMemory):
         Raises:
             WorkingMemoryError: it would not be of its form, or too long; it stays as it was.
         """
-        return str(carry_out(self._desk("merge_notes", content), self._portal))
+        return str(carry_out(self._note("merge_notes", content), self._portal))
 
 
 class AsyncSessionMemory(_SessionMemory):
@@ -150,27 +190,27 @@ class AsyncSessionMemory(_SessionMemory):
         self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
     ) -> list[MemoryItem]:
         """See `SessionMemory.recall`."""
-        return list(await carry_out_async(self._desk("recall", query, limit=limit, types=types, as_of=as_of)))
+        return list(await carry_out_async(self._recall(query, limit, types, as_of)))
 
     async def update(self, id: str, text: str, *, type: MemoryType | None = None) -> bool:
         """See `SessionMemory.update`."""
-        return bool(await carry_out_async(self._desk("update", id, text, type=type)))
+        return bool(await carry_out_async(self._update(id, text, type)))
 
     async def delete(self, *ids: str) -> int:
         """See `SessionMemory.delete`."""
-        return int(await carry_out_async(self._desk("delete", ids)))
+        return int(await carry_out_async(self._delete(ids)))
 
     async def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:
         """See `SessionMemory.forget`."""
-        return await carry_out_async(self._realm.forget_turn(self._session_id, turn_index, verify=verify))
+        return await carry_out_async(self._forget(turn_index, verify))
 
     async def use(self, use: MemoryUse | bool) -> None:
         """See `SessionMemory.use`."""
-        await carry_out_async(self._switch(use))
+        await carry_out_async(self._use(use))
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """See `SessionMemory.wait`."""
-        return await carry_out_async(self._realm.wait_for_memory(self._session_id, timeout_s))
+        return await carry_out_async(self._wait(timeout_s))
 
     async def read_notes(self) -> str:
         """See `SessionMemory.read_notes`."""
@@ -178,8 +218,8 @@ class AsyncSessionMemory(_SessionMemory):
 
     async def replace_notes(self, content: Any) -> str:
         """See `SessionMemory.replace_notes`."""
-        return str(await carry_out_async(self._desk("replace_notes", content)))
+        return str(await carry_out_async(self._note("replace_notes", content)))
 
     async def merge_notes(self, content: Any) -> str:
         """See `SessionMemory.merge_notes`."""
-        return str(await carry_out_async(self._desk("merge_notes", content)))
+        return str(await carry_out_async(self._note("merge_notes", content)))

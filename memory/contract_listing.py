@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from turnwise.errors import ConfigError, SessionFencedError
+from turnwise.errors import InvalidInputError, SessionFencedError
 from turnwise.memory.contract_tools import IDS, USAGE, Owner, a_run, a_session, a_turn, an_event, own
 from turnwise.memory.laws import Law, collector, equal, refuses
 from turnwise.memory.runs import RunState
@@ -30,7 +30,7 @@ async def _check_pages(
             found = await list_("s", after=after, limit=limit)
             equal(found, behind[:limit], f"up to {limit} with a number above {after}")
     for limit in (0, -1):
-        await refuses(ConfigError, list_("s", limit=limit), f"a limit of {limit}")
+        await refuses(InvalidInputError, list_("s", limit=limit), f"a limit of {limit}")
 
 
 @_law
@@ -105,7 +105,7 @@ async def check_sessions_are_listed_newest_first(store: SessionStore) -> None:
     found = [session.session_id for session in await store.query(cursor=page.cursor)]
     equal(found, list("dcabg"), "the pages behind a cursor, when sessions came and went")
     for limit in (0, -1):
-        await refuses(ConfigError, store.query(limit=limit), f"a limit of {limit}")
+        await refuses(InvalidInputError, store.query(limit=limit), f"a limit of {limit}")
 
 
 @_law
@@ -187,15 +187,15 @@ async def check_a_session_keeps_what_it_has_spent(store: SessionStore) -> None:
 
 @_law
 async def check_a_broken_cursor_is_refused(store: SessionStore) -> None:
-    """As ConfigError, whatever it is."""
+    """As InvalidInputError, whatever it is."""
     for name in "abc":
         await store.create(a_session(name))
     good = (await store.query(limit=1)).cursor or ""
     broken = ["", "x", ":", "1.0:", ":1", "nan:1", "inf:1", "1.0:1.5", "1.0:" + "9" * 30, "\0", "'"]
     for cursor in (*broken, good + "x", "x" + good):
-        await refuses(ConfigError, store.query(cursor=cursor), f"cursor {cursor!r}")
-        await refuses(ConfigError, store.unsettled(cursor=cursor), f"cursor {cursor!r} of unsettled ones")
-        await refuses(ConfigError, store.expired(0.0, cursor=cursor), f"cursor {cursor!r} of expired ones")
+        await refuses(InvalidInputError, store.query(cursor=cursor), f"cursor {cursor!r}")
+        await refuses(InvalidInputError, store.unsettled(cursor=cursor), f"cursor {cursor!r} of unsettled ones")
+        await refuses(InvalidInputError, store.expired(0.0, cursor=cursor), f"cursor {cursor!r} of expired ones")
 
 
 # What waits for a process, what has expired
@@ -215,7 +215,7 @@ async def _all_pages(list_: Callable[..., Awaitable[Page[Item]]], expected: Sequ
             cursor = page.cursor
         equal(found, expected, f"{what} in pages of {limit}")
     for limit in (0, -1):
-        await refuses(ConfigError, list_(limit=limit), f"{what} with a limit of {limit}")
+        await refuses(InvalidInputError, list_(limit=limit), f"{what} with a limit of {limit}")
 
 
 @_law

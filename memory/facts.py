@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from turnwise.errors import ConfigError, InvalidIdError, InvalidInputError, InvalidMemoryError
+from turnwise.errors import InvalidIdError, InvalidInputError, InvalidMemoryError, shown
 from turnwise.memory.categories import MemoryCategory, MemoryType
 from turnwise.memory.ids import check_id
 from turnwise.memory.long_term import MemoryItem, Scope
@@ -79,7 +79,7 @@ class FactStore(Protocol):
         """Return up to `limit` items that the scope sees, newest first; equal times by insertion, newest first.
 
         Raises:
-            ConfigError: the limit is below 1, or the cursor is not one of a page.
+            InvalidInputError: the limit is below 1, or the cursor is not one of a page.
             CorruptRecordError: one cannot be read; names it.
         """
 
@@ -279,19 +279,19 @@ def check_successor(scope: Scope, id: str, item: MemoryItem) -> MemoryItem:
 def check_turn(session_id: str | None, turn_index: int | None, ids: Collection[str] | None = None) -> None:
     """Raise InvalidInputError for a turn without its session, or together with ids."""
     if turn_index is not None and session_id is None:
-        raise InvalidInputError(f"turn {turn_index} is of which session? pass session_id too")
+        raise InvalidInputError("turn_index", turn_index, "pass the session_id of the turn too")
     if turn_index is not None and ids is not None:
-        raise InvalidInputError(f"ids or turn {turn_index}? pass either")
+        raise InvalidInputError("turn_index", turn_index, "pass either ids or a turn")
 
 
 def parse_position(cursor: str | None) -> int:
     """Return the position of a cursor of `scan`; 0 for none.
 
     Raises:
-        ConfigError: it is not a cursor.
+        InvalidInputError: it is not a cursor.
     """
     if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) <= _POSITION_DIGITS):
-        raise ConfigError("cursor", cursor, "pass the cursor of the page before, unchanged")
+        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the page before, unchanged")
     return int(cursor or 0)
 
 

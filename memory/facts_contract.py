@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from turnwise.errors import ConfigError, InvalidInputError, InvalidMemoryError, StoreClosedError
+from turnwise.errors import InvalidInputError, InvalidMemoryError, StoreClosedError
 from turnwise.memory.blocks import User
 from turnwise.memory.categories import MemoryCategory, MemoryType
 from turnwise.memory.contract_tools import IDS, TEXT
@@ -170,12 +170,12 @@ async def check_items_come_newest_first(facts: FactStore) -> None:
     await facts.put(_U, [_item(f"m{at}") for at in range(101)])
     equal(len(await facts.query(_U)), 100, "items of a page by default")
     for limit in (0, -1):
-        await refuses(ConfigError, facts.query(_U, limit=limit), f"a limit of {limit}")
-        await refuses(ConfigError, facts.scan(limit=limit), f"a scan with a limit of {limit}")
+        await refuses(InvalidInputError, facts.query(_U, limit=limit), f"a limit of {limit}")
+        await refuses(InvalidInputError, facts.scan(limit=limit), f"a scan with a limit of {limit}")
     for wrong in ("", "x", "nan:1"):
-        await refuses(ConfigError, facts.query(_U, cursor=wrong), f"cursor {wrong!r}")
+        await refuses(InvalidInputError, facts.query(_U, cursor=wrong), f"cursor {wrong!r}")
     for wrong in ("x", "-1", "9" * 30):
-        await refuses(ConfigError, facts.scan(cursor=wrong), f"cursor {wrong!r} of a scan")
+        await refuses(InvalidInputError, facts.scan(cursor=wrong), f"cursor {wrong!r} of a scan")
 
 
 @_law
@@ -453,7 +453,7 @@ async def check_a_sweep_deletes_what_was_not_used(facts: FactStore, other: FactS
             for number, item in enumerate(items):
                 await facts.put(scope, [replace(item, superseded_at=3.0 if number == 1 else None)], at=10.0 + number)
     for limit in (0, -1):
-        await refuses(ConfigError, facts.sweep(5.0, limit=limit), f"a limit of {limit}")
+        await refuses(InvalidInputError, facts.sweep(5.0, limit=limit), f"a limit of {limit}")
     async with _unchanged(facts, "sweeps of nothing"):
         equal(await facts.sweep(10.0), 0, "how many were not used before any was")
         equal(await facts.sweep(99.0, types=[]), 0, "how many of no type")

@@ -6,7 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
+import pydantic_core
 from pydantic import AfterValidator
+
+from turnwise.errors import InvalidInputError, shown
+
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
+"""Integers from outside have 64 bits: databases, and other readers of JSON, have no larger ones."""
+
+MAX_DEPTH = 100
+"""How deep JSON from outside may be nested."""
 
 
 class FrozenDict(dict[str, Any]):
@@ -36,6 +45,81 @@ def freeze(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return tuple(freeze(item) for item in value)
     raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def plain_json(field: str, given: object, max_bytes: int) -> Any:
+    """Return a copy of a JSON value from outside that is made of dicts, lists, text and numbers alone.
+
+    Takes as long as `max_bytes` allow, also for a value that holds itself.
+
+    Args:
+        field: what errors call it.
+        max_bytes: how large it may be, written as JSON in UTF-8.
+
+    Raises:
+        InvalidInputError: JSON cannot hold it, or it is too large or too deep; names the place.
+    """
+    too_large = InvalidInputError(field, shown(given), f"must take at most {max_bytes} bytes as JSON")
+    left = max_bytes
+
+    def copy(value: object, place: str, depth: int) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise too_large
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return text(value, place)
+        if isinstance(value, int):
+            if MIN_INTEGER <= value <= MAX_INTEGER:
+                return int.__int__(value)
+            raise InvalidInputError(place, shown(value), "must be an integer of 64 bits; pass a larger one as text")
+        if isinstance(value, float):
+            if math.isfinite(value):
+                return float.__float__(value)
+            raise InvalidInputError(place, shown(value), "must be a finite number")
+        if depth > MAX_DEPTH:
+            raise InvalidInputError(field, shown(given), f"must be nested at most {MAX_DEPTH} levels deep")
+        if isinstance(value, Mapping):
+            return {
+                text(key, f"a key of {place}"): copy(item, f"{place}[{shown(key)}]", depth + 1)
+                for key, item in value.items()
+            }
+        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+            return [copy(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)]
+        raise InvalidInputError(place, shown(value), f"{type(value).__name__} is not a JSON value")
+
+    def text(value: object, place: str) -> str:
+        nonlocal left
+        if not isinstance(value, str):
+            raise InvalidInputError(place, shown(value), "must be text")
+        left -= len(value)
+        if left < 0:
+            raise too_large
+        try:
+            return plain_text(value)
+        except ValueError as error:
+            raise InvalidInputError(place, shown(value), str(error)) from None
+
+    copied = copy(given, field, 1)
+    if len(pydantic_core.to_json(copied)) > max_bytes:
+        raise too_large
+    return copied
+
+
+def plain_text(value: str) -> str:
+    """Return the text as a `str` of no subclass.
+
+    Raises:
+        ValueError: it holds a lone surrogate, which no store and no provider takes.
+    """
+    plain = str.__str__(value)
+    try:
+        plain.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be text without lone surrogates") from None
+    return plain
 
 
 def _freeze_field(value: Mapping[str, Any]) -> FrozenDict:

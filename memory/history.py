@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from turnwise.errors import InvalidInputError
+from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.events import Event
 
 
@@ -35,7 +35,7 @@ class HistoryStore(Protocol):
         """Return up to `limit` events with a number above `after`, by number: of one run, or of all and of none.
 
         Raises:
-            ConfigError: the limit is below 1.
+            InvalidInputError: the limit is below 1.
             CorruptRecordError: one cannot be read; names it.
         """
 
@@ -53,4 +53,5 @@ def check_session(session_id: str, events: Sequence[Event]) -> None:
     """Raise InvalidInputError if an event is of another session."""
     for event in events:
         if event.session_id != session_id:
-            raise InvalidInputError(f"event {event.seq} is of session {event.session_id!r}, not of {session_id!r}")
+            why = f"event {event.seq} is of another session than {session_id!r}: append each to its own"
+            raise InvalidInputError("session_id", shown(event.session_id), why)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from turnwise.errors import ConfigError, HistoryConflictError, InvalidInputError, StoreClosedError
+from turnwise.errors import HistoryConflictError, InvalidInputError, StoreClosedError
 from turnwise.memory.blocks import Text
 from turnwise.memory.contract_tools import IDS, NESTED, TEXT, USAGE
 from turnwise.memory.events import Event, PromptAppended, RunCompleted, RunFailed, TextDelta, ToolEnded, UnknownEvent
@@ -147,7 +147,7 @@ async def check_events_come_in_pages(history: HistoryStore) -> None:
     equal(await history.last_seq("s"), numbers[-1], "the last number")
     equal(await history.last_seq("nobody's"), 0, "the last number of none")
     for limit in (0, -1):
-        await refuses(ConfigError, history.events("s", limit=limit), f"a limit of {limit}")
+        await refuses(InvalidInputError, history.events("s", limit=limit), f"a limit of {limit}")
     await history.append("s", [_event(20_000_000 + seq) for seq in range(1000)])
     equal(len(await history.events("s")), 1000, "events of a page by default")
 

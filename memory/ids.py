@@ -6,7 +6,7 @@ import secrets
 import time
 import unicodedata
 
-from turnwise.errors import InvalidIdError
+from turnwise.errors import InvalidIdError, shown
 
 MAX_LENGTH = 256
 
@@ -23,7 +23,8 @@ def check_id(kind: str, value: str) -> str:
         InvalidIdError: it cannot; `kind` says in the message what it was to name.
     """
     if not isinstance(value, str):
-        raise InvalidIdError(kind, repr(value)[:80], "it is not a string")
+        raise InvalidIdError(kind, shown(value), "it is not a string")
+    value = str.__str__(value)
     if not value.strip():
         raise InvalidIdError(kind, value, "it is blank")
     if len(value) > MAX_LENGTH:

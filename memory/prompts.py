@@ -10,6 +10,20 @@ from turnwise.memory.blocks import KINDS, Block, Recalled, Summary, Thinking, To
 Prompt = str | Block
 """A string is a `User` block."""
 
+_BLOCKS = {Unknown, *KINDS.values()}
+
+
+def plain_prompts(session_id: str, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    """Return the prompts as another process can take them: of no class that this turnwise does not have.
+
+    Raises:
+        InvalidPromptError: one is no text and no block.
+    """
+    for prompt in prompts:
+        if not isinstance(prompt, str) and type(prompt) not in _BLOCKS:
+            raise InvalidPromptError(session_id, f"{type(prompt).__name__} is not a string or a block")
+    return tuple(str.__str__(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
+
 
 def accept(session_id: str, prompts: Sequence[Prompt], max_bytes: int) -> tuple[list[Block], list[str]]:
     """Return the prompts as blocks, and encoded.
@@ -22,9 +36,7 @@ def accept(session_id: str, prompts: Sequence[Prompt], max_bytes: int) -> tuple[
     """
     blocks: list[Block] = []
     encoded: list[str] = []
-    for prompt in prompts:
-        if not isinstance(prompt, (str, Unknown, *KINDS.values())):
-            raise InvalidPromptError(session_id, f"{type(prompt).__name__} is not a string or a block")
+    for prompt in plain_prompts(session_id, prompts):
         if isinstance(prompt, Summary | Recalled | Thinking | ToolUse | ToolResult):
             raise InvalidPromptError(session_id, f"a {prompt.kind} block comes from a run, not from a caller")
         try:

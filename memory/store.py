@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-from turnwise.errors import ConfigError
+from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
@@ -84,7 +84,7 @@ def parse_cursor(cursor: str) -> tuple[float, int]:
     """Return what `cursor_of` was given.
 
     Raises:
-        ConfigError: it is not a cursor.
+        InvalidInputError: it is not a cursor.
     """
     time_s, _, order = cursor.partition(":")
     try:
@@ -92,7 +92,7 @@ def parse_cursor(cursor: str) -> tuple[float, int]:
     except ValueError:
         parsed = math.nan, 0
     if not math.isfinite(parsed[0]) or parsed[1].bit_length() > _KEY_BITS:
-        raise ConfigError("cursor", cursor, "pass the cursor of the page before, unchanged")
+        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the page before, unchanged")
     return parsed
 
 
@@ -100,10 +100,10 @@ def check_limit(limit: int) -> int:
     """Return the limit of a page.
 
     Raises:
-        ConfigError: it is below 1.
+        InvalidInputError: it is below 1.
     """
     if limit < 1:
-        raise ConfigError("limit", limit, "must be at least 1")
+        raise InvalidInputError("limit", shown(limit), "must be at least 1")
     return limit
 
 
@@ -115,7 +115,7 @@ class SessionStore(Protocol):
     What comes out is immutable and equal to what went in; but events have no blocks, and the usage of turns and runs is
     kept to the microsecond and to the twelfth place of its cost. Verbs of a store that cannot be reached or has been
     closed raise `StoreError`, those of a session that does not exist `SessionNotFoundError`, if nothing else is said; a
-    `limit` below 1 is a `ConfigError`.
+    `limit` below 1 is an `InvalidInputError`.
     """
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:

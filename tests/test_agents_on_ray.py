@@ -33,7 +33,7 @@ from turnwise.actors.manager import AsyncSessionManager, SessionManager
 from turnwise.errors import (
     CallDecidedError,
     CallNotFoundError,
-    ConfigError,
+    InvalidInputError,
     RunCancelledError,
     RunFailedError,
     RunInterruptedError,
@@ -444,7 +444,7 @@ def test_the_result_of_a_call_comes_from_another_process(bench: Bench, ray_sessi
     run = manager.open("chat").run(prompt(calls, "thanks"))
     first, _ = awaited(run)
     assert first.wants == "result"
-    with pytest.raises(ConfigError, match="provide"):
+    with pytest.raises(InvalidInputError, match="provide"):
         run.approve(first.call_id)
     address = ray_session.get_runtime_context().gcs_address
     other = python(PROVIDE, address, f"sqlite:///{tmp_path}/chats.db", manager._realm.namespace, run.run_id)
@@ -524,7 +524,7 @@ def test_somebody_lets_a_run_spend_its_budget_once_more_or_not(bench: Bench) -> 
         (call,) = awaited(run)
         assert (call.call_id, call.wants, call.name) == (f"budget-{number}", "budget", "budget")
         assert call.why and f"{2 * number} of {2 * number} calls" in call.why
-        with pytest.raises(ConfigError, match="budget"):
+        with pytest.raises(InvalidInputError, match="budget"):
             run.provide(call.call_id, "more")
         if number == 2:
             kill(chat)

@@ -25,6 +25,7 @@ from turnwise.errors import (
     CompactionError,
     ConfigError,
     EngineError,
+    InvalidInputError,
     StoreError,
     StrategyError,
     WindowOverflowError,
@@ -173,7 +174,7 @@ def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> None:
         fork = type(stage.core)("fork", stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now)
         assert await fork.expand(summary) == behind, "a fork has what its summaries stand for"
         other = summary.model_copy(update={"of": (("9", 0, 1),)})
-        with pytest.raises(ConfigError, match="none of session"):
+        with pytest.raises(InvalidInputError, match="none of session"):
             await fork.expand(other)
 
     play(story())
@@ -922,7 +923,7 @@ def test_nobody_expands_what_was_rolled_back() -> None:
         await stage.core.start(["never mind"], run_id="kept", if_busy="rollback")
         await stage.core.wait("kept")
         session = await stage.core.session()
-        with pytest.raises(ConfigError, match="none of session"):
+        with pytest.raises(InvalidInputError, match="none of session"):
             await stage.core.expand(Summary(text="", of=((session.log, 0, session.log_size),)))
 
     play(story())

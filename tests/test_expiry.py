@@ -19,7 +19,7 @@ from turnwise.actors.steps import Consult, Request, carry_out_async
 from turnwise.actors.sweeper import sweep as sweep_live
 from turnwise.cli import app
 from turnwise.errors import (
-    ConfigError,
+    InvalidInputError,
     SessionBusyError,
     SessionChangedError,
     SessionLostError,
@@ -330,7 +330,7 @@ def test_live_sessions_are_asked_and_those_in_use_stay(
 ) -> None:
     with make_manager() as manager:
         for bad in (-1, float("nan"), float("inf"), "1"):
-            with pytest.raises(ConfigError, match="ttl_s"):
+            with pytest.raises(InvalidInputError, match="ttl_s"):
                 manager.open("bad", ttl_s=bad)  # type: ignore[arg-type]
         done, runs = manager.open("done", ttl_s=0), manager.open("runs", ttl_s=0)
         long = manager.open("long", ttl_s=3600)

@@ -36,6 +36,7 @@ from turnwise.errors import (
     EmptyTurnError,
     IdempotencyConflictError,
     InvalidIdError,
+    InvalidInputError,
     InvalidPromptError,
     NoActiveRunError,
     QueueFullError,
@@ -215,7 +216,7 @@ def test_enqueue_interrupt_and_rollback_leave_the_history_they_promise(make_mana
     chat.run("slow 501")
     turn = chat.run("instead", if_busy="rollback").wait()
     assert texts(turn.blocks) == ["slow 20", "queued 0", "queued 1", "slow 500", "now", "instead"]
-    with pytest.raises(ConfigError, match="if_busy"):
+    with pytest.raises(InvalidInputError, match="if_busy"):
         chat.run("hello", if_busy="whenever")  # type: ignore[arg-type]
     audit(manager, "chat")
 
@@ -490,11 +491,11 @@ def test_bad_input_is_a_typed_error_and_the_session_is_usable_afterwards(make_ma
         manager.get("nobody")
     with pytest.raises(RunNotFoundError, match="no-run"):
         manager.execution("no-run")
-    with pytest.raises(ConfigError, match="cursor"):
+    with pytest.raises(InvalidInputError, match="cursor"):
         manager.list(cursor="over there")
-    with pytest.raises(ConfigError, match="metadata"):
+    with pytest.raises(InvalidInputError, match="metadata"):
         manager.open("chat", metadata={"bytes": b"no"})
-    with pytest.raises(ConfigError, match="taken for encrypted"):
+    with pytest.raises(InvalidInputError, match="taken for encrypted"):
         manager.open("chat", metadata={SEALED: "tw1:"})
     chat = manager.open("chät 💬 / 'quoted' \"x\" %_")
     for prompts in ((), ("",), ("hello", " ")):

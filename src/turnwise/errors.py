@@ -67,10 +67,29 @@ pickling; the message names them and the remedy.
 from __future__ import annotations
 
 import inspect
+import reprlib
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from turnwise.memory.turns import Turn
+
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel = 3
+_REPR.maxstring = _REPR.maxother = 60
+
+_SHOWN = 120
+"""Characters of a value in an error."""
+
+
+def shown(value: object) -> str:
+    """Return a value as errors show it: its `repr`, shortened; its class alone if that raises."""
+    try:
+        text = _REPR.repr(value)
+    except Exception:  # noqa: BLE001 - the class is a caller's, and what it raises is no news
+        text = f"<{type(value).__name__}>"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 class TurnwiseError(Exception):
@@ -96,7 +115,12 @@ class TurnwiseError(Exception):
 
 
 class InvalidInputError(TurnwiseError):
-    """What was passed cannot be used; nothing was changed."""
+    """An argument cannot be used; nothing was changed. `value` is what `shown` makes of it."""
+
+    message = "{field}={value}: {why}"
+    field: str
+    value: object
+    why: str
 
 
 class InvalidIdError(InvalidInputError):
@@ -171,6 +195,9 @@ class ArchiveError(InvalidInputError):
 
 class TranscriptError(InvalidInputError):
     """A transcript cannot be put together so: `why` names the call."""
+
+    message = "{why}"
+    why: str
 
 
 class NotFoundError(TurnwiseError):

@@ -14,7 +14,7 @@ from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.backlog import left_by, with_given
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.attempt import storable
-from turnwise.actors.inference.engine import EngineBuilder, NewEvent
+from turnwise.actors.inference.engine import EngineBuilder, NewEvent, Selective
 from turnwise.actors.journal import Journal, settled
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.originals import find, originals, reach
@@ -47,7 +47,7 @@ from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.frozen import FrozenDict, freeze
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.memory_use import MemoryUse
-from turnwise.memory.prompts import Prompt, accept
+from turnwise.memory.prompts import Prompt, accept, takes_all
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import cut, join, size, subtract, union
@@ -172,7 +172,7 @@ class SessionCore(RunningSession):
         Raises:
             EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
         """
-        blocks, encoded = accept(self.session_id, prompts, self._config.max_prompt_bytes)
+        blocks, encoded = self._accept(prompts)
         if not blocks:
             raise EmptyTurnError(self.session_id)
 
@@ -225,7 +225,7 @@ class SessionCore(RunningSession):
             InvalidInputError: there are more or longer labels than `SessionConfig` allows; nothing was stored.
         """
         _check_labels(labels or {}, self._config)
-        blocks, encoded = accept(self.session_id, prompts, self._config.max_prompt_bytes)
+        blocks, encoded = self._accept(prompts)
         fingerprint = hashlib.sha256("\n".join(encoded).encode()).hexdigest() if idempotency_key else None
 
         async def change() -> Started:
@@ -484,6 +484,11 @@ class SessionCore(RunningSession):
 
     # Starting
 
+    def _accept(self, prompts: Sequence[Prompt]) -> tuple[list[Block], list[str]]:
+        """See `accept`."""
+        refuses = self._builder.refuses if isinstance(self._builder, Selective) else takes_all
+        return accept(self.session_id, prompts, self._config.max_prompt_bytes, refuses)
+
     def _check_can_start(self, blocks: Sequence[Block], if_busy: IfBusy) -> None:
         self._check_not_ended()
         if not blocks and self._backlog.pending is None:
@@ -614,7 +619,9 @@ class SessionCore(RunningSession):
         run.turn, run.output = turn, Output.read(turn.output, self._journal.cache)
         run.billed(record)
         if run.attempt and isinstance(block, ToolUse):
-            run.attempt.ledger.replace_use(block)
+            # An attempt that waits to learn whether its call was stored takes the edited one when it does.
+            if call_id in {use.call_id for use in run.attempt.ledger.uses_without_result()}:
+                run.attempt.ledger.replace_use(block)
         elif run.attempt and block:
             run.attempt.ledger.append(block)
         if goes_on:

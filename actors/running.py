@@ -16,7 +16,7 @@ from turnwise.actors.changes import Doubt, fail
 from turnwise.actors.compactor import Compactor
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.forgetting import ForgettingSession
-from turnwise.actors.inference.attempt import Attempt, Ending, leave_behind
+from turnwise.actors.inference.attempt import REFUSED, Attempt, Ending, leave_behind
 from turnwise.actors.inference.engine import (
     Closable,
     EngineBuilder,
@@ -27,6 +27,7 @@ from turnwise.actors.inference.engine import (
 from turnwise.actors.journal import Journal, settled
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.output import Output
+from turnwise.actors.refusals import leave_out
 from turnwise.actors.run_events import about, end_event, placed, request_event, start_event
 from turnwise.errors import EngineError, LimitError, StoreError, TurnwiseError
 from turnwise.memory.background import persist
@@ -361,13 +362,17 @@ class RunningSession(ForgettingSession):
         turn, blocks = run.turn, list[Block]()
         if not drop:
             turn, blocks, session = self._with_output(run, attempt.output(ending), session, status=state, **said)
+        ended = end_event(end, blocks, session)
+        if ending.code == REFUSED:
+            turn, texts = leave_out(turn, self._journal.cache, session.log, session.log_size)
+            blocks, session = [*blocks, *texts], replace(session, log_size=session.log_size + len(texts))
         head = self._head if drop else turn
         given = self._hand_back([run], discard=True) if drop else []
         begun = self._begin_next(head, given)
         waiting = [next_turn for _, _, next_turn in begun]
         await self._commit(
             session,
-            [end_event(end, blocks, session), *(start_event(record) for _, record, _ in begun)],
+            [ended, *(start_event(record) for _, record, _ in begun)],
             blocks=[encode(block) for block in blocks],
             turns=[*([] if drop else [turn]), *(waiting or given)],
             dropped_turns=[turn.index] if drop else [],

@@ -7,15 +7,22 @@ it came, so an older reader loses nothing.
 
 from __future__ import annotations
 
+import binascii
+import re
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Strict, field_validator, model_validator
 
 from turnwise.memory.frozen import FrozenDict, JsonObject, freeze
 
 Role = Literal["system", "user", "assistant", "tool"]
+
+Str = Annotated[str, Strict()]
+"""Bytes are refused: pydantic would decode them, as if they had been text."""
 
 
 class Block(BaseModel):
@@ -34,14 +41,14 @@ class System(Block):
 
     role: ClassVar[Role] = "system"
     kind: Literal["system"] = "system"
-    text: str
+    text: Str
 
 
 class User(Block):
     """A prompt."""
 
     kind: Literal["user"] = "user"
-    text: str
+    text: Str
 
 
 class Text(Block):
@@ -49,7 +56,7 @@ class Text(Block):
 
     role: ClassVar[Role] = "assistant"
     kind: Literal["text"] = "text"
-    text: str
+    text: Str
     interrupted: bool = False
 
 
@@ -58,9 +65,9 @@ class Thinking(Block):
 
     role: ClassVar[Role] = "assistant"
     kind: Literal["thinking"] = "thinking"
-    text: str = ""
-    signature: str | None = None
-    redacted: str | None = None
+    text: Str = ""
+    signature: Str | None = None
+    redacted: Str | None = None
 
 
 class ToolUse(Block):
@@ -68,10 +75,10 @@ class ToolUse(Block):
 
     role: ClassVar[Role] = "assistant"
     kind: Literal["tool_use"] = "tool_use"
-    call_id: str
-    name: str
+    call_id: Str
+    name: Str
     input: JsonObject = FrozenDict()
-    signature: str | None = None
+    signature: Str | None = None
 
 
 class ToolResult(Block):
@@ -79,17 +86,24 @@ class ToolResult(Block):
 
     role: ClassVar[Role] = "tool"
     kind: Literal["tool_result"] = "tool_result"
-    call_id: str
-    text: str
+    call_id: Str
+    text: Str
     is_error: bool = False
 
 
 class _Payload(Block):
     """What both pictures and files need to say of what they hold."""
 
-    url: str | None = None
-    data: str | None = None
-    media_type: str | None = None
+    url: Str | None = None
+    data: Str | None = None
+    media_type: Str | None = None
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _is_text(cls, data: Any) -> Any:
+        if isinstance(data, bytes | bytearray | memoryview):
+            raise ValueError("data is base64 text: pass base64.b64encode(data).decode()")
+        return data
 
     @model_validator(mode="after")
     def _is_sendable(self) -> Self:
@@ -100,19 +114,66 @@ class _Payload(Block):
             raise ValueError(f"a {self.kind} with data needs its media_type, such as image/png")
         return self
 
+    @cached_property
+    def flaw(self) -> str | None:
+        """Why no provider can take it: its base64, its media type or its url is none. None if nothing is wrong.
+
+        O(its data) when first asked. A block that is stored may have one: older versions did not look.
+        """
+        if self.media_type and (flaw := self._flaw_of_type(self.media_type)):
+            return flaw
+        if self.data and not _is_base64(self.data):
+            return "its data is not base64"
+        if self.url and (found := _DATA_URL.fullmatch(self.url)):
+            flaw = self._flaw_of_type(found[1])
+            return flaw or (None if _is_base64(found[2]) else "its data is not base64")
+        return f"its url is none: {self.url[:99]!r}" if self.url and not _is_url(self.url) else None
+
+    def _flaw_of_type(self, media_type: str) -> str | None:
+        return None if _MEDIA_TYPE.fullmatch(media_type) else f"{media_type[:99]!r} is no media type"
+
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*"
+_MEDIA_TYPE = re.compile(rf"{_NAME}/{_NAME}(; ?{_NAME}=[^;,\s]+)*")
+_DATA_URL = re.compile(r"data:([^,]*);base64,(.*)", re.DOTALL)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[!-~\u00a1-\U0010ffff]+")
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        is_web = parts.scheme in ("http", "https")
+        return bool(_URL.fullmatch(text) and (parts.hostname if is_web else parts.netloc or parts.path))
+    except ValueError:  # of brackets that hold no address
+        return False
+
 
 class Image(_Payload):
     """A picture, by `url` or as base64 `data` of a `media_type` such as image/png."""
 
     kind: Literal["image"] = "image"
 
+    def _flaw_of_type(self, media_type: str) -> str | None:
+        flaw = super()._flaw_of_type(media_type)
+        if flaw is None and not media_type.lower().startswith("image/"):
+            return f"an image is of a media type such as image/png, not {media_type[:99]!r}"
+        return flaw
+
 
 class Document(_Payload):
     """A file, by `url`, as base64 `data` of a `media_type`, or as plain `text`."""
 
     kind: Literal["document"] = "document"
-    name: str
-    text: str | None = None
+    name: Str
+    text: Str | None = None
 
 
 class Citations(Block):
@@ -131,7 +192,7 @@ class Summary(Block):
     """
 
     kind: Literal["summary"] = "summary"
-    text: str
+    text: Str
     of: tuple[tuple[str, int, int], ...] = ()
     folded: tuple[tuple[str, int], ...] = ()
 
@@ -140,7 +201,7 @@ class Recalled(Block):
     """What long-term memory has about a prompt, as sections of text. Stands in requests, never in a history."""
 
     kind: Literal["recalled"] = "recalled"
-    text: str
+    text: Str
 
 
 class CacheCheckpoint(Block):
@@ -193,6 +254,12 @@ def decode(encoded: str) -> Block:
     return Unknown(kind=kind, payload=freeze(data))
 
 
+def described(block: Image | Document) -> str:
+    """Return what a picture or a file is called where it is not shown: its kind, its name, its media type."""
+    name = f" {block.name[:99]}" if isinstance(block, Document) and block.name else ""
+    return f"{block.kind}{name}{f' ({block.media_type[:99]})' if block.media_type else ''}"
+
+
 def answer_text(blocks: Sequence[Block]) -> str:
     """Return the text of the blocks that follow the last tool result, joined."""
     parts: list[str] = []
@@ -221,5 +288,6 @@ __all__ = [
     "User",
     "answer_text",
     "decode",
+    "described",
     "encode",
 ]

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from turnwise.errors import EmptyTurnError, InvalidPromptError
-from turnwise.memory.blocks import KINDS, Block, Recalled, Summary, Thinking, ToolResult, ToolUse, Unknown, User, encode
+from turnwise.memory.blocks import (
+    KINDS,
+    Block,
+    Document,
+    Image,
+    Recalled,
+    Summary,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Unknown,
+    User,
+    described,
+    encode,
+)
 
 Prompt = str | Block
 """A string is a `User` block."""
@@ -25,18 +39,32 @@ def plain_prompts(session_id: str, prompts: Sequence[Prompt]) -> tuple[Prompt, .
     return tuple(str.__str__(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
 
 
-def accept(session_id: str, prompts: Sequence[Prompt], max_bytes: int) -> tuple[list[Block], list[str]]:
+Refuses = Callable[[Block], str | None]
+"""Returns why an engine does not take a block; None if it does."""
+
+
+def takes_all(_block: Block) -> None:
+    """Refuse nothing: of an engine nobody knows what it takes."""
+
+
+def accept(
+    session_id: str, prompts: Sequence[Prompt], max_bytes: int, refuses: Refuses = takes_all
+) -> tuple[list[Block], list[str]]:
     """Return the prompts as blocks, and encoded.
+
+    Args:
+        refuses: what the session's engine says of its pictures and files.
 
     Raises:
         EmptyTurnError: one is blank.
-        InvalidPromptError: one is no text, is larger than `max_bytes` when encoded, or is of a kind that only a run
-            may add, since it would leave a tool call without its result or a result without its call, or, as a summary
-            or a recall, stand for what is not the caller's.
+        InvalidPromptError: one is no text, is larger than `max_bytes` when encoded, is a picture or a file that nobody
+            could take or the engine refuses, or is of a kind that only a run may add, since it would leave a tool call
+            without its result or a result without its call, or, as a summary or a recall, stand for what is not the
+            caller's.
     """
     blocks: list[Block] = []
     encoded: list[str] = []
-    for prompt in plain_prompts(session_id, prompts):
+    for at, prompt in enumerate(plain_prompts(session_id, prompts)):
         if isinstance(prompt, Summary | Recalled | Thinking | ToolUse | ToolResult):
             raise InvalidPromptError(session_id, f"a {prompt.kind} block comes from a run, not from a caller")
         try:
@@ -49,6 +77,8 @@ def accept(session_id: str, prompts: Sequence[Prompt], max_bytes: int) -> tuple[
         if (size := len(body.encode())) > max_bytes:
             why = f"{size} bytes are over max_prompt_bytes={max_bytes}; shorten it or raise the limit in SessionConfig"
             raise InvalidPromptError(session_id, why)
+        if isinstance(block, Image | Document) and (flaw := block.flaw or refuses(block)):
+            raise InvalidPromptError(session_id, f"prompts[{at}], the {described(block)}: {flaw}")
         blocks.append(block)
         encoded.append(body)
     return blocks, encoded

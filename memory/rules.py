@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Literal, NoReturn
@@ -21,6 +21,7 @@ from turnwise.memory.blocks import (
     ToolResult,
     ToolUse,
     User,
+    described,
 )
 from turnwise.memory.transcript import Message
 
@@ -87,6 +88,8 @@ class Rules:
 
     def form(self, block: Image | Document) -> Form | None:
         """Return the form in which the block is sent; None if it is there in none that the provider takes."""
+        if block.flaw:
+            return None
         forms, types = self._taken(block)
         there = {
             "text": isinstance(block, Document) and block.text,
@@ -97,6 +100,8 @@ class Rules:
 
     def why_not(self, block: Image | Document) -> str:
         """Return what is wrong with a block that has no `form`."""
+        if block.flaw:
+            return block.flaw
         forms, types = self._taken(block)
         ways = {
             "text": "as text",
@@ -105,6 +110,25 @@ class Rules:
         }
         given = f"data of {block.media_type}" if block.data else block.url or "text"
         return f"it takes {block.kind}s {', '.join(ways[form] for form in forms) or 'never'}; this one is {given[:99]}"
+
+    def refuses(self, block: Block) -> str | None:
+        """Return why the provider does not take a picture or a file, and what it takes; None if it takes the block."""
+        if not isinstance(block, Image | Document) or self.form(block):
+            return None
+        return f"{self.name}: {self.why_not(block)}"
+
+    def spare(self, blocks: Sequence[Block], keep: Container[Block] = ()) -> tuple[Block, ...]:
+        """Return the blocks with a text in the place of each picture and file that the provider does not take.
+
+        Args:
+            keep: those that stay all the same: what a run itself asks about is not left out in silence.
+        """
+        return tuple(self._spared(block, keep) for block in blocks)
+
+    def _spared(self, block: Block, keep: Container[Block]) -> Block:
+        if isinstance(block, Image | Document) and (why := self.refuses(block)) and block not in keep:
+            return User(text=f"[{described(block)} is left out: {why}]")
+        return block
 
     def _taken(self, block: Image | Document) -> tuple[tuple[Form, ...], frozenset[str]]:
         if isinstance(block, Image):

@@ -39,7 +39,8 @@ class RunRecord:
     """Why it ended, where it did not complete."""
     code: str | None = None
     """A word for `why` that programs can compare; None for others. `step_limit`, `budget`, `timeout`; `window`: the
-    newest turn does not fit; `compaction`: the overflow strategy makes no room."""
+    newest turn does not fit; `compaction`: the overflow strategy makes no room; `refused`: the provider refused, or
+    would refuse, what the conversation holds."""
     labels: FrozenDict = field(default_factory=FrozenDict)
     timeout_s: float | None = None
     idempotency_key: str | None = None

@@ -69,12 +69,15 @@ class Turn:
     Making one is O(1); `blocks` is O(their number) at its first reading and needs no network. Pickles with its blocks.
     """
 
-    __slots__ = ("_cache", "_record", "_session_id")
+    __slots__ = ("_asked", "_cache", "_record", "_session_id")
 
-    def __init__(self, session_id: str, record: TurnRecord, cache: BlockCache) -> None:
+    def __init__(
+        self, session_id: str, record: TurnRecord, cache: BlockCache, asked: tuple[Block, ...] | None = None
+    ) -> None:
         self._session_id = session_id
         self._record = record
         self._cache = cache
+        self._asked = asked
 
     @property
     def record(self) -> TurnRecord:
@@ -127,6 +130,11 @@ class Turn:
         return self._cache.read(join(self._record.prompt, self._record.output))
 
     @property
+    def asked(self) -> tuple[Block, ...]:
+        """Its prompts as they were given, whatever it is `showing`."""
+        return self._cache.read(join(self._record.prompt)) if self._asked is None else self._asked
+
+    @property
     def output(self) -> tuple[Block, ...]:
         """What its run has added, in order."""
         return self._cache.read(self._record.output)
@@ -170,7 +178,7 @@ class Turn:
         cache = BlockCache()
         cache.add("", 0, list(blocks))
         record = replace(self._record, prompt=(), input=(Span("", 0, len(blocks)),), output=(), carried=())
-        return Turn(self._session_id, record, cache)
+        return Turn(self._session_id, record, cache, self.asked)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Turn):

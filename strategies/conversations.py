@@ -150,6 +150,7 @@ def _prompt(dice: Random) -> Block:
             Document(name="a.txt", text=_text(dice)),
             CacheCheckpoint(),
             Unknown(kind="hologram"),
+            Summary(text="[image is left out: the provider refused it]", of=(("gone", 0, 1),)),
         ]
     )
 

@@ -21,9 +21,9 @@ from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_context import ToolContext
 from turnwise.actors.inference.tool_loop import ToolLoop
 from turnwise.actors.inference.tools import Tool, external_tool, tool
-from turnwise.errors import StoreError
+from turnwise.errors import RequestRefusedError, StoreError
 from turnwise.memory import anthropic, chat, responses
-from turnwise.memory.blocks import Block, Text, Thinking, ToolUse, User
+from turnwise.memory.blocks import Block, Document, Image, Text, Thinking, ToolUse, User
 from turnwise.memory.history_memory import InMemoryHistory
 from turnwise.memory.rules import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.sessions import SessionRecord
@@ -35,18 +35,39 @@ from wire_rules import check_anthropic, check_chat, check_responses
 PROCESS: ContextVar[int] = ContextVar("process", default=0)
 
 
+REFUSED = Image(data="aGk=", media_type="image/png")
+"""A picture that the model's provider refuses, though its rules take it."""
+
+UNTAKEN = (
+    Document(name="v.mp4", data="aGk=", media_type="video/mp4"),
+    Image(data="aGk=", media_type="image/bmp"),
+    Image(url="ftp://example.org/cat.png"),
+)
+"""What the rules of one provider or another do not take."""
+
+FLAWED = (
+    Image(data="%%%", media_type="image/png"),
+    Image(data="aGk=", media_type="text/plain"),
+    Document(name="a.pdf", data="!!!", media_type="application/pdf"),
+)
+"""What nobody can take."""
+
+
 class KilledError(Exception):
     """The process was killed under a call."""
 
 
 def check_request(blocks: Sequence[Block]) -> None:
-    """Raise if one of the three providers would refuse this conversation, by the rules or on the wire."""
-    messages = messages_of(blocks)
+    """Raise if one of the three providers would refuse this conversation, by the rules or on the wire.
+
+    Pictures and files that it does not take are sent as engines send those of turns that have ended.
+    """
+    sent = {rules.name: rules.spare(blocks) for rules in (CHAT, RESPONSES, ANTHROPIC)}
     for rules in (CHAT, RESPONSES, ANTHROPIC):
-        check(messages, rules)
-    check_chat(chat.encode(blocks))
-    check_responses(responses.encode(blocks)[1])
-    wire = anthropic.encode(blocks)[1]
+        check(messages_of(sent[rules.name]), rules)
+    check_chat(chat.encode(sent[CHAT.name]))
+    check_responses(responses.encode(sent[RESPONSES.name])[1])
+    wire = anthropic.encode(sent[ANTHROPIC.name])[1]
     said = [message["content"][0]["type"] for message in wire if message["role"] == "assistant"]
     # Thinking can be on only for a conversation in which the model has always thought.
     check_anthropic(wire, thinking=all(kind in ("thinking", "redacted_thinking") for kind in said))
@@ -100,6 +121,8 @@ class WildModel:
     async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
         check_request(turn.blocks)
         self.asked += 1
+        if REFUSED in turn.blocks:
+            raise RequestRefusedError("the provider refuses a picture")
         dice, number = self._random.random, self.asked
         said: list[Block] = []
         if dice() < 0.4:

@@ -6,6 +6,7 @@ from typing import Any
 
 from turnwise.memory.blocks import User
 from turnwise.memory.chat import encode
+from turnwise.memory.rules import CHAT
 from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn
 from turnwise.testing.audit import audit, read_events, read_turns
@@ -23,5 +24,5 @@ async def check_session(
     turns = await read_turns(store, session_id)
     for turn in turns:
         if turn.status not in ("pending", "queued"):
-            check_chat(encode([*turn.blocks, User(text="next")]))
+            check_chat(encode(CHAT.spare([*turn.blocks, User(text="next")])))
     return turns

@@ -13,19 +13,20 @@ from typing import Any
 
 import pytest
 
-from agents import AgentWorld, check_request, next_request
+from agents import FLAWED, REFUSED, UNTAKEN, AgentWorld, check_request, next_request
 from audit import check_session, turns_of
 from scale import share
 from schedules import SESSION, spread
 from turnwise.actors.config import SessionConfig
 from turnwise.errors import (
     CallDecidedError,
+    InvalidPromptError,
     NoActiveRunError,
     RunNotFoundError,
     SessionBusyError,
     TurnNotFoundError,
 )
-from turnwise.memory.blocks import ToolResult, ToolUse
+from turnwise.memory.blocks import ToolResult, ToolUse, encode
 from turnwise.memory.events import Event
 from turnwise.memory.transcript import Ledger, settle
 
@@ -54,10 +55,15 @@ async def live(seed: int) -> None:
     async def caller() -> None:
         for number in range(2):
             run_id = f"run{number}"
+            prompts: list[Any] = [f"prompt {number}"]
+            if dice() < 0.3:
+                with pytest.raises(InvalidPromptError):
+                    await world.ask("start", [*prompts, world.random.choice(FLAWED)], run_id=run_id)
+                prompts.append(world.random.choice((REFUSED, REFUSED, *UNTAKEN)))
             while True:
                 policy = world.random.choice(("enqueue", "interrupt", "reject"))
                 try:
-                    await world.ask("start", [f"prompt {number}"], run_id=run_id, if_busy=policy)
+                    await world.ask("start", prompts, run_id=run_id, if_busy=policy)
                     break
                 except SessionBusyError:
                     await asyncio.sleep(0.05)
@@ -108,8 +114,11 @@ async def check_life(world: AgentWorld) -> None:
     store, shop = world.store.inner, world.workshop
     turns = await check_session(store, SESSION, history=world.history and world.history.inner)
     events = await read_events(world)
+    refused = {run.turn_index for run in await store.runs(SESSION) if run.code == "refused"}
     for turn in turns:
         check_request(next_request(turn))
+        if turn.index in refused:
+            assert encode(REFUSED) not in await store.blocks(turn.record.base), "the next request has the picture again"
         uses = [block for block in turn.output if isinstance(block, ToolUse)]
         results = {block.call_id: block for block in turn.output if isinstance(block, ToolResult)}
         assert len(results) == len(uses) == len({use.call_id for use in uses})

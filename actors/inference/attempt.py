@@ -12,8 +12,10 @@ from turnwise.errors import (
     CompactionError,
     EngineError,
     LimitError,
+    RequestRefusedError,
     StrategyError,
     TurnwiseError,
+    UnsupportedBlockError,
     WindowOverflowError,
 )
 from turnwise.memory.blocks import Block, Text, Thinking, ToolResult, encode
@@ -304,10 +306,15 @@ def _code(error: BaseException) -> str | None:
     return next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
 
 
+REFUSED = "refused"
+"""The code of a run whose provider refused what the conversation holds."""
+
 _CODES: Mapping[type[TurnwiseError], str] = {
     WindowOverflowError: "window",
     StrategyError: "compaction",
     CompactionError: "compaction",
+    RequestRefusedError: REFUSED,
+    UnsupportedBlockError: REFUSED,
 }
 
 

@@ -179,6 +179,17 @@ class EngineBuilder(Protocol):
         """
 
 
+@runtime_checkable
+class Selective(Protocol):
+    """An engine builder that knows which pictures and files its provider takes may also have this."""
+
+    def refuses(self, block: Block) -> str | None:
+        """Return why the provider would refuse an `Image` or a `Document` of a prompt; None if it takes it.
+
+        What is refused is not stored. Called on the session's event loop: imports no client and connects nothing.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFrame:
     """What an engine's requests hold beside the conversation, and the model that they go to."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from turnwise.actors.inference.engine import RequestFrame, SessionView
-from turnwise.actors.inference.middleware import Middleware, SystemPrompt, wrap
+from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
 from turnwise.actors.inference.openai_chat import ChatAPI
 from turnwise.actors.inference.openai_responses import ResponsesAPI
 from turnwise.actors.inference.openai_runner import OpenAIRunner
@@ -21,7 +21,9 @@ from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_loop import Hook, ToolLoop
 from turnwise.actors.inference.tools import Tool, ToolDefinition
 from turnwise.errors import ConfigError, EngineError
+from turnwise.memory.blocks import Block
 from turnwise.memory.frozen import freeze
+from turnwise.memory.rules import CHAT, RESPONSES
 from turnwise.memory.urls import redact
 
 _RESERVED = {
@@ -128,6 +130,11 @@ class OpenAIEngine:
         secrets = [runner.key] if len(runner.key) >= LONG else []
         loop = wrap(runner, self.middleware)
         return ToolLoop(loop, self.registry, self.hooks, close=runner.close, secrets=secrets)
+
+    def refuses(self, block: Block) -> str | None:
+        """See `Selective`. A middleware of one's own may make something of any block, so then all are taken."""
+        known = all(isinstance(one, LogCalls | ReorderResults | SystemPrompt) for one in self.middleware)
+        return (CHAT if self.api == "chat" else RESPONSES).refuses(block) if known else None
 
     def frame(self) -> RequestFrame:
         """See `Framed`.

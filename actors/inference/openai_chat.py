@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class ChatAPI:
     """Asks for completions. Thoughts are read, where a server shows any, and never sent back."""
 
+    rules = CHAT
+
     def __init__(self, settings: OpenAIEngine, tools: Sequence[ToolDefinition]) -> None:
         self._settings = settings
         self.fields: dict[str, Any] = {}
@@ -36,7 +38,7 @@ class ChatAPI:
             self.fields["tools"] = [*functions, *self.fields.get("tools", ())]
 
     def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
-        check(messages_of(blocks), CHAT)
+        check(messages_of(blocks), self.rules)
         return {"messages": encode(blocks)}
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:

@@ -30,6 +30,8 @@ _BETWEEN = "\n\n"
 class ResponsesAPI:
     """Asks for responses. Reasoning comes encrypted, and goes back as it came."""
 
+    rules = RESPONSES
+
     def __init__(self, settings: OpenAIEngine, tools: Sequence[ToolDefinition]) -> None:
         self._settings = settings
         self.fields: dict[str, Any] = {}
@@ -43,7 +45,7 @@ class ResponsesAPI:
             self.fields["tools"] = [*functions, *self.fields.get("tools", ())]
 
     def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
-        check(messages_of(blocks), RESPONSES)
+        check(messages_of(blocks), self.rules)
         instructions, given = encode(blocks)
         fields: dict[str, Any] = {"input": given}
         if instructions:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.actors.inference.engine import RunContext
 from turnwise.actors.inference.openai_fields import BrokenOffError
 from turnwise.actors.inference.redaction import redacted
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, RequestRefusedError
 from turnwise.memory.blocks import Block, System, Text, ToolUse
+from turnwise.memory.rules import Rules
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
 
@@ -27,6 +29,9 @@ _REMEDIES = {
     422: "the provider refuses the request: see its message",
     429: "wait, use fewer sessions at once, or raise max_retries=",
 }
+
+_REFUSALS = (400, 413, 415, 422)
+"""What a provider says of a request that it would refuse again."""
 
 _REMEDIES_BY_CODE = {
     "context_length_exceeded": "the conversation is longer than the model's window: pass an overflow strategy",
@@ -65,6 +70,10 @@ class Answer(Protocol):
 class API(Protocol):
     """One of the provider's APIs: what it is asked, and how its answer reads."""
 
+    rules: Rules
+    fields: dict[str, Any]
+    """What each request holds beside the conversation."""
+
     def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
         """Return the fields of the request that say what the blocks say.
 
@@ -90,15 +99,18 @@ class OpenAIRunner:
     async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
         """Return the `Thinking` blocks, at most one `Text`, then the calls that the model makes, as `ToolUse`.
 
+        Pictures and files of earlier turns that the provider does not take are sent as a text that says so.
+
         Text and thoughts are emitted as they come; usage and stop reason are reported at the end. Cancelled, it closes
         the connection at once.
 
         Raises:
             InvalidRequestError: the conversation cannot be sent.
+            RequestRefusedError: the provider refused what the conversation holds.
             EngineError: the provider refused it, broke off, or sent nothing or what cannot be read. What came before
                 that was emitted.
         """
-        blocks = turn.blocks
+        blocks = self._api.rules.spare(turn.blocks, keep=turn.asked)
         if self._settings.system is not None:
             blocks = (*blocks, System(text=self._settings.system))
         stream = await self._open(self._api.request(blocks))
@@ -143,7 +155,8 @@ class OpenAIRunner:
         except openai.APIStatusError as error:
             remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)
             remedy = remedy or f"the same {self._tries}: run the prompt again later"
-            raise self._error(f"refused the request: {self._said(error)}; {remedy}") from self._safe(error)
+            kind = RequestRefusedError if self._is_of_conversation(error) else EngineError
+            raise self._error(f"refused the request: {self._said(error)}; {remedy}", kind) from self._safe(error)
 
     async def _read(self, stream: openai.AsyncStream[Any], answer: Answer, context: RunContext) -> None:
         import openai
@@ -171,9 +184,16 @@ class OpenAIRunner:
     def _tries(self) -> str:
         return f"after {self._settings.max_retries} retries"
 
-    def _error(self, why: str) -> EngineError:
+    def _is_of_conversation(self, error: openai.APIStatusError) -> bool:
+        """Return whether the provider would refuse what the conversation holds again, as far as it says so."""
+        if error.status_code not in _REFUSALS or error.code in _REMEDIES_BY_CODE:
+            return False
+        field = re.split(r"[.\[]", error.param or "")[0]
+        return field not in {"model", "stream", "store", *self._api.fields}
+
+    def _error(self, why: str, kind: type[EngineError] = EngineError) -> EngineError:
         where = self._client.base_url.host
-        return EngineError(f"model {self._settings.model!r} at {where} {why}")
+        return kind(f"model {self._settings.model!r} at {where} {why}")
 
     def _redacted(self, text: str) -> str:
         return redacted(text, [self._client.api_key])

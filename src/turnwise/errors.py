@@ -35,6 +35,7 @@ TurnwiseError
 ├── EngineError                why a run failed: the engine or its provider
 │   ├── InvalidRequestError    the provider would refuse the conversation
 │   │   └── UnsupportedBlockError
+│   ├── RequestRefusedError    the provider refused what the conversation holds
 │   ├── LimitError
 │   └── ToolAbortError
 ├── ToolError                  what a tool raises to tell the model something
@@ -388,6 +389,14 @@ class InvalidRequestError(EngineError):
 
 class UnsupportedBlockError(InvalidRequestError):
     """An image or document in a form that the provider does not take."""
+
+
+class RequestRefusedError(EngineError):
+    """The provider refused what the conversation holds, and would do so again.
+
+    The run fails with the code `refused`. Later requests of the session hold a text in the place of the pictures and
+    files that no model has answered yet; of all, if there are none such.
+    """
 
 
 class LimitError(EngineError):

@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.errors import CorruptRecordError, InvalidRequestError, SessionNotFoundError
 from turnwise.memory.block_cache import BlockCache
-from turnwise.memory.blocks import Block, Summary, System, User
+from turnwise.memory.blocks import Block, Document, Image, Summary, System, User
 from turnwise.memory.events import Event, RunEnded, RunStarted
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.rules import ANTHROPIC, CHAT, RESPONSES, check
@@ -186,7 +186,7 @@ def _turns_hold(session: StoredSession, *, compacts: bool) -> Iterator[Finding]:
     for turn in session.turns:
         if turn.status in ("pending", "queued"):
             continue
-        goes_on = _goes_on(turn, before) if compacts else turn.blocks[: len(before)] == before
+        goes_on = _goes_on(turn, before) if compacts else _continues(turn.blocks, before)
         if not goes_on:
             yield "continues the turn before", f"turn {turn.index} does not"
         try:
@@ -197,20 +197,31 @@ def _turns_hold(session: StoredSession, *, compacts: bool) -> Iterator[Finding]:
 
 
 def check_request(blocks: Sequence[Block]) -> None:
-    """Raise if any provider would refuse this conversation.
+    """Raise if any provider would refuse this conversation, with a text for each picture and file it does not take.
 
     Raises:
         InvalidRequestError: says which, where and why.
     """
-    messages = messages_of(blocks)
     for rules in (CHAT, RESPONSES, ANTHROPIC):
-        check(messages, rules)
+        check(messages_of(rules.spare(blocks)), rules)
+
+
+def _continues(blocks: Sequence[Block], before: Sequence[Block]) -> bool:
+    """Return whether the blocks begin with those before, but for pictures and files that a provider refused."""
+    pairs = zip(blocks, before, strict=False)
+    return len(blocks) >= len(before) and all(
+        now == then or (isinstance(now, Summary) and isinstance(then, Image | Document)) for now, then in pairs
+    )
+
+
+_MOVED = (System, Summary, Image, Document)
+"""What a compaction, or a refusal, puts elsewhere or replaces."""
 
 
 def _goes_on(turn: Turn, before: tuple[Block, ...]) -> bool:
     own = len(turn.new_blocks)
-    held = [block for block in turn.blocks[: len(turn.blocks) - own] if not isinstance(block, System | Summary)]
-    older = [block for block in before if not isinstance(block, System | Summary)]
+    held = [block for block in turn.blocks[: len(turn.blocks) - own] if not isinstance(block, _MOVED)]
+    older = [block for block in before if not isinstance(block, _MOVED)]
     return not held or older[-len(held) :] == held
 
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.backlog import left_by, with_given
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.inference.attempt import storable
-from turnwise.actors.inference.engine import EngineBuilder, NewEvent, Selective
+from turnwise.actors.inference.attempt import reason, storable
+from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
 from turnwise.actors.journal import Journal, settled
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.originals import find, originals, reach
@@ -26,6 +26,7 @@ from turnwise.errors import (
     CallNotFoundError,
     DuplicateKeyError,
     EmptyTurnError,
+    EngineError,
     IdempotencyConflictError,
     InvalidInputError,
     NoActiveRunError,
@@ -298,9 +299,12 @@ class SessionCore(RunningSession):
             RunNotFoundError: the session has no such run.
             CallNotFoundError: the run has no such call that waits or waited.
             CallDecidedError: it was decided otherwise, or the run has ended.
-            InvalidInputError: such a call takes no such decision.
+            InvalidInputError: such a call takes no such decision, or no such arguments; nothing was stored.
+            EngineError: the engine, which knows what the call takes, cannot be built; nothing was stored.
         """
         await self._loaded()
+        if decision.input is not None:
+            await self._check_arguments(run_id, call_id, decision.input)
 
         async def change() -> None:
             run = self._open_run(run_id)
@@ -589,6 +593,21 @@ class SessionCore(RunningSession):
         return Started(record.run_id, record.turn_index) if record else None
 
     # Deciding
+
+    async def _check_arguments(self, run_id: str, call_id: str, arguments: Mapping[str, Any]) -> None:
+        """Raise InvalidInputError if a call that waits for approval cannot be made with these arguments."""
+        run = self._open_run(run_id)
+        state = decode_calls(run.record.calls).get(call_id) if run else None
+        if run is None or state is None or state.verdict or state.wants != "approval":
+            return  # the decision itself is refused, or was made
+        try:
+            runner = await self._built(run.session)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            why = f"the engine cannot be built, so the arguments of {state.name!r} cannot be checked: {reason(error)}"
+            raise EngineError(why) from error
+        refused = runner.check_call(state.name, arguments) if isinstance(runner, CallChecker) else None
+        if refused:
+            raise InvalidInputError("input", shown(arguments), refused)
 
     async def _decide(self, run: ActiveRun, call_id: str, decision: Decision, calls: Mapping[str, CallState]) -> None:
         ledger = Ledger(run.output.blocks)

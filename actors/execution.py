@@ -185,6 +185,8 @@ class ExecutionHandle(_Handle):
         Raises:
             CallNotFoundError: no such call waits or waited.
             CallDecidedError: it was decided otherwise, or the run has ended.
+            InvalidInputError: the tool does not take such arguments; says where. Nothing was stored: correct them.
+            EngineError: they cannot be checked, since the engine cannot be built. Nothing was stored.
         """
         carry_out(self._approve(call_id, input), self._portal)
 

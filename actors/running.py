@@ -17,13 +17,7 @@ from turnwise.actors.compactor import Compactor
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.forgetting import ForgettingSession
 from turnwise.actors.inference.attempt import REFUSED, Attempt, Ending, leave_behind
-from turnwise.actors.inference.engine import (
-    Closable,
-    EngineBuilder,
-    InferenceRunner,
-    NewEvent,
-    Suspend,
-)
+from turnwise.actors.inference.engine import Closable, EngineBuilder, InferenceRunner, NewEvent, SessionView, Suspend
 from turnwise.actors.journal import Journal, settled
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.output import Output
@@ -315,15 +309,25 @@ class RunningSession(ForgettingSession):
         )
 
     async def _answer(self, run: ActiveRun, attempt: Attempt) -> Sequence[Block]:
-        runner, run.compactor = self._runner, self._compactor
-        if runner is None:
-            builder = self._builder
-            runner = await self._off_loop(builder.build, run.session)
-            if builder is self._builder:
-                self._runner = runner
+        run.compactor = self._compactor
+        runner = await self._built(run.session)
         self.check_budget(run)
         await self._recall(run)
         return await runner.run(await self._make_room(run), attempt)
+
+    async def _built(self, session: SessionView) -> InferenceRunner:
+        """Return the runner of the session's engine, built if there is none."""
+        if self._runner:
+            return self._runner
+        builder = self._builder
+        runner: InferenceRunner = await self._off_loop(builder.build, session)
+        if builder is not self._builder or self._journal.lost:
+            return runner
+        if self._runner and self._runner is not runner:  # it was built twice at once: for a run, and for a decision
+            self._spawn_beside(retire(runner, None, self._config.cancel_grace_s), "closing its engine")
+            return self._runner
+        self._runner = runner
+        return runner
 
     async def _decided(self, run: ActiveRun) -> Ending | None:
         """Wait until nothing is left to decide (None), or the run is cancelled. Costs nothing meanwhile."""

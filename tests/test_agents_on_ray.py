@@ -30,6 +30,7 @@ from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_loop import LOST
 from turnwise.actors.inference.tools import Tool, tool
 from turnwise.actors.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.placement import Dedicated, Packed, Placement
 from turnwise.errors import (
     CallDecidedError,
     CallNotFoundError,
@@ -454,6 +455,23 @@ def test_the_result_of_a_call_comes_from_another_process(bench: Bench, ray_sessi
     audit(manager, "chat")
 
 
+@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+def test_edited_arguments_are_checked_by_a_process_that_came_back(bench: Bench, placement: Placement) -> None:
+    manager = bench._make_manager(engine=bench.engine(pay), placement=placement)
+    chat = manager.open("chat")
+    run = chat.run(prompt([("pay", {"euros": 800})], "paid"), labels=bench.labels)
+    (call,) = awaited(run)
+    os.kill(pid := chat.info().pid, signal.SIGKILL)
+    until(lambda: not is_alive(pid))
+    for wrong in ({"euros": "lots"}, {"pounds": 8}, {}):
+        with pytest.raises(InvalidInputError, match=r"^input=.*'pay'.*euros"):
+            run.approve(call.call_id, input=wrong)
+    assert run.pending() == [call]
+    run.approve(call.call_id, input={"euros": 8})
+    assert results(run.wait(WAIT_S)) == [("paid 8", False)] and bench.notes() == ["paid 8"]
+    audit(manager, "chat")
+
+
 def test_the_async_family_decides_too(bench: Bench, tmp_path: Path) -> None:
     manager = bench.manager()
 
@@ -467,6 +485,8 @@ def test_the_async_family_decides_too(bench: Bench, tmp_path: Path) -> None:
                 if isinstance(event, ApprovalRequested) and len(await run.pending()) == 3:
                     break
             first, second, third = await run.pending()
+            with pytest.raises(InvalidInputError, match=r"'pay'.*euros"):
+                await run.approve(first.call_id, input={"euros": "lots"})
             await asyncio.gather(*(run.approve(first.call_id, input={"euros": 1}) for _ in range(5)))
             await asyncio.gather(run.reject(second.call_id, "no"), run.provide(third.call_id, "yes"))
             assert results(await run) == [("paid 1", False), ("rejected: no", True), ("yes", False)]

@@ -16,7 +16,7 @@ from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_loop import LOST, ToolLoop
 from turnwise.actors.inference.tools import tool
 from turnwise.actors.reads import Outcome
-from turnwise.errors import CallDecidedError, CallNotFoundError, InvalidInputError
+from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError
 from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse
 from turnwise.memory.events import Event, ModelCallEnded, RunCompleted, RunResumed, ToolEnded, ToolStarted
 from turnwise.memory.in_memory import InMemoryStore
@@ -452,6 +452,94 @@ def test_a_decision_is_what_the_model_and_the_history_see(decision: Decision, re
         events = await stage.events()
         assert Ledger.replay(events).blocks() == list(outcome.turn.output)
         assert isinstance(events[-1], RunCompleted)
+
+    play(story())
+
+
+WRONG_EDITS: list[dict[str, Any]] = [{"path": 7}, {}, {"path": "/tmp", "force": True}, {"path": None}]
+
+
+@pytest.mark.parametrize("is_back", [False, True], ids=["same process", "process that came back"])
+def test_edited_arguments_that_do_not_fit_the_tool_store_nothing_and_can_be_corrected(is_back: bool) -> None:
+    async def story() -> None:
+        engine, called = approving()
+        stage = Stage(engine)
+        await stage.start()
+        await stage.until(stage.awaits)
+        if is_back:
+            assert await stage.core.leave()
+            stage.new_core()
+        events, record = await stage.events(), await stage.core.run("run")
+        for wrong in WRONG_EDITS:
+            with pytest.raises(InvalidInputError, match=r"input=.*'delete'.*(path|force)"):
+                await stage.core.decide("run", "a", Decision(verdict="approved", input=wrong))
+        assert await stage.events() == events and await stage.core.run("run") == record
+        for _ in range(2):
+            await stage.core.decide("run", "a", Decision(verdict="approved", input={"path": "/tmp"}))
+        assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
+        with pytest.raises(CallDecidedError):
+            await stage.core.decide("run", "a", Decision(verdict="approved", input={"path": 7}))
+
+    play(story())
+
+
+def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() -> None:
+    class Unbuildable(Scripted):
+        def build(self, session: SessionView) -> InferenceRunner:
+            raise SystemExit("no key")
+
+    async def story() -> None:
+        engine, called = approving()
+        stage = Stage(engine)
+        await stage.start()
+        await stage.until(stage.awaits)
+        assert await stage.core.leave()
+        stage.engine = Unbuildable(engine.script, engine.registry)
+        stage.new_core()
+        edit = Decision(verdict="approved", input={"path": "/tmp"})
+        with pytest.raises(EngineError, match="'delete' cannot be checked: SystemExit: no key"):
+            await stage.core.decide("run", "a", edit)
+        assert [call.call_id for call in await stage.core.pending("run")] == ["a"]
+        assert await stage.core.leave()
+        stage.engine = engine
+        stage.new_core()
+        await stage.core.decide("run", "a", edit)
+        assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
+
+    play(story())
+
+
+def test_two_edits_at_once_build_one_engine_and_close_the_other() -> None:
+    built: list[Any] = []
+    closed: list[Any] = []
+
+    class Slow(Scripted):
+        def build(self, session: SessionView) -> InferenceRunner:
+            async def close() -> None:
+                closed.append(loop)
+
+            loop = ToolLoop(self, self.registry, close=close)
+            built.append(loop)
+            return loop
+
+    async def off_loop(work: Callable[..., Any], *args: Any) -> Any:
+        await asyncio.sleep(0.1)
+        return work(*args)
+
+    async def story() -> None:
+        engine, called = approving()
+        stage = Stage(engine)
+        await stage.start()
+        await stage.until(stage.awaits)
+        assert await stage.core.leave()
+        slow = Slow(engine.script, engine.registry)
+        stage.core = SessionCore(SESSION, stage.store, slow, off_loop=off_loop)
+        edits = [Decision(verdict="approved", input={"path": path}) for path in ("/a", "/a")]
+        await asyncio.gather(*(stage.core.decide("run", "a", edit) for edit in edits))
+        await stage.outcome()
+        assert await stage.core.leave()
+        assert called == ["/a"] and len(built) == 2
+        assert sorted(map(id, closed)) == sorted(map(id, built)), "none is left with its connections"
 
     play(story())
 

@@ -169,6 +169,14 @@ class Closable(Protocol):
 
 
 @runtime_checkable
+class CallChecker(Protocol):
+    """A runner that knows what its calls take may also have this; `ToolLoop` does."""
+
+    def check_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Return why a call of this name cannot be made with these arguments; None if it can."""
+
+
+@runtime_checkable
 class EngineBuilder(Protocol):
     """Makes the runner of a session. Travels to the session's process by pickle, so it holds settings, not clients."""
 

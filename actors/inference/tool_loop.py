@@ -6,10 +6,10 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import isawaitable
-from typing import Literal
+from typing import Any, Literal
 
 from turnwise.actors.inference.engine import InferenceRunner, NewEvent, RunContext, StepContext, Suspend
 from turnwise.actors.inference.redaction import redacted
@@ -93,6 +93,11 @@ class ToolLoop:
             turn = await calls.settle(uses)
             await self._show("after_tools", turn, context)
             turn = await context.make_room()
+
+    def check_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Return why a tool cannot be called with these arguments: where they do not fit its schema; None if it can."""
+        refused = self._tools.check(ToolUse(call_id="", name=name, input=dict(arguments)))
+        return refused.text if refused else None
 
     async def close(self) -> None:
         """Let go of what the runner holds."""

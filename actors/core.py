@@ -48,6 +48,7 @@ from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.frozen import FrozenDict, freeze
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.memory_use import MemoryUse
+from turnwise.memory.own_names import get_of_user, other_id
 from turnwise.memory.prompts import Prompt, accept, takes_all
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
@@ -400,6 +401,7 @@ class SessionCore(RunningSession):
         The fork starts with that turn, under its index, and shares its blocks. From a turn that is named it goes on
         with what that turn holds, but for what is forgotten; else with what this session would go on with, which may
         have been compacted since.
+        `session_id` is the id that the fork is stored under; see `own_names`.
         Forking again under the same id from the same turn returns the fork there is; from the last one that ended also
         if there is a later one by now, as long as nobody has used the fork.
 
@@ -429,6 +431,8 @@ class SessionCore(RunningSession):
             saved=base.index,
             ttl_s=session.ttl_s,
         )
+        if await get_of_user(self._journal.store, other_id(session.user_id, session_id), session.user_id):
+            raise SessionExistsError(session_id)
         try:
             return await self._journal.store.create(fork, replace(base, parent=parent), subtract(also, spans))
         except SessionExistsError:

@@ -47,9 +47,10 @@ from turnwise.memory.encryption_records import check_session, is_sealed
 from turnwise.memory.erasing import Erasure
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.frozen import FrozenDict, freeze
-from turnwise.memory.ids import new_id
+from turnwise.memory.ids import new_id, own_id
 from turnwise.memory.long_term import LongTermMemory, Scope, is_read_only
 from turnwise.memory.memory_use import memory_use
+from turnwise.memory.own_names import find_session, get_of_user, public_record
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.store import Page, SessionOrder, SessionStore
@@ -130,13 +131,16 @@ class Door:
     def _open(
         self,
         session_id: SessionId | None,
-        user_id: UserId,
+        user_id: UserId | None,
         agent: AgentName | None,
         metadata: Any,
         memory: Use,
         *,
         ttl_s: Lifetime | None,
     ) -> Request[SessionRecord]:
+        self._check_user(user_id)
+        user_id = DEFAULT_USER if user_id is None else user_id
+        is_fresh = session_id is None
         session_id = session_id or new_id()
         given = {} if metadata is None else json_object("metadata", metadata, self._max_metadata_bytes)
         frozen: FrozenDict = freeze(given)
@@ -144,7 +148,7 @@ class Door:
             raise InvalidInputError("metadata", shown(given), "it is taken for encrypted: choose other names")
         now = time.time()
         fresh = SessionRecord(
-            session_id=session_id,
+            session_id=own_id(user_id, session_id) if self._enforce_user else session_id,
             user_id=user_id,
             agent=agent,
             metadata=frozen,
@@ -153,27 +157,33 @@ class Door:
             memory=memory_use(memory),
             ttl_s=ttl_s,
         )
-        try:
-            found: SessionRecord = yield from self._consult("create", fresh)
-        except SessionExistsError:
-            owner = user_id if self._enforce_user or user_id != DEFAULT_USER else None
-            refused = SessionOwnerError(session_id, "user", user_id)
-            found = check_session((yield from self._read("get", session_id, owner, refused)))
-            if owner not in (None, found.user_id):
-                raise refused from None
+        found = None if is_fresh else (yield from self._find(session_id, user_id))
+        if found is None:
+            try:
+                found = yield from self._consult("create", fresh)
+            except SessionExistsError:  # somebody else's, or somebody has just made it
+                found = yield from self._find(session_id, user_id)
+                if found is None:
+                    raise SessionOwnerError(session_id, "user", user_id) from None
         if agent not in (None, found.agent):
             raise SessionOwnerError(session_id, "agent", agent)
-        self._realm.warm(session_id)
+        self._realm.warm(found.session_id)
         return found
+
+    def _find(self, session_id: str, user_id: str) -> Request[SessionRecord | None]:
+        """Return a user's session by the id that callers know, as it is stored; None if the user has none."""
+        found: SessionRecord | None = yield Consult(partial(find_session, self._own_store(), user_id, session_id))
+        return found and check_session(found)
 
     @checked
     def _get(self, session_id: SessionId, user_id: UserId | None) -> Request[SessionRecord]:
         self._check_user(user_id)
-        missing = SessionNotFoundError(session_id)
-        found: SessionRecord = yield from self._read("get", session_id, user_id, missing)
-        if user_id not in (None, found.user_id):
-            raise missing
-        return check_session(found)
+        if user_id is None:
+            return check_session((yield from self._consult("get", session_id)))
+        found = yield from self._find(session_id, user_id)
+        if found is None:
+            raise SessionNotFoundError(session_id)
+        return found
 
     @checked
     def _execution(self, run_id: RunId, user_id: UserId | None) -> Request[RunRecord]:
@@ -181,10 +191,10 @@ class Door:
         missing = RunNotFoundError(run_id, "the store")
         found: RunRecord = yield from self._read("run", run_id, user_id, missing)
         if user_id is not None:
-            try:
-                yield from self._get(found.session_id, user_id)
-            except SessionNotFoundError:
-                raise missing from None  # what that error says of another user's session is dropped
+            own = yield Consult(partial(get_of_user, self._own_store(), found.session_id, user_id))
+            if own is None:
+                raise missing
+            check_session(own)
         return found
 
     @checked
@@ -215,7 +225,7 @@ class Door:
         if isinstance(found, Page) and not self._is_encrypted:
             for session in found:
                 check_session(session)
-        return found
+        return Page(tuple(map(public_record, found)), found.cursor) if isinstance(found, Page) else found
 
     def _check_user(self, user_id: str | None) -> None:
         if self._enforce_user and user_id is None:

@@ -20,6 +20,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.calls import PendingCall
 from turnwise.memory.events import Event
+from turnwise.memory.ids import public_id
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.steps import Step, steps_of
 from turnwise.memory.turns import Turn
@@ -45,7 +46,7 @@ ANSWER_S = 1.0
 class _Handle:
     """What both handles are: the ids of a run and the requests about it."""
 
-    __slots__ = ("_outcome", "_realm", "run_id", "session_id", "turn_index")
+    __slots__ = ("_outcome", "_realm", "_stored_id", "run_id", "session_id", "turn_index")
 
     def __init__(
         self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: PackedOutcome | None = None
@@ -53,7 +54,8 @@ class _Handle:
         self._realm = realm
         self._outcome = outcome
         """How the run ended, if that came with the start's answer."""
-        self.session_id = session_id
+        self._stored_id = session_id
+        self.session_id = public_id(session_id)
         self.run_id = run_id
         self.turn_index = turn_index
 
@@ -61,22 +63,22 @@ class _Handle:
         return f"<{type(self).__name__} {self.run_id} of {self.session_id}#{self.turn_index}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Handle) and (self.session_id, self.run_id) == (other.session_id, other.run_id)
+        return isinstance(other, _Handle) and (self._stored_id, self.run_id) == (other._stored_id, other.run_id)
 
     def __hash__(self) -> int:
-        return hash((self.session_id, self.run_id))
+        return hash((self._stored_id, self.run_id))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._realm, self.session_id, self.run_id, self.turn_index)
+        return type(self), (self._realm, self._stored_id, self.run_id, self.turn_index)
 
     @checked
     def _wait(self, timeout_s: Patience | None) -> Request[Turn]:
-        cache = self._realm.cache(self.session_id)
+        cache = self._realm.cache(self._stored_id)
         try:
             outcome = self._outcome
             if outcome is None:
                 limit_s = None if timeout_s is None else timeout_s + ANSWER_S
-                ask = self._realm.ask(self.session_id, "wait", self.run_id, timeout_s, cache.held, timeout_s=limit_s)
+                ask = self._realm.ask(self._stored_id, "wait", self.run_id, timeout_s, cache.held, timeout_s=limit_s)
                 outcome = yield from ask
         except TimeoutError as error:
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s) from error
@@ -90,7 +92,7 @@ class _Handle:
 
     @checked
     def _cancel(self, reason: Text) -> Request[bool]:
-        cancelled: bool = yield from self._realm.ask(self.session_id, "cancel", reason, self.run_id)
+        cancelled: bool = yield from self._realm.ask(self._stored_id, "cancel", reason, self.run_id)
         return cancelled
 
     @checked
@@ -107,21 +109,21 @@ class _Handle:
         return self._decide(call_id, Decision(verdict="provided", text=result, is_error=is_error))
 
     def _decide(self, call_id: str, decision: Decision) -> Request[None]:
-        yield from self._realm.ask(self.session_id, "decide", self.run_id, call_id, decision)
+        yield from self._realm.ask(self._stored_id, "decide", self.run_id, call_id, decision)
 
     def _pending(self) -> Request[list[PendingCall]]:
-        pending: list[PendingCall] = yield from self._realm.ask(self.session_id, "pending", self.run_id)
+        pending: list[PendingCall] = yield from self._realm.ask(self._stored_id, "pending", self.run_id)
         return pending
 
     def _record(self) -> Request[RunRecord]:
-        record: RunRecord = yield from self._realm.ask(self.session_id, "run", self.run_id)
+        record: RunRecord = yield from self._realm.ask(self._stored_id, "run", self.run_id)
         return record
 
     def _steps(self) -> Request[list[Step]]:
         events: list[Event] = []
         after, done, more = 0, False, True
         while more and not done:
-            ask = self._realm.ask(self.session_id, "events", after, PAGE, self.run_id, 0.0)
+            ask = self._realm.ask(self._stored_id, "events", after, PAGE, self.run_id, 0.0)
             page, later, done = yield from ask
             events += page
             after, more = later, later > after
@@ -130,7 +132,7 @@ class _Handle:
     @checked
     def _page(self, after: Number) -> Request[tuple[list[Event], int, bool]]:
         page: tuple[list[Event], int, bool] = yield from self._realm.ask(
-            self.session_id, "events", after, PAGE, self.run_id, FOLLOW_S
+            self._stored_id, "events", after, PAGE, self.run_id, FOLLOW_S
         )
         return page
 

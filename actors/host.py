@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import time
 from collections.abc import Callable
+from functools import partial
 
 from turnwise.actors.resident import Keep, Resident
 from turnwise.actors.supplies import Supplies
@@ -18,6 +19,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.background import persist, tell
+from turnwise.memory.ids import public_id
 
 
 class SessionHost:
@@ -78,7 +80,7 @@ class SessionHost:
         Each try that fails is logged and followed by another, later; but not if the session has gone, or cannot be
         read.
         """
-        await persist(self._warm, f"lost session {self._session_id!r}: to see to it", until=_is_final)
+        await persist(self._warm, f"lost session {public_id(self._session_id)!r}: to see to it", until=_is_final)
 
     async def _warm(self) -> None:
         answer = pickle.loads(await self.call(pickle.dumps((self._session_id, "warm"))))
@@ -91,7 +93,8 @@ class SessionHost:
         if self._resident is None:
             engine_id = self._supplies.engine_id
             core = self._supplies.make_core(self._session_id, engine_id)
-            self._resident = Resident(core, engine_id, self._supplies, self._keep, self._node_id)
+            keep = partial(self._keep, self._session_id)
+            self._resident = Resident(core, engine_id, self._supplies, keep, self._node_id)
             self._idle = asyncio.create_task(self._leave_when_idle(self._resident, self._supplies.config.idle_s))
         return self._resident
 
@@ -110,7 +113,7 @@ class SessionHost:
         try:
             return resident.core.is_lost or await resident.core.leave()
         except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
-            tell(f"session {self._session_id!r}: to leave", error, ", so it stays")
+            tell(f"session {public_id(self._session_id)!r}: to leave", error, ", so it stays")
             return resident.core.is_lost
 
 

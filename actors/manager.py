@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from turnwise.actors.cluster import interruptible
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.door import DEFAULT_STORE, DEFAULT_USER, Door
+from turnwise.actors.door import DEFAULT_STORE, Door
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.placement import Dedicated, Placement
@@ -56,8 +56,10 @@ class SessionManager(Door):
             they started with.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
         enforce_user: every verb of this manager has to say for whom it is, by `user_id`, and reaches what is that
-            user's, nothing else: an id of another's session or run is as good as one that does not exist. What it
-            returns is a capability: whoever holds a session or a handle may use it, in any process.
+            user's, nothing else: an id of another's session or run is as good as one that does not exist. Ids of
+            sessions are each user's own, so two users may both have a session "chat"; a session that was made without
+            `enforce_user` keeps its id for its own user. What a verb returns is a capability: whoever holds a session
+            or a handle may use it, in any process.
         encryption: the keys under which conversations and events are stored; see `EncryptedStore` for what of them
             stays readable. Long-term and working memories are not encrypted, since they look for words in what they
             keep. A store is encrypted from its first session on, or not at all; of a user without a key, verbs raise
@@ -110,7 +112,7 @@ class SessionManager(Door):
         self,
         session_id: str | None = None,
         *,
-        user_id: str = DEFAULT_USER,
+        user_id: str | None = None,
         agent: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         memory: MemoryUse | bool = True,
@@ -121,7 +123,7 @@ class SessionManager(Door):
         The session is in the store on return. Its process may still be starting: the first verb waits for it.
 
         Args:
-            user_id: who it belongs to; the default opens anybody's, unless `enforce_user` is set.
+            user_id: who it belongs to; the user "default" if left out, which `enforce_user` refuses.
             agent: likewise, which agent.
             metadata: a JSON object, kept with a session that is created; see `SessionConfig.max_metadata_bytes`.
             memory: likewise, what its runs do with long-term memory if they do not say; see `Session.run`.
@@ -129,19 +131,23 @@ class SessionManager(Door):
 
         Raises:
             InvalidIdError: an id cannot be used.
-            SessionOwnerError: the session belongs to another user or agent; it does not say to whom.
+            SessionOwnerError: the session belongs to another user or agent; it does not say to whom. Never because of
+                another user with `enforce_user`, where each user has ids of their own.
+            ConfigError: `enforce_user` is set and no user is given.
         """
         found = carry_out(self._open(session_id, user_id, agent, metadata, memory, ttl_s=ttl_s), self._portal)
-        return Session(self._realm, found.session_id, found.user_id, found.agent)
+        return Session(self._realm, found.session_id, found.user_id, found.agent, own_ids=self._enforce_user)
 
     def get(self, session_id: str, *, user_id: str | None = None) -> Session:
-        """Return the session of this id: of anybody, or of a user.
+        """Return the session of this id: a user's, or, if none is given, anybody's.
+
+        A session that was made with `enforce_user` has an id of its user's own, so it takes the `user_id` to get it.
 
         Raises:
             SessionNotFoundError: there is none, or it is not the user's.
         """
         found = carry_out(self._get(session_id, user_id), self._portal)
-        return Session(self._realm, found.session_id, found.user_id, found.agent)
+        return Session(self._realm, found.session_id, found.user_id, found.agent, own_ids=self._enforce_user)
 
     def list(
         self,
@@ -238,7 +244,7 @@ class AsyncSessionManager(Door):
         self,
         session_id: str | None = None,
         *,
-        user_id: str = DEFAULT_USER,
+        user_id: str | None = None,
         agent: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         memory: MemoryUse | bool = True,
@@ -246,12 +252,12 @@ class AsyncSessionManager(Door):
     ) -> AsyncSession:
         """See `SessionManager.open`."""
         found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, ttl_s=ttl_s))
-        return AsyncSession(self._realm, found.session_id, found.user_id, found.agent)
+        return AsyncSession(self._realm, found.session_id, found.user_id, found.agent, own_ids=self._enforce_user)
 
     async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
         """See `SessionManager.get`."""
         found = await self._carry_out(self._get(session_id, user_id))
-        return AsyncSession(self._realm, found.session_id, found.user_id, found.agent)
+        return AsyncSession(self._realm, found.session_id, found.user_id, found.agent, own_ids=self._enforce_user)
 
     async def list(
         self,

@@ -7,6 +7,7 @@ import logging
 import pickle
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from turnwise.actors.inference.attempt import reason
@@ -24,6 +25,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.background import shielded, tell
+from turnwise.memory.ids import public_id
 
 RECOVERIES = 16
 """How many lost sessions are seen to at once."""
@@ -161,7 +163,7 @@ class PackedHost:
             return await self.call(request)
         except Exception as error:  # noqa: BLE001 - logged, and told to who asked
             session_id, verb, *_ = pickle.loads(request)
-            _log.exception("%s failed for session %s", verb, session_id)
+            _log.exception("%s failed for session %s", verb, public_id(session_id))
             return _dumps(Refused(SessionLostError(session_id, f"{verb} failed there: {error!r}")))
 
     async def follow(self) -> None:
@@ -215,11 +217,12 @@ class PackedHost:
                 except SessionNotFoundError:
                     return  # it was deleted
                 except (CorruptRecordError, EncryptionError) as error:
-                    _log.warning("lost session %s is not seen to, since it cannot be read: %s", session_id, error)
+                    shown = public_id(session_id)
+                    _log.warning("lost session %s is not seen to, since it cannot be read: %s", shown, error)
                 except TurnwiseError as error:
                     failed.append(error)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the session is tried again
-                    tell(f"lost session {session_id!r}: to see to it", error)
+                    tell(f"lost session {public_id(session_id)!r}: to see to it", error)
                     failed.append(error)
 
         try:
@@ -265,7 +268,7 @@ class PackedHost:
             try:
                 return await resident.carry_out(verb, args)
             except SessionNotFoundError as error:
-                if error.session_id != session_id:
+                if error.session_id != public_id(session_id):
                     raise
                 if not resident.is_deleted:
                     self._forget(session_id, resident)
@@ -302,7 +305,7 @@ class PackedHost:
     def _admit(self, session_id: str) -> Resident:
         engine_id = self._engine_ids.pop(session_id, self._supplies.engine_id)
         core = self._supplies.make_core(session_id, engine_id)
-        resident = Resident(core, engine_id, self._supplies, self._keep, self._node_id)
+        resident = Resident(core, engine_id, self._supplies, partial(self._keep, session_id), self._node_id)
         self._residents[session_id] = resident
         return resident
 
@@ -329,7 +332,7 @@ class PackedHost:
         if task is None:
             task = asyncio.create_task(self._depart(session_id, self._residents[session_id]))
             self._leaving[session_id] = task
-        return await shielded(task, f"session {session_id!r}: to leave")
+        return await shielded(task, f"session {public_id(session_id)!r}: to leave")
 
     async def _depart(self, session_id: str, resident: Resident) -> bool:
         try:
@@ -377,7 +380,7 @@ class PackedHost:
         try:
             await self._let_go(session_id)
         except Exception as error:  # noqa: BLE001 - it is logged; this one is tried again, and the others' turn comes
-            tell(f"session {session_id!r}: to leave", error, ", so it stays")
+            tell(f"session {public_id(session_id)!r}: to leave", error, ", so it stays")
             return False
         return True
 

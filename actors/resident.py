@@ -32,13 +32,16 @@ END_COMMIT_S = 2.0
 Keep = Callable[[str, str, bytes], Awaitable[None]]
 """Notes, for the next process that Ray makes, which engine a session has taken over: session id, engine id, engine."""
 
+KeepOwn = Callable[[str, bytes], Awaitable[None]]
+"""Likewise, of one session: engine id, engine."""
+
 
 class Resident:
     """One session on the event loop of its process. Verbs may begin in any order, so none relies on an earlier one."""
 
     __slots__ = ("_engine_id", "_keep", "_node_id", "_supplies", "calls", "core", "is_deleted", "last_call_s")
 
-    def __init__(self, core: SessionCore, engine_id: str, supplies: Supplies, keep: Keep, node_id: str) -> None:
+    def __init__(self, core: SessionCore, engine_id: str, supplies: Supplies, keep: KeepOwn, node_id: str) -> None:
         self.core = core
         self.calls = 0
         """How many verbs are being carried out."""
@@ -73,7 +76,7 @@ class Resident:
     async def do_adopt(self, engine_id: str, engine: bytes) -> None:
         if engine_id != self._engine_id:
             parts = await self._supplies.take(engine_id, engine)
-            await self._keep(self.core.session_id, engine_id, engine)
+            await self._keep(engine_id, engine)
             self.core.use(*parts)
             self._engine_id = engine_id
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 from pydantic import InstanceOf
 
@@ -28,11 +29,10 @@ from turnwise.actors.wire import PackedTurn, SessionInfo, StartAnswer
 from turnwise.memory.blocks import Block, Summary
 from turnwise.memory.events import Event
 from turnwise.memory.forgotten import Forgotten
-from turnwise.memory.ids import new_id
+from turnwise.memory.ids import is_own_id, new_id, own_id, public_id
 from turnwise.memory.memory_use import MemoryUse
 from turnwise.memory.prompts import Prompt, plain_prompts
 from turnwise.memory.runs import RunRecord
-from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.turns import Turn
 from turnwise.strategies.compaction import Compaction
 
@@ -40,9 +40,12 @@ from turnwise.strategies.compaction import Compaction
 class _Session:
     """What both sessions are: an id, and the requests to the actor behind it."""
 
-    def __init__(self, realm: Realm, id: str, user_id: str, agent: str | None) -> None:
+    def __init__(self, realm: Realm, id: str, user_id: str, agent: str | None, *, own_ids: bool = False) -> None:
         self._realm = realm
-        self.id = id
+        self._stored_id = id
+        self._own_ids = own_ids or is_own_id(id)
+        """Whether its forks have ids that are their user's own."""
+        self.id = public_id(id)
         self.user_id = user_id
         self.agent = agent
 
@@ -50,15 +53,15 @@ class _Session:
         return f"<{type(self).__name__} {self.id!r} of user {self.user_id!r}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._realm, self.id, self.user_id, self.agent)
+        return partial(type(self), own_ids=self._own_ids), (self._realm, self._stored_id, self.user_id, self.agent)
 
     @property
     def actor(self) -> Any:
         """The raw Ray handle of the session's actor."""
-        return self._realm.actor(self.id)
+        return self._realm.actor(self._stored_id)
 
     def _ask(self, verb: str, *args: Any) -> Request[Any]:
-        return (yield from self._realm.ask(self.id, verb, *args))
+        return (yield from self._realm.ask(self._stored_id, verb, *args))
 
     def _append(self, prompts: tuple[Prompt, ...]) -> Request[int]:
         index: int = yield from self._ask("append", plain_prompts(self.id, prompts), new_id())
@@ -83,22 +86,22 @@ class _Session:
             "labels": dict(labels or {}),
             "memory": memory,
         }
-        return (yield from self._realm.start(self.id, plain_prompts(self.id, prompts), settings))
+        return (yield from self._realm.start(self._stored_id, plain_prompts(self.id, prompts), settings))
 
     def _latest(self) -> Request[Turn | None]:
-        cache = self._realm.cache(self.id)
+        cache = self._realm.cache(self._stored_id)
         packed: PackedTurn | None = yield from self._ask("latest", cache.held)
         return packed.unpack(cache) if packed else None
 
     @checked
     def _turn(self, index: Number) -> Request[Turn]:
-        cache = self._realm.cache(self.id)
+        cache = self._realm.cache(self._stored_id)
         packed: PackedTurn = yield from self._ask("turn", index, cache.held)
         return packed.unpack(cache)
 
     @checked
     def _turns(self, after: Number, limit: Limit) -> Request[list[Turn]]:
-        cache = self._realm.cache(self.id)
+        cache = self._realm.cache(self._stored_id)
         packed: list[PackedTurn] = yield from self._ask("turns", after, limit, cache.held)
         return [turn.unpack(cache) for turn in packed]
 
@@ -121,13 +124,15 @@ class _Session:
         return record
 
     @checked
-    def _fork(self, at: Number | None, session_id: SessionId | None) -> Request[SessionRecord]:
-        fork: SessionRecord = yield from self._ask("fork", at, session_id or new_id())
-        return fork
+    def _fork(self, at: Number | None, session_id: SessionId | None) -> Request[Self]:
+        session_id = session_id or new_id()
+        stored_id = own_id(self.user_id, session_id) if self._own_ids else session_id
+        yield from self._ask("fork", at, stored_id)
+        return type(self)(self._realm, stored_id, self.user_id, self.agent, own_ids=self._own_ids)
 
     @checked
     def _compact(self, explain: bool) -> Request[Compaction | None]:
-        return (yield from self._realm.compact(self.id, explain=explain))
+        return (yield from self._realm.compact(self._stored_id, explain=explain))
 
     @checked
     def _expand(self, summary: InstanceOf[Summary]) -> Request[tuple[Block, ...]]:
@@ -135,7 +140,7 @@ class _Session:
 
     @checked
     def _delete(self, memory: bool, verify: bool) -> Request[Forgotten]:
-        return (yield from self._realm.delete(self.id, memory=memory, verify=verify))
+        return (yield from self._realm.delete(self._stored_id, memory=memory, verify=verify))
 
 
 class Session(_Session):
@@ -145,14 +150,14 @@ class Session(_Session):
     is out of its range, raises InvalidInputError, which names the argument, and does nothing.
     """
 
-    def __init__(self, realm: Realm, id: str, user_id: str, agent: str | None) -> None:
-        super().__init__(realm, id, user_id, agent)
+    def __init__(self, realm: Realm, id: str, user_id: str, agent: str | None, *, own_ids: bool = False) -> None:
+        super().__init__(realm, id, user_id, agent, own_ids=own_ids)
         self._portal = Portal()
 
     @property
     def memory(self) -> SessionMemory:
         """What long-term memories have for its user, and its working memory."""
-        return SessionMemory(self._realm, self.id, self._portal)
+        return SessionMemory(self._realm, self._stored_id, self._portal)
 
     def append(self, *prompts: Prompt) -> int:
         """Store prompts for the next run to take up; return the index of its turn.
@@ -207,7 +212,7 @@ class Session(_Session):
             prompts, if_busy, timeout_s, idempotency_key=idempotency_key, labels=labels, memory=memory
         )
         started = carry_out(request, self._portal)
-        return ExecutionHandle(self._realm, self.id, started.run_id, started.turn_index, started.outcome)
+        return ExecutionHandle(self._realm, self._stored_id, started.run_id, started.turn_index, started.outcome)
 
     def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None while there is none."""
@@ -248,7 +253,7 @@ class Session(_Session):
             RunNotFoundError: it has no such run.
         """
         record = carry_out(self._execution(run_id), self._portal)
-        return ExecutionHandle(self._realm, self.id, run_id, record.turn_index)
+        return ExecutionHandle(self._realm, self._stored_id, run_id, record.turn_index)
 
     def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
         """Return a new session that continues from the turn `at`, or from the last that ended; this one is untouched.
@@ -257,8 +262,7 @@ class Session(_Session):
             TurnNotFoundError: there is no such turn, or it has not ended.
             SessionExistsError: `session_id` is taken.
         """
-        fork = carry_out(self._fork(at, session_id), self._portal)
-        return Session(self._realm, fork.session_id, fork.user_id, fork.agent)
+        return carry_out(self._fork(at, session_id), self._portal)
 
     def compact(self, *, explain: bool = False) -> Compaction | None:
         """Have the overflow strategy look at the window now; return what it did, None if there is none or all stays.
@@ -315,7 +319,7 @@ class AsyncSession(_Session):
     @property
     def memory(self) -> AsyncSessionMemory:
         """See `Session.memory`."""
-        return AsyncSessionMemory(self._realm, self.id)
+        return AsyncSessionMemory(self._realm, self._stored_id)
 
     async def append(self, *prompts: Prompt) -> int:
         """See `Session.append`."""
@@ -349,7 +353,7 @@ class AsyncSession(_Session):
             prompts, if_busy, timeout_s, idempotency_key=idempotency_key, labels=labels, memory=memory
         )
         started = await carry_out_async(request)
-        return AsyncExecutionHandle(self._realm, self.id, started.run_id, started.turn_index, started.outcome)
+        return AsyncExecutionHandle(self._realm, self._stored_id, started.run_id, started.turn_index, started.outcome)
 
     async def latest(self) -> Turn | None:
         """See `Session.latest`."""
@@ -378,12 +382,11 @@ class AsyncSession(_Session):
     async def execution(self, run_id: str) -> AsyncExecutionHandle:
         """See `Session.execution`."""
         record = await carry_out_async(self._execution(run_id))
-        return AsyncExecutionHandle(self._realm, self.id, run_id, record.turn_index)
+        return AsyncExecutionHandle(self._realm, self._stored_id, run_id, record.turn_index)
 
     async def fork(self, at: int | None = None, session_id: str | None = None) -> AsyncSession:
         """See `Session.fork`."""
-        fork = await carry_out_async(self._fork(at, session_id))
-        return AsyncSession(self._realm, fork.session_id, fork.user_id, fork.agent)
+        return await carry_out_async(self._fork(at, session_id))
 
     async def compact(self, *, explain: bool = False) -> Compaction | None:
         """See `Session.compact`."""

@@ -18,6 +18,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.archive_file import ArchiveFile
+from turnwise.memory.ids import public_id
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.store import SessionStore
 from turnwise.memory.sweeping import PAGE, Swept, archived, kept, sweep_session
@@ -62,7 +63,8 @@ def _ask(
         if file and isinstance(error, _REFUSALS) and (yield Consult(partial(_is_there, store, session))):
             yield Consult(partial(asyncio.to_thread, file.take_back))
         return kept(session_id, error)
-    return Swept(deleted=(session_id,), archived=(session_id,) if file else ())
+    shown = public_id(session_id)
+    return Swept(deleted=(shown,), archived=(shown,) if file else ())
 
 
 _REFUSALS = (SessionBusyError, SessionChangedError, LongTermMemoryError)

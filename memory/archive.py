@@ -14,22 +14,28 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
-from turnwise.errors import ArchiveError, InvalidIdError, SessionChangedError
+from turnwise.errors import ArchiveError, InvalidIdError, SessionChangedError, SessionNotFoundError
 from turnwise.memory.archive_ends import interrupt
 from turnwise.memory.archive_import import Incoming
-from turnwise.memory.archive_lines import LineWriter, event_line, read_lines, record_line
+from turnwise.memory.archive_lines import OWN_ID, LineWriter, event_line, read_lines, record_line
 from turnwise.memory.archive_places import PAGE, blocks_of, find_places, move_block, move_turn, turns_of
 from turnwise.memory.encryption_records import check_events, check_session, is_sealed
 from turnwise.memory.events import Event
 from turnwise.memory.history import HistoryStore
-from turnwise.memory.ids import check_id
+from turnwise.memory.ids import check_id, own_id
+from turnwise.memory.own_names import find_session, public_record
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.store import SessionStore
 
 
 async def export_session(
-    store: SessionStore, session_id: str, write: Callable[[str], object], *, history: HistoryStore | None = None
+    store: SessionStore,
+    session_id: str,
+    write: Callable[[str], object],
+    *,
+    user_id: str | None = None,
+    history: HistoryStore | None = None,
 ) -> None:
     """Write a session to an archive, line by line, each with its newline.
 
@@ -37,6 +43,7 @@ async def export_session(
     failed call has written has no end, and will not be imported.
 
     Args:
+        user_id: whose it is; needed for a session that was made with `enforce_user`, whose id is its user's own.
         history: where its events are, beside those in the store.
 
     Raises:
@@ -45,6 +52,11 @@ async def export_session(
         CorruptRecordError: something of it cannot be read.
         StillEncryptedError: it is encrypted, and this store has not opened it.
     """
+    if user_id is not None:
+        found = await find_session(store, user_id, session_id)
+        if found is None:
+            raise SessionNotFoundError(session_id)
+        session_id = found.session_id
     session = check_session(await store.get(session_id))
     places = await find_places(store, session)
     ends = await interrupt(store, session, places)
@@ -96,6 +108,8 @@ async def import_session(
     except InvalidIdError as error:
         raise ArchiveError(first.number, str(error)) from error
     session = replace(first, value=first.value.get("session")).record(SessionRecord, session_id=session_id)
+    if first.value.get(OWN_ID) is True:
+        session = replace(session, session_id=own_id(session.user_id, session.session_id))
     if not all(map(math.isfinite, (session.created_at, session.updated_at, session.ttl_s or 0.0))):
         first.refuse("a time of the session is no number, by which it could be listed")
     if is_sealed(session.metadata):
@@ -107,7 +121,7 @@ async def import_session(
         line = first
         for line in read:
             await incoming.take(line)
-        return await incoming.finish(line)
+        return public_record(await incoming.finish(line))
     except BaseException:
         await asyncio.wait([begun])  # cancelled meanwhile, it may be there
         await asyncio.shield(incoming.withdraw())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from turnwise.memory.archive_places import LOG, PAGE, Places, move_turn, turns_of
 from turnwise.memory.blocks import decode, encode
 from turnwise.memory.events import Event, RunInterrupted
+from turnwise.memory.ids import public_id
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, join
@@ -41,7 +42,7 @@ async def interrupt(store: SessionStore, session: SessionRecord, places: Places)
         moved = move_turn(turn, places.of)
         if turn.status == "queued":  # what it continues is settled only now
             before = before or await _head(store, session.session_id, places)
-            parent = f"{session.session_id}#{before.index}" if before else None
+            parent = f"{public_id(session.session_id)}#{before.index}" if before else None
             moved = replace(moved, parent=parent, input=join(before.base if before else (), moved.prompt))
         _end(ends, run, moved, await store.blocks(turn.output))
         before = ends.turns[turn.index]

@@ -10,6 +10,7 @@ from turnwise.memory.archive_lines import Line, places_of
 from turnwise.memory.archive_places import LOG, PAGE, move_block, move_turn
 from turnwise.memory.events import Event
 from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.ids import public_id
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span
@@ -119,7 +120,7 @@ class Incoming:
         self._turn = turn.index
         parent = turn.parent
         if parent and parent.startswith(f"{self._named}#"):
-            parent = f"{self._session.session_id}#{parent.removeprefix(f'{self._named}#')}"
+            parent = f"{public_id(self._session.session_id)}#{parent.removeprefix(f'{self._named}#')}"
         turn = replace(turn, parent=parent, run_id=self._run_id(turn.run_id))
         return move_turn(turn, lambda span: self._place(line, span, self._size))
 
@@ -143,7 +144,7 @@ class Incoming:
 
     def _run_id(self, run_id: str | None) -> str | None:
         """Return a run's id in the session: runs have their ids among all sessions, so a copy's are others."""
-        if run_id is None or self._named == self._session.session_id:
+        if run_id is None or self._named == public_id(self._session.session_id):
             return run_id
         name = f"{len(self._session.session_id)} {self._session.session_id} {run_id}"
         return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=12).hexdigest()

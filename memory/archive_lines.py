@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from turnwise.errors import ArchiveError, CorruptRecordError
 from turnwise.memory.events import Appending, Event, WindowCompacted, decode_event, encode_body
+from turnwise.memory.ids import is_own_id, public_id
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.store_redis_rows import decode_record, encode_record
@@ -21,6 +22,9 @@ VERSION = 1
 Kind = Literal["session", "block", "turn", "run", "event", "end"]
 
 _ORDER: tuple[Kind, ...] = ("session", "block", "turn", "run", "event", "end")
+
+OWN_ID = "own_id"
+"""Stands in the first line if the session's id is its user's own; see `own_names`."""
 
 _OWN = ("session_id", "log", "epoch")
 """What of records is the store's own, or in the first line."""
@@ -108,7 +112,9 @@ class LineWriter:
 
     def begin(self, session: SessionRecord) -> None:
         """Write the first line."""
-        about = {"turnwise_archive": VERSION, "session_id": session.session_id}
+        about: dict[str, Any] = {"turnwise_archive": VERSION, "session_id": public_id(session.session_id)}
+        if is_own_id(session.session_id):
+            about[OWN_ID] = True
         self._line({**about, "session": record_line(session)})
 
     def add(self, kind: Kind, value: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turnwise.errors import KeyMissingError
+from turnwise.errors import KeyMissingError, SessionNotFoundError
 from turnwise.memory.encryption import Encryption
 from turnwise.memory.encryption_keys import KeyRing, Unsealing
 from turnwise.memory.encryption_records import (
@@ -64,6 +64,17 @@ class EncryptedStore:
 
     async def get(self, session_id: str) -> SessionRecord:
         return await open_session(self._texts(), await self._inner.get(session_id))
+
+    async def get_of_user(self, session_id: str, user_id: str) -> SessionRecord:
+        """Return a session of a user. No key is asked for, and so no time taken, for a session of somebody else.
+
+        Raises:
+            SessionNotFoundError: there is none, or it is another user's.
+        """
+        found = await self._inner.get(session_id)
+        if found.user_id != user_id:
+            raise SessionNotFoundError(session_id)
+        return await open_session(self._texts(), found)
 
     async def activate(self, session_id: str) -> Activation:
         found, texts = await self._inner.activate(session_id), self._texts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 import unicodedata
@@ -32,3 +33,25 @@ def check_id(kind: str, value: str) -> str:
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
         raise InvalidIdError(kind, value, "it holds a control character")
     return value
+
+
+def own_id(user_id: str, session_id: str) -> str:
+    """Return the id under which a session is stored whose id is its user's own.
+
+    It is unambiguous and has at most 33 characters more than the session's id: `check_id` refuses the separator.
+    """
+    owner = hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{session_id}{_SEPARATOR}{owner[:32]}"
+
+
+def public_id(stored_id: str) -> str:
+    """Return the id of a session that callers know, of the one that it is stored under."""
+    return stored_id.partition(_SEPARATOR)[0]
+
+
+def is_own_id(stored_id: str) -> bool:
+    """Return whether a session's stored id is of its user's own."""
+    return _SEPARATOR in stored_id
+
+
+_SEPARATOR = "\x1f"

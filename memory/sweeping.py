@@ -25,6 +25,7 @@ from turnwise.memory.archive import export_session
 from turnwise.memory.archive_file import ArchiveFile, part_of
 from turnwise.memory.archive_lines import read_lines
 from turnwise.memory.history import HistoryStore
+from turnwise.memory.ids import public_id
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.store import SessionStore
 
@@ -46,12 +47,15 @@ class Swept:
     """Kept, and why they could not be exported or deleted."""
 
     def __add__(self, other: Swept) -> Swept:
+        failed = dict(self.failed)
+        for session_id, why in other.failed.items():  # two users may have sessions of one id
+            failed[session_id] = f"{failed[session_id]}; {why}" if session_id in failed else why
         return Swept(
             deleted=self.deleted + other.deleted,
             archived=self.archived + other.archived,
             busy=self.busy + other.busy,
             used=self.used + other.used,
-            failed={**self.failed, **other.failed},
+            failed=failed,
         )
 
 
@@ -62,6 +66,7 @@ def has_expired(session: SessionRecord, now: float) -> bool:
 
 def kept(session_id: str, error: TurnwiseError) -> Swept:
     """Return what became of a session that this error has kept."""
+    session_id = public_id(session_id)
     if isinstance(error, SessionBusyError):
         return Swept(busy=(session_id,))
     if isinstance(error, SessionChangedError | SessionFencedError):
@@ -115,7 +120,8 @@ async def sweep_session(
         if isinstance(error, SessionFencedError) and file:
             await asyncio.to_thread(file.take_back)
         return kept(session_id, error)
-    return Swept(deleted=(session_id,), archived=(session_id,) if file else ())
+    shown = public_id(session_id)
+    return Swept(deleted=(shown,), archived=(shown,) if file else ())
 
 
 async def archived(

@@ -60,6 +60,8 @@ class ScriptedEngine:
                     await asyncio.sleep(1.0)
                     context.emit("too late")
                     return [Text(text="too late")]
+            case "where":
+                return [Text(text=f"{turn.id} of {context.session.session_id}")]
             case "who":
                 return [Text(text=f"{self.name} {context.session.user_id}")]
         return [Text(text=f"{self.name}{prompt}")]

@@ -460,7 +460,7 @@ def test_a_later_managers_engine_is_taken_over_between_runs(make_manager: MakeMa
     old = make_manager(engine=ScriptedEngine("old "))
     chat = old.open("chat", user_id="sarah")
     active = chat.run("slow 20")
-    new = make_manager(engine=ScriptedEngine("new ")).open("chat")
+    new = make_manager(engine=ScriptedEngine("new ")).open("chat", user_id="sarah")
     queued = new.run("who", if_busy="enqueue")
     assert active.wait().text == "old slow 20"
     assert queued.wait().text == "new  sarah"
@@ -474,7 +474,10 @@ def test_a_session_is_not_opened_in_anothers_name(make_manager: MakeManager) -> 
         manager.open("chat", user_id="bob")
     with pytest.raises(SessionOwnerError, match="sales"):
         manager.open("chat", user_id="sarah", agent="sales")
-    assert manager.open("chat").user_id == "sarah" == manager.get("chat").user_id
+    with pytest.raises(SessionOwnerError, match="default"):
+        manager.open("chat")
+    assert manager.get("chat").user_id == "sarah"
+    assert manager.open("of nobody in particular").user_id == "default"
     manager.open("chat-1", user_id="user-1")
     manager.open("chat-10", user_id="user-10")
     assert [session.session_id for session in manager.list(user_id="user-1")] == ["chat-1"]

@@ -37,16 +37,17 @@ def export(
     session: Annotated[str, typer.Argument(help="The id of the session. It is only read.")],
     file: Annotated[str, typer.Argument(help="Where it goes; - for the standard output.")] = _STREAM,
     *,
+    user: Annotated[str | None, typer.Option(help="Whose it is; needed if it was made with enforce_user.")] = None,
     history: _History = None,
 ) -> None:
     """Write a session as lines of JSON: all that the store has of it."""
     if file == _STREAM:
-        _run(_export(store, session, sys.stdout.write, history))
+        _run(_export(store, session, sys.stdout.write, user, history))
         return
     part = Path(f"{file}.part")
     with _telling(), part.open("w", encoding="ascii", newline="\n") as out:
         try:
-            _run(_export(store, session, out.write, history))
+            _run(_export(store, session, out.write, user, history))
             out.flush()
             part.replace(file)
         finally:
@@ -108,12 +109,14 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
         raise typer.Exit(1) from None
 
 
-async def _export(url: str, session: str, write: Callable[[str], object], history_url: str | None) -> None:
+async def _export(
+    url: str, session: str, write: Callable[[str], object], user: str | None, history_url: str | None
+) -> None:
     from turnwise.memory.archive import export_session
 
     async with AsyncExitStack() as stack:
         store, history = _open(stack, url, history_url)
-        await export_session(store, session, write, history=history)
+        await export_session(store, session, write, user_id=user, history=history)
 
 
 async def _import(url: str, lines: Iterable[str], session: str | None) -> str:

@@ -68,12 +68,16 @@ pickling; the message names them and the remedy.
 from __future__ import annotations
 
 import inspect
+import re
 import reprlib
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from turnwise.memory.turns import Turn
 
+
+_OWNER = re.compile(r"(\x1f|\\x1f)[0-9a-f]{32}")
+"""What `ids.own_id` adds to a session's id. Callers know the session without it, so no error shows it."""
 
 _REPR = reprlib.Repr()
 _REPR.maxlevel = 3
@@ -102,6 +106,7 @@ class TurnwiseError(Exception):
     def __init__(self, *values: object) -> None:
         if len(values) != len(self.fields):
             raise TypeError(f"{type(self).__name__} takes {self.fields}, got {len(values)} values")
+        values = tuple(_OWNER.sub("", value) if isinstance(value, str) else value for value in values)
         super().__init__(*values)
         for name, value in zip(self.fields, values, strict=True):
             setattr(self, name, value)

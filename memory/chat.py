@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import pydantic_core
 
 from turnwise.errors import EngineError
-from turnwise.memory.blocks import Block, Document, Image, Recalled, Summary, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.blocks import (
+    Block,
+    Document,
+    Image,
+    Recalled,
+    Summary,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
+from turnwise.memory.endpoints import OPENAI, Profile, unpack_attached
 from turnwise.memory.rules import CHAT, fit
 from turnwise.memory.transcript import messages_of, system_of
 
@@ -24,24 +38,33 @@ SUMMARY = "[summary of the conversation so far]\n"
 """Precedes a summary, so that the model does not take it for a prompt."""
 
 
-def encode(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+PARAGRAPH = "\n\n"
+"""Stands between neighbouring texts of the user, which are sent as one."""
+
+
+def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str, Any]]:
     """Return the messages that say what the blocks say.
 
     The last `System` leads, the others are not sent. Then, in order: neighbours of the user are one message, a plain
-    string if it is a single text; neighbours of the assistant are one message, their texts joined, their calls in
-    `tool_calls`; results follow, each a message, in the order in which their calls were declared. Not sent: thoughts,
-    citations, cache checkpoints, unknown kinds, empty texts. The messages are as valid as the blocks: see `settle` and
-    `rules.check`. A document that is known by its `url` alone is sent as its name and address, a summary as a text
-    behind `SUMMARY`.
+    string if it is text alone, joined by a blank line, since many servers take no list of texts; neighbours of the
+    assistant are one message, their texts joined, their calls in `tool_calls`; results follow, each a message, in the
+    order in which their calls were declared. Not sent: citations, cache checkpoints, unknown kinds, empty texts, and
+    thoughts, but to a server whose profile says that it wants them. The messages are as valid as the blocks: see
+    `settle` and `rules.check`. A document that is known by its `url` alone is sent as its name and address, a summary
+    as a text behind `SUMMARY`.
+
+    Args:
+        profile: of the server. What it attached to a call or a thought goes back to it, and to no other.
 
     Raises:
         UnsupportedBlockError: an image or document in no form that chat takes.
     """
     system = system_of(blocks)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    for message in fit(messages_of(filter(CHAT.sends, blocks)), CHAT):
+    has_thought = profile.returns_thoughts and any(isinstance(block, Thinking) for block in blocks)
+    for message in fit(messages_of(_sent(blocks)), CHAT):
         if message.role == "assistant":
-            messages.append(_assistant_message(message.blocks))
+            messages.append(_assistant_message(message.blocks, profile, has_thought=has_thought))
         else:
             messages += [_tool_message(block) for block in message.blocks if isinstance(block, ToolResult)]
             if prompts := [block for block in message.blocks if not isinstance(block, ToolResult)]:
@@ -49,10 +72,19 @@ def encode(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     return messages
 
 
+def _sent(blocks: Sequence[Block]) -> Iterator[Block]:
+    """Yield what says something to a chat server, and the thoughts that led to it."""
+    telling = [block for block in blocks if CHAT.sends(block) or isinstance(block, Thinking)]
+    for is_assistant, neighbours in groupby(telling, key=lambda block: block.role == "assistant"):
+        group = list(neighbours)
+        if not is_assistant or any(not isinstance(block, Thinking) for block in group):
+            yield from group
+
+
 def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
     """Return the blocks that the messages hold: `decode(encode(blocks)) == blocks` for what chat can carry.
 
-    What it cannot carry: which texts of one answer were apart, where a call stood between them, all but the last
+    What it cannot carry: which texts of one side were apart, where a call stood between them, all but the last
     system prompt, the names of text documents, that a text is a summary, signatures, and whatever `encode` does not
     send.
 
@@ -70,7 +102,9 @@ def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
 
 def _user_message(prompts: Sequence[Block]) -> dict[str, Any]:
     parts = list(map(_part, prompts))
-    return {"role": "user", "content": parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts}
+    if all(part["type"] == "text" for part in parts):
+        return {"role": "user", "content": PARAGRAPH.join(part["text"] for part in parts)}
+    return {"role": "user", "content": parts}
 
 
 def _part(block: Block) -> dict[str, Any]:
@@ -98,16 +132,31 @@ def data_uri(block: Image | Document) -> str:
     return f"data:{block.media_type};base64,{block.data}"
 
 
-def _assistant_message(said: Sequence[Block]) -> dict[str, Any]:
+def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: bool) -> dict[str, Any]:
+    """Return the message.
+
+    Args:
+        has_thought: whether the server wants thoughts and there are any in the conversation: then each message that
+            calls tools has to have some, if empty ones.
+    """
     texts = [block.text + INTERRUPTED * block.interrupted for block in said if isinstance(block, Text)]
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
-    if calls := [_call(block) for block in said if isinstance(block, ToolUse)]:
+    thoughts = [block for block in said if isinstance(block, Thinking)]
+    details = [unpack_attached(thought.signature, profile.name, "reasoning_details") for thought in thoughts]
+    if attached := [detail for some in details for detail in some or ()]:
+        message["reasoning_details"] = attached
+    if calls := [_call(block, profile) for block in said if isinstance(block, ToolUse)]:
         message["tool_calls"] = calls
+        if has_thought:
+            message["reasoning_content"] = PARAGRAPH.join(thought.text for thought in thoughts if thought.text)
     return message
 
 
-def _call(use: ToolUse) -> dict[str, Any]:
-    return {"id": use.call_id, "type": "function", "function": {"name": use.name, "arguments": arguments_of(use)}}
+def _call(use: ToolUse, profile: Profile) -> dict[str, Any]:
+    call = {"id": use.call_id, "type": "function", "function": {"name": use.name, "arguments": arguments_of(use)}}
+    if extra := unpack_attached(use.signature, profile.name, "extra_content"):
+        call["extra_content"] = extra
+    return call
 
 
 def arguments_of(use: ToolUse) -> str:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from turnwise.memory.blocks import (
 from turnwise.memory.blocks import decode as decode_block
 from turnwise.memory.blocks import encode as encode_block
 from turnwise.memory.chat import decode, encode
+from turnwise.memory.endpoints import OPENAI, PROFILES, pack_attached, profile_of, unpack_attached
 from wire_rules import WireError, check_chat
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -101,14 +104,14 @@ def test_an_image_or_document_that_could_not_be_sent_cannot_be_made(kind: type[B
 def test_a_document_known_by_its_address_alone_is_sent_as_text() -> None:
     messages = encode([User(text="Read this."), Document(name="a.pdf", url="https://example.org/a.pdf")])
     check_chat(messages)
-    assert messages[0]["content"][1] == {"type": "text", "text": "a.pdf:\nhttps://example.org/a.pdf"}
+    assert messages[0]["content"] == "Read this.\n\na.pdf:\nhttps://example.org/a.pdf"
 
 
 def test_a_summary_is_a_text_of_the_user_behind_its_header() -> None:
     summary, prompt = Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello")
-    said = {"type": "text", "text": "[summary of the conversation so far]\nThey met."}
-    assert encode([summary, prompt]) == [{"role": "user", "content": [said, {"type": "text", "text": "Hello"}]}]
-    assert encode([summary]) == [{"role": "user", "content": said["text"]}]
+    said = "[summary of the conversation so far]\nThey met."
+    assert encode([summary, prompt]) == [{"role": "user", "content": f"{said}\n\nHello"}]
+    assert encode([summary]) == [{"role": "user", "content": said}]
     assert encode([Summary(text="")]) == []
 
 
@@ -157,9 +160,73 @@ def test_an_error_result_keeps_its_text_and_says_that_it_is_one() -> None:
 def test_a_block_that_says_nothing_makes_no_message_and_parts_no_prompts(silent: Block) -> None:
     """Acceptance 19."""
     messages = encode([User(text="Hello"), silent, User(text="Well?")])
-    assert messages == [
-        {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "Well?"}]}
-    ]
+    assert messages == [{"role": "user", "content": "Hello\n\nWell?"}]
+
+
+def test_texts_beside_an_image_are_parts() -> None:
+    (message,) = encode([User(text="Look:"), Image(url="https://example.org/cat.png"), User(text="What is it?")])
+    assert [part["type"] for part in message["content"]] == ["text", "image_url", "text"]
+
+
+# What a server's profile says
+
+DEEPSEEK, GEMINI, OPENROUTER = PROFILES["deepseek"], PROFILES["gemini"], PROFILES["openrouter"]
+CALLED = [User(text="Weather?"), Thinking(text="Let me look."), use("a"), ToolResult(call_id="a", text="Sun")]
+CALLED_AGAIN = [*CALLED, use("b"), ToolResult(call_id="b", text="Rain"), Thinking(text="So."), Text(text="Mixed.")]
+
+
+def test_a_server_that_wants_thoughts_gets_them_with_the_calls_that_they_led_to() -> None:
+    _, first, _, second, _, answer = encode(CALLED_AGAIN, DEEPSEEK)
+    assert first["reasoning_content"] == "Let me look."
+    assert second["reasoning_content"] == ""  # it has to be there
+    assert "reasoning_content" not in answer
+    assert all("reasoning_content" not in message for message in encode(CALLED_AGAIN))
+
+
+def test_a_model_that_has_never_thought_is_sent_no_thoughts() -> None:
+    silent = [block for block in CALLED_AGAIN if not isinstance(block, Thinking)]
+    assert all("reasoning_content" not in message for message in encode(silent, DEEPSEEK))
+
+
+def test_what_a_provider_attached_to_a_call_goes_back_to_it_and_to_no_other() -> None:
+    extra = {"google": {"thought_signature": "AY89a1/=="}}
+    call = use("a").model_copy(update={"signature": pack_attached("gemini", extra_content=extra)})
+    blocks = [User(text="Weather?"), call, ToolResult(call_id="a", text="Sun")]
+    assert encode(blocks, GEMINI)[1]["tool_calls"][0]["extra_content"] == extra
+    for other in (OPENAI, OPENROUTER):
+        assert "extra_content" not in encode(blocks, other)[1]["tool_calls"][0]
+
+
+def test_what_openrouter_says_of_thoughts_goes_back_as_it_came() -> None:
+    details = [{"type": "reasoning.encrypted", "data": "gAAAA", "id": "rs_1", "format": "openai-responses-v1"}]
+    thought = Thinking(text="Hm.", signature=pack_attached("openrouter", reasoning_details=details))
+    blocks = [User(text="Weather?"), thought, Text(text="Sun.")]
+    assert encode(blocks, OPENROUTER)[1]["reasoning_details"] == details
+    assert "reasoning_details" not in encode(blocks, GEMINI)[1]
+
+
+@pytest.mark.parametrize("signature", [None, "", "EqoBCkg", '{"provider":', '{"provider":"gemini"}', '{"id":"rs_1"}'])
+def test_a_signature_of_another_kind_is_no_attachment(signature: str | None) -> None:
+    assert unpack_attached(signature, "gemini", "extra_content") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("api.deepseek.com", "deepseek"),
+        ("my-company.openai.azure.com", "azure"),
+        ("eu-west4-aiplatform.googleapis.com", "gemini"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("notapi.mistral.ai.example.org", "notapi.mistral.ai.example.org"),
+    ],
+)
+def test_a_profile_is_that_of_the_host_unless_it_is_named(host: str, name: str) -> None:
+    assert profile_of(None, host).name == name
+    assert profile_of("vllm", host) is PROFILES["vllm"]
+
+
+def test_each_profile_says_where_it_is_from() -> None:
+    assert all(profile.source.startswith("https://") for profile in PROFILES.values())
 
 
 def test_calls_without_a_text_are_a_message_without_content() -> None:
@@ -198,8 +265,18 @@ ROUNDS = st.builds(
 def test_what_chat_can_carry_comes_back_as_it_was(rounds: list[list[Block]]) -> None:
     """Acceptance 27."""
     blocks: list[Block] = [System(text="Be brief."), *(block for part in rounds for block in part)]
-    # Answers without a prompt between them are one message.
-    assert decode(encode(blocks)) == blocks
+    assert decode(encode(blocks)) == list(joined(blocks))
+
+
+def joined(blocks: list[Block]) -> Iterator[Block]:
+    """Yield the blocks with neighbouring prompts as one, where they are text alone: they are sent so."""
+    for role, neighbours in groupby(blocks, key=lambda block: block.role):
+        group = list(neighbours)
+        texts = [block.text for block in group if isinstance(block, User)]
+        if role == "user" and len(texts) == len(group):
+            yield User(text="\n\n".join(texts))
+        else:
+            yield from group
 
 
 def test_messages_of_the_real_api_are_understood() -> None:

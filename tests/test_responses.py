@@ -22,7 +22,7 @@ from turnwise.memory.blocks import (
     Unknown,
     User,
 )
-from turnwise.memory.responses import encode, pack_reasoning, unpack_reasoning
+from turnwise.memory.responses import Reasoning, encode, pack_reasoning, unpack_reasoning
 from wire_rules import WireError, check_responses
 
 HELLO = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
@@ -157,7 +157,7 @@ def test_a_reasoning_item_goes_back_once() -> None:
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_an_opaque_signature_comes_back_unchanged(item_id: str, content: str) -> None:
     """Acceptance 26."""
-    assert unpack_reasoning(pack_reasoning(item_id, content)) == (item_id, content)
+    assert unpack_reasoning(pack_reasoning(item_id, content)) == Reasoning(item_id, content)
     reasoning, _ = items_of(Thinking(signature=pack_reasoning(item_id, content)), Text(text="Hi"))
     assert (reasoning["id"], reasoning["encrypted_content"]) == (item_id, content)
 

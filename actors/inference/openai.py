@@ -22,6 +22,7 @@ from turnwise.actors.inference.tool_loop import Hook, ToolLoop
 from turnwise.actors.inference.tools import Tool, ToolDefinition
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.blocks import Block
+from turnwise.memory.endpoints import PROFILES, profile_of
 from turnwise.memory.frozen import freeze
 from turnwise.memory.rules import CHAT, RESPONSES
 from turnwise.memory.urls import redact
@@ -30,6 +31,18 @@ _RESERVED = {
     "chat": {"model", "messages", "stream", "stream_options"},
     "responses": {"model", "input", "instructions", "stream", "store"},
 }
+
+_NO_FIELDS = {
+    "n": "one answer is kept, so one is asked for",
+    "extra_headers": "it is no field of the body: pass default_headers=",
+    "extra_query": "it is no field of the body: pass default_query=",
+    "extra_body": "put its fields into extra= themselves",
+    "timeout": "it is no field of the body: pass timeout_s=",
+}
+"""What the client of `openai` takes beside the fields of the body, and what to do."""
+
+_REFUSED: dict[tuple[str, str, str], set[str]] = {}
+"""Fields that a server has refused in this process, by base URL, API and model: they are not sent again."""
 
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 """What the limit of an answer is called, by one server or another."""
@@ -55,6 +68,8 @@ class OpenAIEngine:
     api: Literal["chat", "responses"] = "chat"
     """Nearly every server has "chat". With "responses", a model goes on from what it thought before its tool calls and
     in earlier turns: OpenAI stores nothing, and gets it back encrypted."""
+    provider: str | None = None
+    """Which server it is, where it is not known by the host of `base_url`: one of `PROFILES`, such as "vllm"."""
     system: str | None = None
     """Instructions that take the place of the conversation's own system prompt in every request; never stored."""
     base_url: str | None = None
@@ -81,6 +96,7 @@ class OpenAIEngine:
     def __post_init__(self) -> None:
         _check("model", self.model, bool(self.model.strip()), "name a model")
         _check("api", self.api, self.api in _RESERVED, "must be 'chat' or 'responses'")
+        _check("provider", self.provider, self.provider in (None, *PROFILES), f"must be one of {', '.join(PROFILES)}")
         _check_url("base_url", self.base_url)
         _check("api_key", "***", self.api_key is None or _is_key(self.api_key), "must be ASCII text without spaces")
         _check("timeout_s", self.timeout_s, 0 < self.timeout_s < math.inf, "must be more than 0 seconds")
@@ -96,6 +112,8 @@ class OpenAIEngine:
         object.__setattr__(self, "tools", self.registry)
         taken = sorted(_RESERVED[self.api].intersection(self.extra or ()))
         _check("extra", taken, not taken, "the engine sets these fields itself")
+        for name, why in _NO_FIELDS.items():
+            _check("extra", name, name not in (self.extra or ()), why)
         try:
             object.__setattr__(self, "extra", freeze(self.extra))
         except TypeError as error:
@@ -144,7 +162,7 @@ class OpenAIEngine:
         What any other middleware changes is not seen. Of several limits of an answer, the largest counts.
         """
         replacing = [one for one in self.middleware if isinstance(one, SystemPrompt) and one.if_present == "replace"]
-        fields = self._api(self.registry.definitions()).fields
+        fields = self._api(self.registry.definitions(), self.base_url or "", "").fields
         limits = [limit for name in _LIMITS if isinstance(limit := fields.get(name), int) and limit > 0]
         return RequestFrame(
             model=self.model,
@@ -153,8 +171,10 @@ class OpenAIEngine:
             max_output_tokens=max(limits, default=None),
         )
 
-    def _api(self, tools: Sequence[ToolDefinition]) -> ChatAPI | ResponsesAPI:
-        return ChatAPI(self, tools) if self.api == "chat" else ResponsesAPI(self, tools)
+    def _api(self, tools: Sequence[ToolDefinition], base_url: str, host: str) -> ChatAPI | ResponsesAPI:
+        refused = _REFUSED.setdefault((base_url, self.api, self.model), set())
+        made = ChatAPI if self.api == "chat" else ResponsesAPI
+        return made(self, tools, profile_of(self.provider, host), refused)
 
     def _runner(self, tools: Sequence[ToolDefinition] = ()) -> OpenAIRunner:
         """Return a runner that tells the model of these tools."""
@@ -177,7 +197,7 @@ class OpenAIEngine:
             max_retries=self.max_retries,
             http_client=openai.DefaultAsyncHttpxClient(verify=_ssl_context()),
         )
-        return OpenAIRunner(self, client, self._api(tools))
+        return OpenAIRunner(self, client, self._api(tools, str(client.base_url), client.base_url.host))
 
 
 @functools.cache

@@ -6,10 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.actors.inference.openai_fields import count, definition, items, string, tool_use
+from turnwise.actors.inference.openai_fields import (
+    arguments_of,
+    broken_off,
+    count,
+    definition,
+    is_object,
+    items,
+    names,
+    part,
+    string,
+    texts,
+    tool_use,
+)
 from turnwise.actors.inference.tools import ToolDefinition
-from turnwise.memory.blocks import Block, Text, Thinking
+from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
 from turnwise.memory.chat import encode
+from turnwise.memory.endpoints import Profile, pack_attached
 from turnwise.memory.rules import CHAT, check
 from turnwise.memory.transcript import messages_of
 from turnwise.memory.usage import Usage
@@ -20,50 +33,86 @@ if TYPE_CHECKING:
     from turnwise.actors.inference.openai import OpenAIEngine
 
 
+_OTHER_LIMIT = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
+
+
 class ChatAPI:
-    """Asks for completions. Thoughts are read, where a server shows any, and never sent back."""
+    """Asks for completions. What the server takes beside what OpenAI takes is in its profile."""
 
     rules = CHAT
 
-    def __init__(self, settings: OpenAIEngine, tools: Sequence[ToolDefinition]) -> None:
+    def __init__(
+        self, settings: OpenAIEngine, tools: Sequence[ToolDefinition], profile: Profile, refused: set[str]
+    ) -> None:
         self._settings = settings
-        self.fields: dict[str, Any] = {}
-        """What each request holds beside the conversation: the settings, and what the model is told of tools."""
-        if settings.temperature is not None:
-            self.fields["temperature"] = settings.temperature
-        if settings.max_output_tokens is not None:
-            self.fields["max_completion_tokens"] = settings.max_output_tokens
-        self.fields.update(settings.extra or {})
-        if functions := [{"type": "function", "function": definition(tool)} for tool in tools]:
-            self.fields["tools"] = [*functions, *self.fields.get("tools", ())]
+        self._profile = profile
+        self._refused = refused
+        self._tools = [{"type": "function", "function": definition(tool)} for tool in tools]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self._profile.stream_options and "stream_options" not in self._refused:
+            fields["stream_options"] = {"include_usage": True}
+        if self._settings.temperature is not None:
+            fields["temperature"] = self._settings.temperature
+        if self._settings.max_output_tokens is not None:
+            fields[self._limit_field] = self._settings.max_output_tokens
+        fields.update(self._settings.extra or {})
+        if self._tools:
+            fields["tools"] = [*self._tools, *fields.get("tools", ())]
+        return fields
+
+    @property
+    def _limit_field(self) -> str:
+        field = self._profile.limit_field
+        return _OTHER_LIMIT[field] if field in self._refused else field
 
     def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
         check(messages_of(blocks), self.rules)
-        return {"messages": encode(blocks)}
+        return {"messages": encode(blocks, self._profile)}
+
+    def adapt(self, refused: str) -> bool:
+        own = {"stream_options": self._profile.stream_options, self._limit_field: self._settings.max_output_tokens}
+        for field, is_sent in own.items():
+            if is_sent and field not in (self._settings.extra or ()) and names(refused, field):
+                is_new = field not in self._refused
+                self._refused.add(field)
+                return is_new
+        return False
+
+    def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
+        return None
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
         stream: openai.AsyncStream[Any] = await client.chat.completions.create(
             model=self._settings.model,
             messages=[],
             stream=True,
-            stream_options={"include_usage": True},
             # What is given here goes out as it is: the client takes up to half a millisecond to look at one message.
             extra_body={**request, **self.fields},
         )
         return stream
 
     def answer(self) -> ChatAnswer:
-        return ChatAnswer()
+        return ChatAnswer(self._profile.name)
 
 
 class ChatAnswer:
-    """A completion, put together from its chunks: at most one `Thinking`, at most one `Text`, then the calls."""
+    """A completion, put together from its chunks: at most one `Thinking`, at most one `Text`, then the calls.
 
-    def __init__(self) -> None:
+    Args:
+        provider: what it attaches to a call or a thought is kept under this name.
+    """
+
+    def __init__(self, provider: str = "openai") -> None:
         self.usage = Usage(calls=1)
         self.stop_reason: str | None = None
+        self._provider = provider
         self._thoughts: list[str] = []
         self._texts: list[str] = []
+        self._details: list[dict[str, Any]] = []
+        """What OpenRouter says of thoughts, its pieces joined."""
         self._calls: list[_Call] = []
         self._call_at: dict[int | None, _Call] = {}
 
@@ -71,43 +120,92 @@ class ChatAnswer:
     def is_cut(self) -> bool:
         return self.stop_reason == "length"
 
-    def add(self, event: Any) -> list[str | Block]:
-        if counted := getattr(event, "usage", None):
+    def add(self, event: Mapping[str, Any]) -> list[str | Block]:
+        # Groq puts usage beside the chunk.
+        if counted := event.get("usage") or part(event, "x_groq").get("usage"):
             self.usage = _usage(counted)
         parts: list[str | Block] = []
-        for choice in items(event, "choices")[:1]:
-            self.stop_reason = string(choice, "finish_reason") or self.stop_reason
-            delta = getattr(choice, "delta", None)
-            if thought := string(delta, "reasoning_content") or string(delta, "reasoning"):
-                self._thoughts.append(thought)
-                parts.append(Thinking(text=thought))
-            if text := string(delta, "content") or string(delta, "refusal"):
-                self._texts.append(text)
-                parts.append(text)
-            for call in items(delta, "tool_calls"):
-                self._add_call(call)
+        for choice in items(event, "choices"):
+            if not isinstance(choice, Mapping):
+                raise ValueError(f"a choice is not an object but {type(choice).__name__}")
+            if choice.get("index") in (None, 0):
+                parts += self._add_choice(choice)
         return parts
 
     def blocks(self) -> list[Block]:
         blocks: list[Block] = []
-        if self._thoughts:
-            blocks.append(Thinking(text="".join(self._thoughts)))
+        signature = pack_attached(self._provider, reasoning_details=self._details) if self._details else None
+        if self._thoughts or signature:
+            blocks.append(Thinking(text="".join(self._thoughts), signature=signature))
         if self._texts:
             blocks.append(Text(text="".join(self._texts)))
-        calls = [tool_use(call.call_id, call.name, call.arguments, is_cut=self.is_cut) for call in self._calls]
-        return [*blocks, *calls]
+        return [*blocks, *(self._use(at, call) for at, call in enumerate(self._calls))]
+
+    def _use(self, at: int, call: _Call) -> ToolUse:
+        attached = pack_attached(self._provider, extra_content=call.extra_content) if call.extra_content else None
+        # Some servers give calls no ids; the loop makes them unique in the run.
+        call_id = call.call_id or f"call_{at + 1}"
+        return tool_use(call_id, call.name, call.arguments, is_cut=self.is_cut, signature=attached)
+
+    def _add_choice(self, choice: Mapping[str, Any]) -> list[str | Block]:
+        if choice.get("error") or choice.get("finish_reason") == "error":
+            raise broken_off(choice.get("error") or "it does not say why")
+        self.stop_reason = string(choice, "finish_reason") or self.stop_reason
+        said = part(choice, "delta")
+        # The whole message, from a server that does not stream, or that says all of it at the end once more.
+        if not (self._texts or self._calls or any(said.get(name) for name in _SAYING)):
+            said = part(choice, "message") or said
+        parts: list[str | Block] = []
+        if thought := self._thought(said):
+            self._thoughts.append(thought)
+            parts.append(Thinking(text=thought))
+        if text := texts(said.get("content"), "content") or string(said, "refusal"):
+            self._texts.append(text)
+            parts.append(text)
+        for call in items(said, "tool_calls"):
+            self._add_call(call)
+        return parts
+
+    def _thought(self, said: Mapping[str, Any]) -> str:
+        for detail in items(said, "reasoning_details"):
+            self._add_detail(detail)
+        if thought := string(said, "reasoning_content") or string(said, "reasoning"):
+            return thought
+        content = said.get("content")  # so Mistral sends them
+        thinking = [each for each in content if string(each, "type") == "thinking"] if isinstance(content, list) else []
+        return "".join(texts(each.get("thinking"), "thinking") for each in thinking)
+
+    def _add_detail(self, detail: Any) -> None:
+        if not isinstance(detail, Mapping):
+            raise ValueError(f"a reasoning detail is not an object but {type(detail).__name__}")
+        last = self._details[-1] if self._details else {}
+        if detail.get("index") is None or any(detail.get(name) != last.get(name) for name in ("index", "type")):
+            self._details.append(dict(detail))
+            return
+        for name, value in detail.items():
+            grows = name in ("text", "summary", "data") and isinstance(value, str) and isinstance(last.get(name), str)
+            if grows:
+                last[name] += value
+            elif value is not None:
+                last[name] = value
 
     def _add_call(self, delta: Any) -> None:
-        index, call_id = getattr(delta, "index", None), string(delta, "id")
+        if not isinstance(delta, Mapping):
+            raise ValueError(f"a call is not an object but {type(delta).__name__}")
+        index, call_id, function = delta.get("index"), string(delta, "id"), part(delta, "function")
+        name, arguments = string(function, "name"), arguments_of(function)
         call = self._call_at.get(index)
-        # Some servers number every call 0, or none.
-        if call is None or (call_id and call.call_id and call_id != call.call_id):
+        if call is None or call.is_another(call_id, name):
             call = self._call_at[index] = _Call()
             self._calls.append(call)
-        function = getattr(delta, "function", None)
         call.call_id = call.call_id or call_id
-        call.name = call.name or string(function, "name")
-        call.arguments += string(function, "arguments")
+        call.name = call.name or name
+        call.arguments += arguments
+        call.extra_content = delta.get("extra_content") or call.extra_content
+
+
+_SAYING = ("content", "refusal", "tool_calls", "reasoning_content", "reasoning")
+"""Fields by which a delta says something."""
 
 
 @dataclass(slots=True)
@@ -115,14 +213,23 @@ class _Call:
     call_id: str = ""
     name: str = ""
     arguments: str = ""
+    extra_content: Any = None
+
+    def is_another(self, call_id: str, name: str) -> bool:
+        """Return whether a piece with this id and name begins another call: some servers number each call 0, or none.
+
+        Some say the name again with each piece, so without ids it is another only when this one is whole.
+        """
+        if call_id and self.call_id:
+            return call_id != self.call_id
+        return bool(name and self.name) and (name != self.name or is_object(self.arguments))
 
 
 def _usage(counted: Any) -> Usage:
-    prompt, completion = (getattr(counted, f"{side}_tokens_details", None) for side in ("prompt", "completion"))
     return Usage(
         input_tokens=count(counted, "prompt_tokens"),
         output_tokens=count(counted, "completion_tokens"),
-        cached_tokens=count(prompt, "cached_tokens"),
-        reasoning_tokens=count(completion, "reasoning_tokens"),
+        cached_tokens=count(counted, "prompt_tokens_details", "cached_tokens"),
+        reasoning_tokens=count(counted, "completion_tokens_details", "reasoning_tokens"),
         calls=1,
     )

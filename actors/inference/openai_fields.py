@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import pydantic_core
@@ -23,9 +26,33 @@ class BrokenOffError(Exception):
         self.code = code
 
 
+def broken_off(error: Any) -> BrokenOffError:
+    """Return what an error says: a text, or an object whose message may be a text or an object too."""
+    if not isinstance(error, Mapping):
+        return BrokenOffError(error if isinstance(error, str) else json.dumps(error)[:500])
+    message, code = error.get("message"), error.get("code") or error.get("type")
+    if isinstance(message, Mapping):
+        message = message.get("message") or json.dumps(message)
+    said = message if isinstance(message, str) and message else json.dumps(dict(error))
+    return BrokenOffError(said[:500], str(code) if code else None)
+
+
+def names(said: str, field: str) -> bool:
+    """Return whether a text names a field of the request, as a word of its own."""
+    return re.search(rf"(?<!\w){re.escape(field)}(?!\w)", said) is not None
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is a whole JSON object."""
+    try:
+        return isinstance(pydantic_core.from_json(text), dict)
+    except ValueError:
+        return False
+
+
 def string(holder: Any, name: str) -> str:
     """Return a text, empty if it is missing; ValueError if it is none."""
-    value = getattr(holder, name, None) or ""
+    value = _get(holder, name) or ""
     if not isinstance(value, str):
         raise ValueError(f"{name} is not a string but {type(value).__name__}")
     # Half of a surrogate pair is valid JSON, but no text that can be stored or sent back.
@@ -34,18 +61,40 @@ def string(holder: Any, name: str) -> str:
 
 def items(holder: Any, name: str) -> list[Any]:
     """Return a list, empty if it is missing; ValueError if it is none."""
-    value = getattr(holder, name, None) or []
+    value = _get(holder, name) or []
     if not isinstance(value, list):
         raise ValueError(f"{name} is not a list but {type(value).__name__}")
     return value
 
 
-def count(holder: Any, name: str) -> int:
-    """Return a number, 0 if it is missing; ValueError if it is none."""
-    value = getattr(holder, name, None) or 0
-    if not isinstance(value, int):
-        raise ValueError(f"{name} is not a number but {type(value).__name__}")
+def part(holder: Any, name: str) -> Mapping[str, Any]:
+    """Return an object, empty if it is missing; ValueError if it is none."""
+    value = _get(holder, name) or {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is not an object but {type(value).__name__}")
     return value
+
+
+def count(holder: Any, *names: str) -> int:
+    """Return the number under these names, one inside the other; 0 if there is none, so that no answer fails by it."""
+    for name in names:
+        holder = _get(holder, name)
+    is_count = isinstance(holder, int | float) and not isinstance(holder, bool) and 0 <= holder < _MOST_TOKENS
+    return int(holder) if is_count else 0
+
+
+_MOST_TOKENS = 2**40
+
+
+def _get(holder: Any, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, Mapping) else None
+
+
+def texts(value: Any, name: str) -> str:
+    """Return a text, or the texts of a list of parts, joined; ValueError if it is neither."""
+    if not isinstance(value, list):
+        return string({name: value}, name)
+    return "".join(string(each, "text") for each in value if string(each, "type") in ("text", "output_text", ""))
 
 
 def definition(tool: ToolDefinition) -> dict[str, Any]:
@@ -54,10 +103,17 @@ def definition(tool: ToolDefinition) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "parameters": parameters}
 
 
-def tool_use(call_id: str, name: str, arguments: str, *, is_cut: bool) -> ToolUse:
+def arguments_of(holder: Any) -> str:
+    """Return a call's arguments as JSON text, also where a server has sent them as an object."""
+    value = _get(holder, "arguments")
+    return json.dumps(value) if isinstance(value, Mapping) else string(holder, "arguments")
+
+
+def tool_use(call_id: str, name: str, arguments: str, *, is_cut: bool, signature: str | None = None) -> ToolUse:
     """Return the call. Arguments that are no JSON object become one, under `UNPARSED`, so that the model is told.
 
     Args:
+        signature: what the provider attached to it.
         is_cut: whether the answer met its limit: what was cut off is nobody's mistake, and is not passed on.
 
     Raises:
@@ -66,12 +122,14 @@ def tool_use(call_id: str, name: str, arguments: str, *, is_cut: bool) -> ToolUs
     if not call_id or not name:
         raise ValueError(f"call {call_id!r} of {name!r} lacks its id or its name")
     try:
-        # A tool without parameters is often called with no text at all.
+        # A tool without parameters is often called with no text at all, or with null.
         parsed = pydantic_core.from_json(arguments or ("" if is_cut else "{}"), allow_inf_nan=False)
+        if parsed is None:
+            parsed = {}
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
         if is_cut:
             raise ValueError(f"the arguments of {name!r} are cut off")
         parsed = {UNPARSED: arguments}
-    return ToolUse(call_id=call_id, name=name, input=FrozenDict(freeze(parsed)))
+    return ToolUse(call_id=call_id, name=name, input=FrozenDict(freeze(parsed)), signature=signature)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from turnwise.actors.inference.openai_fields import BrokenOffError, count, definition, items, string, tool_use
+from turnwise.actors.inference.openai_fields import (
+    arguments_of,
+    broken_off,
+    count,
+    definition,
+    items,
+    names,
+    part,
+    string,
+    tool_use,
+)
 from turnwise.actors.inference.tools import ToolDefinition
-from turnwise.memory.blocks import Block, Text, Thinking
+from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
+from turnwise.memory.endpoints import Profile
 from turnwise.memory.responses import encode, pack_reasoning
 from turnwise.memory.rules import RESPONSES, check
 from turnwise.memory.transcript import messages_of
@@ -28,151 +39,226 @@ _BETWEEN = "\n\n"
 
 
 class ResponsesAPI:
-    """Asks for responses. Reasoning comes encrypted, and goes back as it came."""
+    """Asks for responses. Reasoning comes encrypted, and goes back as it came, to the model that it is from."""
 
     rules = RESPONSES
 
-    def __init__(self, settings: OpenAIEngine, tools: Sequence[ToolDefinition]) -> None:
+    def __init__(
+        self, settings: OpenAIEngine, tools: Sequence[ToolDefinition], profile: Profile, refused: set[str]
+    ) -> None:
         self._settings = settings
-        self.fields: dict[str, Any] = {}
-        """What each request holds beside the conversation: the settings, and what the model is told of tools."""
-        if settings.temperature is not None:
-            self.fields["temperature"] = settings.temperature
-        if settings.max_output_tokens is not None:
-            self.fields["max_output_tokens"] = settings.max_output_tokens
-        self.fields.update(settings.extra or {})
-        if functions := [{"type": "function", **definition(tool), "strict": False} for tool in tools]:
-            self.fields["tools"] = [*functions, *self.fields.get("tools", ())]
+        self._refused = refused
+        self._tools = [{"type": "function", **definition(tool), "strict": False} for tool in tools]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if "include" not in self._refused:
+            fields["include"] = ["reasoning.encrypted_content"]
+        if self._settings.temperature is not None:
+            fields["temperature"] = self._settings.temperature
+        if self._settings.max_output_tokens is not None:
+            fields["max_output_tokens"] = self._settings.max_output_tokens
+        fields.update(self._settings.extra or {})
+        if self._tools:
+            fields["tools"] = [*self._tools, *fields.get("tools", ())]
+        return fields
 
     def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
         check(messages_of(blocks), self.rules)
-        instructions, given = encode(blocks)
+        instructions, given = encode(blocks, model=self._settings.model)
         fields: dict[str, Any] = {"input": given}
         if instructions:
             fields["instructions"] = instructions
         return fields
+
+    def adapt(self, refused: str) -> bool:
+        # OpenAI's models that do not think refuse it by what it asks for, not by its name.
+        is_named = names(refused, "include") or "encrypted content" in refused.lower()
+        if "include" in self._refused or "include" in (self._settings.extra or ()) or not is_named:
+            return False
+        self._refused.add("include")
+        return True
+
+    def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
+        if "encrypted" not in refused:
+            return None
+        kept = [item for item in request["input"] if item["type"] != "reasoning"]
+        return None if len(kept) == len(request["input"]) else {**request, "input": kept}
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
         stream: openai.AsyncStream[Any] = await client.responses.create(
             model=self._settings.model,
             stream=True,
             store=False,
-            include=["reasoning.encrypted_content"],
             # What is given here goes out as it is: the client takes up to half a millisecond to look at one item.
             extra_body={**request, **self.fields},
         )
         return stream
 
     def answer(self) -> ResponsesAnswer:
-        return ResponsesAnswer()
+        return ResponsesAnswer(self._settings.model)
 
 
 class ResponsesAnswer:
-    """A response, put together from its events: a `Thinking` for each reasoning item, at most one `Text`, the calls."""
+    """A response, put together from its events: a `Thinking` for each reasoning item, at most one `Text`, the calls.
 
-    def __init__(self) -> None:
+    Args:
+        model: reasoning is kept as this one's.
+    """
+
+    def __init__(self, model: str = "") -> None:
         self.usage = Usage(calls=1)
         self.stop_reason: str | None = None
-        self._items: dict[Any, _Item] = {}
-        """By their place in the output."""
+        self._model = model
+        self._items: list[_Item] = []
         self._texts: list[str] = []
-        self._spoke: Any = None
-        """The place of the last item with text."""
+        self._spoke: _Item | None = None
+        """The last item with text."""
 
     @property
     def is_cut(self) -> bool:
         return self.stop_reason == "max_output_tokens"
 
-    def add(self, event: Any) -> list[str | Block]:
-        kind, place = string(event, "type"), getattr(event, "output_index", None)
+    def add(self, event: Mapping[str, Any]) -> list[str | Block]:
+        kind = string(event, "type")
         if kind in _TEXT and (text := string(event, "delta")):
-            text = _BETWEEN * (self._spoke not in (None, place)) + text
-            self._spoke = place
-            self._texts.append(text)
-            return [text]
+            return [self._speak(self._item(event, "message"), text)]
         if kind in _THOUGHT and (text := string(event, "delta")):
-            return [Thinking(text=self._item(place, "reasoning").think(text, getattr(event, "summary_index", None)))]
+            return [Thinking(text=self._item(event, "reasoning").think(text, event.get("summary_index")))]
         if kind == "response.function_call_arguments.delta":
-            self._item(place, "function_call").arguments += string(event, "delta")
+            self._item(event, "function_call").arguments += string(event, "delta")
         elif kind in ("response.output_item.added", "response.output_item.done"):
-            item = getattr(event, "item", None)
-            self._item(place, string(item, "type")).learn(item, is_done=kind.endswith("done"))
+            self._learn(part(event, "item"), event.get("output_index"), is_done=kind.endswith("done"))
         elif kind in _END:
-            self._end(kind, getattr(event, "response", None))
+            return list(self._end(kind, part(event, "response")))
         elif kind == "error":
-            raise BrokenOffError(string(event, "message"), string(event, "code"))
+            raise broken_off(event)
+        elif event.get("object") == "response":  # all of it, where a stream was asked for
+            return list(self._end(f"response.{string(event, 'status') or 'completed'}", event))
         return []
 
     def blocks(self) -> list[Block]:
-        placed = list(self._items.values())
-        thoughts = [thought for item in placed if item.kind == "reasoning" and (thought := item.thought())]
+        thoughts: list[Block] = []
+        calls: list[Block] = []
+        before = 0
+        """How many items that are no reasoning stand before this one."""
+        has_spoken = False
+        for item in self._items:
+            if item.kind == "reasoning":
+                if thought := item.thought(self._model, before):
+                    thoughts.append(thought)
+            elif item.kind == "function_call":
+                before += 1
+                calls.append(self._use(item, len(calls)))
+            elif item.kind == "message" and not has_spoken:
+                before, has_spoken = before + 1, True
         texts = [Text(text="".join(self._texts))] if self._texts else []
-        calls = [
-            tool_use(item.call_id, item.name, item.arguments, is_cut=self.is_cut)
-            for item in placed
-            if item.kind == "function_call"
-        ]
         return [*thoughts, *texts, *calls]
 
-    def _item(self, place: Any, kind: str) -> _Item:
-        return self._items.setdefault(place, _Item(kind))
+    def _use(self, item: _Item, at: int) -> ToolUse:
+        # Some servers give calls no ids; the loop makes them unique in the run.
+        return tool_use(item.call_id or f"call_{at + 1}", item.name, item.arguments, is_cut=self.is_cut)
 
-    def _end(self, kind: str, response: Any) -> None:
-        if counted := getattr(response, "usage", None):
-            self.usage = _usage(counted)
+    def _speak(self, item: _Item, text: str) -> str:
+        text = _BETWEEN * (self._spoke not in (None, item)) + text
+        self._spoke = item
+        self._texts.append(text)
+        return text
+
+    def _item(self, event: Mapping[str, Any], kind: str) -> _Item:
+        """Return the item that an event is about: by its id, else the newest at its place, else a new one."""
+        return self._find(string(event, "item_id"), event.get("output_index"), kind)
+
+    def _find(self, item_id: str, place: Any, kind: str) -> _Item:
+        for item in reversed(self._items):
+            if item_id and item.id == item_id:
+                return item
+        for item in reversed(self._items):
+            if item.place == place and item.kind == kind and not (item_id and item.id):
+                item.id = item.id or item_id
+                return item
+        self._items.append(_Item(kind, item_id, place))
+        return self._items[-1]
+
+    def _learn(self, given: Mapping[str, Any], place: Any, *, is_done: bool) -> _Item:
+        kind, item_id, call_id = string(given, "type"), string(given, "id"), string(given, "call_id")
+        same = [item for item in self._items if call_id and item.call_id == call_id]
+        item = same[0] if same else self._find(item_id, place, kind)
+        item.learn(given, is_done=is_done)
+        return item
+
+    def _end(self, kind: str, response: Mapping[str, Any]) -> Iterator[str | Block]:
+        """Take in how it ended; yield the text, where none has come before."""
+        self.usage = _usage(response.get("usage")) if response.get("usage") else self.usage
+        has_spoken = bool(self._texts)
+        for place, given in enumerate(items(response, "output")):
+            item = self._learn(given, place, is_done=True)
+            if item.kind == "message" and not has_spoken:
+                for content in items(given, "content"):
+                    if text := string(content, "text") or string(content, "refusal"):
+                        yield self._speak(item, text)
         if kind == "response.completed":
-            called = any(item.kind == "function_call" for item in self._items.values())
+            called = any(item.kind == "function_call" for item in self._items)
             self.stop_reason = "tool_calls" if called else "stop"
         elif kind == "response.incomplete":
-            self.stop_reason = string(getattr(response, "incomplete_details", None), "reason") or "incomplete"
+            self.stop_reason = string(part(response, "incomplete_details"), "reason") or "incomplete"
         else:
-            error = getattr(response, "error", None)
-            raise BrokenOffError(string(error, "message") or "it does not say why", string(error, "code"))
+            raise broken_off(response.get("error") or f"it is {string(response, 'status') or kind}")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Item:
     """An item of the output: what was streamed of it, in whose place comes what it is in the end."""
 
     kind: str
     id: str = ""
+    place: Any = None
     encrypted_content: str = ""
     call_id: str = ""
     name: str = ""
     arguments: str = ""
     thoughts: list[str] = field(default_factory=list)
+    """Its parts."""
     part: Any = None
     """The index of the part of the thought that is being streamed."""
 
-    def think(self, text: str, part: Any) -> str:
+    def think(self, text: str, at: Any) -> str:
         """Add to the thought; return what was added."""
-        text = _BETWEEN * (bool(self.thoughts) and part != self.part) + text
-        self.part = part
-        self.thoughts.append(text)
+        if not self.thoughts:
+            self.thoughts.append(text)
+        elif at != self.part:
+            self.thoughts.append(text)
+            text = _BETWEEN + text
+        else:
+            self.thoughts[-1] += text
+        self.part = at
         return text
 
-    def learn(self, item: Any, *, is_done: bool) -> None:
+    def learn(self, item: Mapping[str, Any], *, is_done: bool) -> None:
         if self.kind == "function_call":
-            self.call_id, self.name = string(item, "call_id"), string(item, "name")
-            self.arguments = string(item, "arguments") or self.arguments
+            self.call_id, self.name = string(item, "call_id") or self.call_id, string(item, "name") or self.name
+            self.arguments = arguments_of(item) or self.arguments
         elif self.kind == "reasoning" and is_done:
-            self.id, self.encrypted_content = string(item, "id"), string(item, "encrypted_content")
+            self.id = string(item, "id") or self.id
+            self.encrypted_content = string(item, "encrypted_content") or self.encrypted_content
             if parts := items(item, "summary") or items(item, "content"):
-                self.thoughts = [_BETWEEN.join(string(part, "text") for part in parts)]
+                self.thoughts = [string(part, "text") for part in parts]
 
-    def thought(self) -> Thinking | None:
+    def thought(self, model: str, before: int) -> Thinking | None:
         """Return the thought if there is anything to show or to send back."""
-        signature = pack_reasoning(self.id, self.encrypted_content) if self.id and self.encrypted_content else None
-        text = "".join(self.thoughts)
+        signature = None
+        if self.id and self.encrypted_content:
+            signature = pack_reasoning(self.id, self.encrypted_content, model, before, tuple(map(len, self.thoughts)))
+        text = _BETWEEN.join(self.thoughts)
         return Thinking(text=text, signature=signature) if text or signature else None
 
 
 def _usage(counted: Any) -> Usage:
-    given, made = (getattr(counted, f"{side}_tokens_details", None) for side in ("input", "output"))
     return Usage(
         input_tokens=count(counted, "input_tokens"),
         output_tokens=count(counted, "output_tokens"),
-        cached_tokens=count(given, "cached_tokens"),
-        reasoning_tokens=count(made, "reasoning_tokens"),
+        cached_tokens=count(counted, "input_tokens_details", "cached_tokens"),
+        reasoning_tokens=count(counted, "output_tokens_details", "reasoning_tokens"),
         calls=1,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.actors.inference.engine import RunContext
 from turnwise.actors.inference.openai_fields import BrokenOffError
+from turnwise.actors.inference.openai_stream import AnswerStream
 from turnwise.actors.inference.redaction import redacted
 from turnwise.errors import EngineError, RequestRefusedError
 from turnwise.memory.blocks import Block, System, Text, ToolUse
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import openai
 
     from turnwise.actors.inference.openai import OpenAIEngine
+
+_ADAPTABLE = (400, 404, 422)
+"""The statuses by which servers refuse a field."""
 
 _REMEDIES = {
     400: "the provider refuses the request: see its message",
@@ -51,8 +55,8 @@ class Answer(Protocol):
     def is_cut(self) -> bool:
         """Whether it met the limit of its length."""
 
-    def add(self, event: Any) -> list[str | Block]:
-        """Take the stream's next event in; return what of it is to be emitted.
+    def add(self, event: Mapping[str, Any]) -> list[str | Block]:
+        """Take the next object of the stream in; return what of it is to be emitted.
 
         Raises:
             BrokenOffError: the provider says that it failed.
@@ -71,8 +75,10 @@ class API(Protocol):
     """One of the provider's APIs: what it is asked, and how its answer reads."""
 
     rules: Rules
-    fields: dict[str, Any]
-    """What each request holds beside the conversation."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What each request holds beside the conversation: the settings, and what the model is told of tools."""
 
     def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
         """Return the fields of the request that say what the blocks say.
@@ -80,6 +86,15 @@ class API(Protocol):
         Raises:
             InvalidRequestError: the provider would refuse them.
         """
+
+    def adapt(self, refused: str) -> bool:
+        """Leave out, from now on, a field that nobody asked for and that the provider names as it refuses a request.
+
+        Return whether there is one, so that the request can be sent once more.
+        """
+
+    def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
+        """Return the request without thoughts that the provider cannot read; None if it was not refused for these."""
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
         """Send the request; return the stream of its answer. Raises the client's errors."""
@@ -116,10 +131,10 @@ class OpenAIRunner:
         stream = await self._open(self._api.request(blocks))
         answer = self._api.answer()
         try:
-            await self._read(stream, answer, context)
+            is_done = await self._read(stream, answer, context)
         finally:
             context.report(usage=answer.usage, stop_reason=answer.stop_reason, model=self._settings.model)
-        if answer.stop_reason is None:
+        if answer.stop_reason is None and not is_done:
             raise self._error("ended its answer without saying why, so it is cut short: run the prompt again")
         remedy = "raise max_output_tokens=" if answer.is_cut else "run the prompt again, or check model="
         try:
@@ -142,43 +157,62 @@ class OpenAIRunner:
     async def _open(self, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
         import openai
 
-        try:
-            return await self._api.open(self._client, request)
-        except openai.APITimeoutError as error:
-            why = (
-                f"sent nothing within timeout_s={self._settings.timeout_s}, {self._tries}: raise it, or check base_url="
-            )
-            raise self._error(why) from error
-        except openai.APIConnectionError as error:
-            why = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
-            raise self._error(why) from error
-        except openai.APIStatusError as error:
-            remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)
-            remedy = remedy or f"the same {self._tries}: run the prompt again later"
-            kind = RequestRefusedError if self._is_of_conversation(error) else EngineError
-            raise self._error(f"refused the request: {self._said(error)}; {remedy}", kind) from self._safe(error)
+        while True:
+            try:
+                return await self._api.open(self._client, request)
+            except openai.APITimeoutError as error:
+                why = (
+                    f"sent nothing within timeout_s={self._settings.timeout_s}, {self._tries}: "
+                    "raise it, or check base_url="
+                )
+                raise self._error(why) from error
+            except openai.APIConnectionError as error:
+                why = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
+                raise self._error(why) from error
+            except openai.APIStatusError as error:
+                other = self._other(request, error)
+                if other is None:
+                    raise self._refused(error) from self._safe(error)
+                request = other
 
-    async def _read(self, stream: openai.AsyncStream[Any], answer: Answer, context: RunContext) -> None:
-        import openai
+    def _other(self, request: Mapping[str, Any], error: openai.APIStatusError) -> Mapping[str, Any] | None:
+        """Return what to send in place of a request that was refused; None if nothing else can be."""
+        if error.status_code not in _ADAPTABLE:
+            return None
+        said = f"{error.message} {error.body}"
+        other = self._api.without_thoughts(request, said)
+        return request if other is None and self._api.adapt(said) else other
 
+    def _refused(self, error: openai.APIStatusError) -> EngineError:
+        remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)
+        remedy = remedy or f"the same {self._tries}: run the prompt again later"
+        kind = RequestRefusedError if self._is_of_conversation(error) else EngineError
+        return self._error(f"refused the request: {self._said(error)}; {remedy}", kind)
+
+    async def _read(self, stream: openai.AsyncStream[Any], answer: Answer, context: RunContext) -> bool:
+        """Take the answer in, event by event; return whether the provider said that it is all."""
+        import httpx2
+
+        events = AnswerStream(stream.response)
         try:
             async with stream:
-                async for event in stream:
+                async for event in events:
                     for part in answer.add(event):
                         context.emit(part)
-        except openai.APITimeoutError as error:
+        except httpx2.TimeoutException as error:
             why = f"fell silent for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
             raise self._error(why) from error
-        except openai.APIConnectionError as error:
-            why = f"cut the connection within its answer ({error.__cause__}): run the prompt again"
+        except httpx2.TransportError as error:
+            why = f"cut the connection within its answer ({error}): run the prompt again"
             raise self._error(why) from error
-        except (openai.APIError, BrokenOffError) as error:
+        except BrokenOffError as error:
             remedy = _REMEDIES_BY_CODE.get(error.code or "", "run the prompt again")
             why = f"broke its answer off: {self._redacted(error.message)}; {remedy}"
             raise self._error(why) from self._safe(error)
         except ValueError as error:
             why = f"sent a malformed stream ({self._redacted(str(error))}): check base_url="
             raise self._error(why) from self._safe(error)
+        return events.is_done
 
     @property
     def _tries(self) -> str:
@@ -204,7 +238,7 @@ class OpenAIRunner:
 
     def _said(self, error: openai.APIStatusError) -> str:
         """Return status and message; servers that are merely compatible may have the message elsewhere."""
-        has_message = isinstance(error.body, Mapping) and error.body.get("message")
+        has_message = isinstance(error.body, Mapping) and isinstance(error.body.get("message"), str)
         said = self._redacted(error.message)
         if has_message or not error.body:
             return said

@@ -1,0 +1,135 @@
+"""Every quirk of `quirks.py`, each followed by a healthy answer in a valid conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quirks import EVENTS, HI, JSON, QUIRKS, STREAM, Quirk, QuirkServer, chunk, completed, events, spoken
+from test_openai_engine import answer, failure
+from turnwise.actors.inference.openai import OpenAIEngine
+from turnwise.errors import ConfigError, EngineError
+from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse, User
+from turnwise.memory.transcript import settle
+
+HEALTHY = {
+    "chat": (200, EVENTS, events(*STREAM, chunk("stop"))),
+    "responses": (200, EVENTS, events(completed(spoken("Hi there")))),
+}
+
+
+def engine(server: QuirkServer, **settings: Any) -> OpenAIEngine:
+    return OpenAIEngine("local", base_url=server.base_url, max_retries=0, **settings)
+
+
+@pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: f"{quirk.api}: {quirk.name}")
+def test_a_quirk_gives_the_answer_or_an_error_that_says_what_was_said(quirk: Quirk) -> None:
+    with QuirkServer((quirk.status, quirk.content_type, quirk.served), HEALTHY[quirk.api]) as server:
+        chosen = engine(server, api=quirk.api, provider=quirk.provider)
+        said: Sequence[Block]
+        if quirk.error is None:
+            said, _ = answer(chosen, "Hello")
+            assert said == quirk.blocks
+        else:
+            error, context = failure(chosen, "Hello")
+            assert re.search(quirk.error, str(error)), error
+            assert len(str(error)) < 1000
+            assert context.text == quirk.told
+            said = [Text(text=context.text)] if context.text else []
+        # The conversation goes on with a healthy server.
+        results = [ToolResult(call_id=use.call_id, text="Sun") for use in said if isinstance(use, ToolUse)]
+        history = [User(text="Hello"), *settle([*said, *results], why="it broke off", interrupted=True)]
+        again, _ = answer(chosen, *history, User(text="And now?"))
+        assert again == HI
+
+
+@given(cut=st.integers(min_value=0, max_value=400), quirk=st.sampled_from(QUIRKS))
+def test_an_answer_that_is_cut_anywhere_is_an_error_that_keeps_what_came(cut: int, quirk: Quirk) -> None:
+    if quirk.status != 200:
+        return
+    served = quirk.served[:cut]
+    with QuirkServer((200, quirk.content_type, served)) as server:
+        chosen = engine(server, api=quirk.api, provider=quirk.provider)
+        try:
+            said, context = answer(chosen, "Hello")
+        except EngineError:
+            return
+        # Only where nothing that was cut off mattered.
+        assert [block for block in said if isinstance(block, Text)] == [
+            block for block in quirk.blocks if isinstance(block, Text)
+        ]
+        assert context.stop_reason or b"[DONE]" in served
+
+
+# Requests that a server refuses at first
+
+
+def refusal(text: str, status: int = 400) -> tuple[int, str, bytes]:
+    return status, JSON, f'{{"error": {{"message": "{text}", "code": null}}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("refused", "settings", "first", "then"),
+    [
+        (refusal("Extra inputs are not permitted: stream_options", 422), {}, {"stream_options"}, set[str]()),
+        (
+            refusal("body.max_completion_tokens: Extra inputs are not permitted", 422),
+            {"max_output_tokens": 9},
+            {"max_completion_tokens", "stream_options"},
+            {"max_tokens", "stream_options"},
+        ),
+        (
+            refusal("Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."),
+            {"max_output_tokens": 9, "provider": "ollama"},
+            {"max_tokens", "stream_options"},
+            {"max_completion_tokens", "stream_options"},
+        ),
+    ],
+)
+def test_a_field_that_nobody_asked_for_is_left_out_when_the_server_refuses_it(
+    refused: tuple[int, str, bytes], settings: dict[str, Any], first: set[str], then: set[str]
+) -> None:
+    with QuirkServer(refused, HEALTHY["chat"]) as server:
+        chosen = engine(server, **settings)
+        for _ in range(2):
+            assert answer(chosen, "Hello")[0] == HI
+        fields = [set(request) - {"model", "messages", "stream"} for request in server.requests]
+        assert fields == [first, then, then]  # it is remembered
+
+
+@pytest.mark.parametrize("said", ["Encrypted content is not supported with this model.", "Unknown field: include"])
+def test_reasoning_is_not_asked_for_again_where_the_model_has_none(said: str) -> None:
+    with QuirkServer(refusal(said), HEALTHY["responses"]) as server:
+        chosen = engine(server, api="responses")
+        for _ in range(2):
+            assert answer(chosen, "Hello")[0] == HI
+        assert ["include" in request for request in server.requests] == [True, False, False]
+
+
+def test_a_field_that_was_asked_for_is_not_left_out() -> None:
+    with QuirkServer(refusal("unknown field seed"), HEALTHY["chat"]) as server:
+        error, _ = failure(engine(server, extra={"seed": 7}), "Hello")
+        assert "unknown field seed" in str(error)
+        assert len(server.requests) == 1
+
+
+def test_a_server_that_refuses_everything_is_not_asked_for_ever() -> None:
+    with QuirkServer(refusal("stream_options max_tokens max_completion_tokens include")) as server:
+        failure(engine(server, max_output_tokens=9), "Hello")
+        assert len(server.requests) <= 4
+
+
+@pytest.mark.parametrize("field", ["n", "extra_headers", "extra_query", "extra_body", "timeout"])
+def test_what_is_no_field_of_the_body_is_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        OpenAIEngine("local", extra={field: 2})
+
+
+def test_a_profile_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ConfigError, match="deepseek"):
+        OpenAIEngine("local", provider="deepseak")

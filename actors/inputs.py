@@ -68,6 +68,12 @@ def _text(value: str) -> str:
     return plain
 
 
+def _item_id(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must be text without null characters")
+    return _text(value)
+
+
 def _mapping(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
@@ -111,7 +117,8 @@ Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
 Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 
 Text = Annotated[str, AfterValidator(_text)]
-ItemId = Annotated[str, Field(min_length=1), AfterValidator(_text)]
+ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]
+"""Of a memory's item: may be longer than other ids, since it says where what it holds stands."""
 Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
 Use = Annotated[MemoryUse | bool, PlainValidator(memory_use)]
 Type = Annotated[MemoryType, PlainValidator(_type)]

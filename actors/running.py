@@ -102,7 +102,8 @@ class RunningSession(ForgettingSession):
             run.done.set_result(None)
 
     def _ended_record(self, run: ActiveRun, state: RunState, why: str | None, **more: Any) -> RunRecord:
-        return replace(run.record, state=state, why=why, ended_at=self._clock(), **more)
+        said = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
+        return replace(run.record, state=state, why=said, ended_at=self._clock(), **more)
 
     def _hand_back(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
         index = self._journal.session.next_index

@@ -34,7 +34,7 @@ class ScriptedEngine:
                     context.emit(f"{number} ")
                     await asyncio.sleep(0.02)
             case "raise":
-                raise ValueError("the engine broke")
+                raise ValueError(rest or "the engine broke")
             case "exit":
                 raise SystemExit(3)
             case "nothing":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import pickle
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines import ScriptedEngine
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.realm import Realm
@@ -31,6 +34,7 @@ from turnwise.errors import (
     InvalidInputError,
     InvalidPromptError,
     LongTermMemoryError,
+    RunCancelledError,
     RunFailedError,
     SessionLostError,
     StoreError,
@@ -39,12 +43,20 @@ from turnwise.errors import (
 )
 from turnwise.memory.blocks import Summary, User
 from turnwise.memory.categories import MemoryCategory, MemoryType
+from turnwise.memory.facts import FactStore
 from turnwise.memory.facts_memory import InMemoryFacts
+from turnwise.memory.facts_redis import RedisFacts
+from turnwise.memory.facts_sql import SQLFacts
 from turnwise.memory.frozen import FrozenDict
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.lexical_memory import LexicalMemory
-from turnwise.memory.notes import InMemoryNotes
+from turnwise.memory.notes import InMemoryNotes, NoteStore
+from turnwise.memory.notes_redis import RedisNotes
+from turnwise.memory.notes_sql import SQLNotes
 from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.sql import SQLStore
+from turnwise.memory.store import SessionStore
+from turnwise.memory.store_redis import RedisStore
 from turnwise.memory.turns import Turn
 from turnwise.memory.working import WorkingMemory
 
@@ -79,12 +91,12 @@ VALID: dict[str, Any] = {
 class LocalRealm(Realm):
     """The way to sessions in this process: the same requests, through a pickle, to the same verbs, without Ray."""
 
-    def __init__(self, store: InMemoryStore) -> None:
+    def __init__(self, store: SessionStore, facts: FactStore, notes: NoteStore) -> None:
         super().__init__("local", "local")
-        memory = MemorySlot(memory=LexicalMemory(InMemoryFacts()), name="facts", section=None)
-        self.memories = (memory,)
-        self.working_memory = WorkingMemory(InMemoryNotes())
+        self.memories = (MemorySlot(memory=LexicalMemory(facts), name="facts", section=None),)
+        self.working_memory = WorkingMemory(notes)
         self.store = store
+        self.engine: EngineBuilder = EchoEngine()
         self.config = SessionConfig()
         self.residents: dict[str, Resident] = {}
         self.asked: list[str] = []
@@ -97,7 +109,7 @@ class LocalRealm(Realm):
     def _resident(self, session_id: str) -> Resident:
         if session_id not in self.residents or self.residents[session_id].is_deleted:
             parts = {"memories": self.memories, "working": self.working_memory}
-            core = SessionCore(session_id, self.store, EchoEngine(), self.config, **parts)  # type: ignore[arg-type]
+            core = SessionCore(session_id, self.store, self.engine, self.config, **parts)  # type: ignore[arg-type]
             self.residents[session_id] = Resident(core, "", None, None, "node")  # type: ignore[arg-type]
         return self.residents[session_id]
 
@@ -111,8 +123,13 @@ class LocalRealm(Realm):
 class World:
     """A session with one run behind it, and what callers hold of it."""
 
-    def __init__(self) -> None:
-        self.realm = LocalRealm(InMemoryStore())
+    def __init__(
+        self,
+        make_store: Callable[[], SessionStore] = InMemoryStore,
+        make_facts: Callable[[], FactStore] = InMemoryFacts,
+        make_notes: Callable[[], NoteStore] = InMemoryNotes,
+    ) -> None:
+        self.realm = LocalRealm(make_store(), make_facts(), make_notes())
         PORTAL.run(self.realm.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
         core = self.realm._resident(SESSION).core
         PORTAL.run(core.start(["hello"], run_id=RUN))
@@ -377,6 +394,63 @@ def test_an_error_shows_a_value_shortened_whatever_its_repr_does() -> None:
     assert len(shown("x" * 10**7)) < 130
     assert len(shown(doubled(60))) < 130
     assert len(shown([[["x" * 100] * 100] * 100] * 100)) < 130
+
+
+MAKERS = {
+    "sqlite": (SQLStore, SQLFacts, SQLNotes),
+    "postgresql": (SQLStore, SQLFacts, SQLNotes),
+    "redis": (RedisStore, RedisFacts, RedisNotes),
+}
+
+EDGES: dict[str, list[Any]] = {
+    "int": [0, -1, 1, 2**31 - 1, 2**31, 2**53, -(2**63), 2**63 - 1],
+    "float": [0.0, -0.0, 5e-324, 1e-9, 1e9, 1e18, 1.7e308, -1e300],
+    "str": ["a\0b", "\0", " ", "\u2028", "\N{GRINNING FACE}", "x" * 10_000, "'; --", "%s{}$1\\"],
+    "Prompt": ["a\0b", "\N{GRINNING FACE}"],
+    "Mapping[str, str]": [{"a\0": "b\0"}, {"": ""}, {}],
+    "Mapping[str, Any]": [{"a\0": "b\0"}, {"": [None, 2**63 - 1, 1.7e308, {}]}, {}],
+    "Any": ["a\0b", {}],
+}
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """A session in a store of each kind, with its memories there too."""
+    fixtures = {"postgresql": "database", "redis": "redis_url"}
+    url = f"sqlite:///{tmp_path}/all.db"
+    if request.param != "sqlite":
+        url = request.getfixturevalue(fixtures[request.param])
+    world = World(*(partial(make, url) for make in MAKERS[request.param]))
+    yield world
+    for part in (world.realm.store, world.realm.memories[0].memory, world.realm.working_memory):
+        PORTAL.run(part.close())
+
+
+def test_every_store_takes_what_verbs_let_through(stored: World) -> None:
+    for verb in VERBS:
+        for parameter in verb.parameters:
+            for value in EDGES.get(parameter.annotation.removesuffix(" | None"), []):
+                try:
+                    stored.call(verb, **{parameter.name: value})
+                except NEVER_RAISED as error:
+                    raise AssertionError(f"{verb}({parameter.name}={value!r}) failed") from error
+                except TurnwiseError:
+                    pass  # it is refused, or what it names is not there
+    stored.check_that_it_works()
+
+
+def test_a_run_ends_for_a_reason_with_a_null_character_in_every_store(stored: World) -> None:
+    stored.realm.engine = ScriptedEngine()
+    stored.realm.residents.clear()
+    chat = stored.subject(Session)
+    run = chat.run("slow 400")
+    run._portal = PORTAL
+    assert run.cancel("a\0b")
+    with pytest.raises(RunCancelledError, match="a\N{REPLACEMENT CHARACTER}b"):
+        run.wait(10)
+    with pytest.raises(RunFailedError, match="c\N{REPLACEMENT CHARACTER}d"):
+        stored.run("raise c\0d")
+    assert stored.run("still there?").text
 
 
 SURROGATES = st.text(st.characters(), max_size=5)

@@ -422,7 +422,8 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         url = request.getfixturevalue(fixtures[request.param])
     world = World(*(partial(make, url) for make in MAKERS[request.param]))
     yield world
-    for part in (world.realm.store, world.realm.memories[0].memory, world.realm.working_memory):
+    parts: list[Any] = [world.realm.store, world.realm.memories[0].memory, world.realm.working_memory]
+    for part in parts:
         PORTAL.run(part.close())
 
 

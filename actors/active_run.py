@@ -18,14 +18,16 @@ from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
 
 if TYPE_CHECKING:
-    from turnwise.actors.compactor import Compactor
+    from turnwise.actors.gear import Gear
 
 
 class ActiveRun:
     """A queued, running or waiting run in memory: its record and turn as of the last commit, and what came since."""
 
-    def __init__(self, session: SessionView, record: RunRecord, turn: TurnRecord) -> None:
+    def __init__(self, session: SessionView, record: RunRecord, turn: TurnRecord, gear: Gear) -> None:
         self.session = session
+        self.gear = gear
+        """What it works with, to its end."""
         self.record = record
         self.turn = turn
         self.output = Output()
@@ -39,8 +41,6 @@ class ActiveRun:
         self.discard = False
         self.attempt: Attempt | None = None
         """The engine at work on it."""
-        self.compactor: Compactor | None = None
-        """What looks at that engine's window."""
         self.recalled: Recalled | None = None
         """What long-term memory has about its prompt."""
         self.found: dict[str, int] = {}

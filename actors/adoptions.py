@@ -7,6 +7,8 @@ when a session first takes something over; it is lost with the cluster, as the s
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -17,24 +19,42 @@ _log = logging.getLogger(__name__)
 _NAME = "turnwise/adoptions"
 
 
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Which engines a session has: the one that its next runs are to have, and those of open runs that have others."""
+
+    engine_id: str
+    runs: Mapping[str, str] = field(default_factory=dict)
+    """Engine ids by run id."""
+
+    @property
+    def engine_ids(self) -> set[str]:
+        """All of these."""
+        return {self.engine_id, *self.runs.values()}
+
+
 class Adoptions:
     """The body of that actor: by the id of an actor, the engines that its sessions have now. Each engine once."""
 
     def __init__(self) -> None:
-        self._adopted: dict[str, dict[str, str]] = {}
-        """Engine ids by session, by actor."""
+        self._adopted: dict[str, dict[str, Adopted]] = {}
+        """By session, by actor."""
         self._engines: dict[str, bytes] = {}
 
-    async def keep(self, actor_id: str, session_id: str, engine_id: str, engine: bytes) -> None:
+    async def keep(self, actor_id: str, session_id: str, adopted: Adopted, engine: bytes) -> None:
         """Note what a session has taken over."""
-        self._adopted.setdefault(actor_id, {})[session_id] = engine_id
-        self._engines[engine_id] = engine
+        self._adopted.setdefault(actor_id, {})[session_id] = adopted
+        self._engines[adopted.engine_id] = engine
         self._let_go()
 
-    async def find(self, actor_id: str) -> tuple[dict[str, str], dict[str, bytes]]:
-        """Return what the sessions of an actor have taken over last: engine ids by session, engines by id."""
+    async def find(self, actor_id: str) -> tuple[dict[str, Adopted], dict[str, bytes]]:
+        """Return what the sessions of an actor have taken over last, by session, and engines by their ids.
+
+        The engine that the actor was made with may not be among these.
+        """
         adopted = self._adopted.get(actor_id, {})
-        return adopted, {engine_id: self._engines[engine_id] for engine_id in adopted.values()}
+        wanted = {engine_id for each in adopted.values() for engine_id in each.engine_ids}
+        return adopted, {engine_id: self._engines[engine_id] for engine_id in wanted & self._engines.keys()}
 
     async def drop(self, actor_id: str, session_id: str | None = None) -> None:
         """Forget an actor that is not started again, or one of its sessions that has left."""
@@ -47,7 +67,8 @@ class Adoptions:
     def _let_go(self) -> None:
         """Let go of engines that nobody has, now and then."""
         if len(self._engines) > _MANY:
-            used = {engine_id for sessions in self._adopted.values() for engine_id in sessions.values()}
+            every = [each for sessions in self._adopted.values() for each in sessions.values()]
+            used = {engine_id for each in every for engine_id in each.engine_ids}
             self._engines = {engine_id: engine for engine_id, engine in self._engines.items() if engine_id in used}
 
 
@@ -55,22 +76,22 @@ _MANY = 16
 """Engines that are held before it is looked for those that nobody has."""
 
 
-async def keep_adopted(namespace: str, actor_id: str, session_id: str, engine_id: str, engine: bytes) -> None:
+async def keep_adopted(namespace: str, actor_id: str, session_id: str, adopted: Adopted, engine: bytes) -> None:
     """Note what a session takes over; on return it survives the process of its actor."""
     actor: Any = (
         ray.remote(Adoptions)
         .options(name=_NAME, namespace=namespace, lifetime="detached", get_if_exists=True, num_cpus=0)
         .remote()
     )
-    await actor.keep.remote(actor_id, session_id, engine_id, engine)
+    await actor.keep.remote(actor_id, session_id, adopted, engine)
 
 
-def find_adopted(namespace: str, actor_id: str) -> tuple[dict[str, str], dict[str, bytes]]:
+def find_adopted(namespace: str, actor_id: str) -> tuple[dict[str, Adopted], dict[str, bytes]]:
     """Return what an actor's sessions had taken over before its process was lost: see `Adoptions.find`. Blocks.
 
     Nothing, if that was lost too: then they have what they were made with, until the next run brings its own.
     """
-    found: tuple[dict[str, str], dict[str, bytes]] = {}, {}
+    found: tuple[dict[str, Adopted], dict[str, bytes]] = {}, {}
     if actor := _find(namespace):
         try:
             found = ray.get(actor.find.remote(actor_id))

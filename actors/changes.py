@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.backlog import Backlog
 from turnwise.actors.config import SessionConfig
+from turnwise.actors.gear import Gear
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.journal import Journal
 from turnwise.actors.reads import SessionReads
@@ -46,12 +47,11 @@ class SessionChanges(SessionReads):
     outcome is unknown, the next change first activates the session anew and takes over what the store says.
     """
 
-    def __init__(
-        self, session_id: str, journal: Journal, config: SessionConfig, off_loop: Callable[..., Awaitable[Any]]
-    ) -> None:
+    def __init__(self, session_id: str, journal: Journal, gear: Gear, off_loop: Callable[..., Awaitable[Any]]) -> None:
         super().__init__(session_id, journal)
         self._clock = journal.clock
-        self._config = config
+        self._gear = gear
+        """What the runs that start next work with."""
         self._off_loop = off_loop
         """How to call what may block."""
         self._change = asyncio.Lock()
@@ -59,6 +59,10 @@ class SessionChanges(SessionReads):
         self._doubt: Doubt | None = None
         self._owed: Usage | None = None
         """What was spent that no commit has told of: the next one does."""
+
+    @property
+    def _config(self) -> SessionConfig:
+        return self._gear.config
 
     async def activate(self) -> None:
         """Take the session over from whoever had it: raise the epoch, see to the run that was lost, go on.

@@ -64,7 +64,6 @@ class CompactingSession(SessionChanges):
     all. It costs one commit, and one for each attempt that fails.
     """
 
-    _compactor: Compactor | None = None
     _beside: asyncio.Task[Any] | None = None
     """The compaction beside the conversation."""
     _failures = 0
@@ -84,7 +83,7 @@ class CompactingSession(SessionChanges):
 
     def _watch_window(self) -> None:
         """Start a compaction, if one is due and none is under way. For when a run has ended; does not wait."""
-        compactor, head = self._compactor, self._head
+        compactor, head = self._gear.compactor, self._head
         if compactor is None or head is None or self._is_compacting or self._journal.session.status == "ended":
             return
         if self._skip:
@@ -127,7 +126,7 @@ class CompactingSession(SessionChanges):
         while task is None:
             while self._beside and self._is_compacting and not explain:
                 await asyncio.wait({self._beside})
-            compactor, head = self._compactor, self._head
+            compactor, head = self._gear.compactor, self._head
             if compactor is None or head is None:
                 return None
             if explain:
@@ -203,7 +202,7 @@ class CompactingSession(SessionChanges):
         run.recalled = None
 
     async def _fitting(self, run: ActiveRun) -> Turn:
-        alone = run.compactor
+        alone = run.gear.compactor
         if alone is None:
             return self._shown(run)
         strategy: OverflowStrategy | None = alone.strategy

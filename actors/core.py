@@ -6,13 +6,14 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.backlog import left_by, with_given
 from turnwise.actors.config import SessionConfig
+from turnwise.actors.gear import Gear
 from turnwise.actors.inference.attempt import reason, storable
 from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
 from turnwise.actors.journal import Journal, settled
@@ -20,7 +21,7 @@ from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.originals import find, originals, reach
 from turnwise.actors.output import Output
 from turnwise.actors.run_events import about, end_event
-from turnwise.actors.running import RunningSession, retire
+from turnwise.actors.running import RunningSession
 from turnwise.errors import (
     CallDecidedError,
     CallNotFoundError,
@@ -136,19 +137,13 @@ class SessionCore(RunningSession):
         history: HistoryStore | None = None,
         clock: Callable[[], float] = time.time,
         off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
+        engine_id: str = "",
     ) -> None:
-        super().__init__(
-            session_id,
-            Journal(session_id, store, clock, history),
-            builder,
-            config or SessionConfig(),
-            overflow=overflow,
-            memories=memories,
-            working=working,
-            off_loop=off_loop,
-        )
-        self.left_waiting = False
-        """Whether it left while a run waited for somebody's word."""
+        equipment = (builder, config or SessionConfig(), overflow, memories, working)
+        gear = Gear(*equipment, engine_id=engine_id, off_loop=off_loop)
+        super().__init__(session_id, Journal(session_id, store, clock, history), gear, off_loop)
+        self.left_waiting: dict[str, str] = {}
+        """The runs that waited for somebody's word, or behind one that did, when it left, and their engines' ids."""
 
     def use(
         self,
@@ -157,11 +152,25 @@ class SessionCore(RunningSession):
         overflow: OverflowStrategy | None = None,
         memories: Sequence[MemorySlot] = (),
         working: WorkingMemory | None = None,
+        *,
+        engine_id: str = "",
+        runs: Collection[str] | None = None,
     ) -> None:
-        """Take another engine, other settings, another overflow strategy and memories over, from the next run on."""
-        self._spawn_beside(retire(self._runner, self._active, self._config.cancel_grace_s), "closing its engine")
-        self._equip(builder, config, overflow, memories, working)
-        self._save_soon()
+        """Take another engine, other settings, another overflow strategy and memories over, from the next run on.
+
+        Runs that are open keep what they have: `activate` first, where it is not known which these are.
+
+        Args:
+            engine_id: names all that.
+            runs: ids of runs of an earlier process that had this; only they have it again then.
+        """
+        gear = Gear(builder, config, overflow, memories, working, engine_id=engine_id, off_loop=self._off_loop)
+        if runs is None:
+            self._equip(gear)
+            self._save_soon()
+        else:
+            self._former.append(gear)
+            self._gear_of.update(dict.fromkeys(runs, gear))
 
     async def append(self, prompts: Sequence[Prompt], key: str) -> int:
         """Store prompts for the next run to take up; return the index of its turn.
@@ -229,6 +238,7 @@ class SessionCore(RunningSession):
         _check_labels(labels or {}, self._config)
         blocks, encoded = self._accept(prompts)
         fingerprint = hashlib.sha256("\n".join(encoded).encode()).hexdigest() if idempotency_key else None
+        gear = self._gear
 
         async def change() -> Started:
             if found := await self._find_run(run_id, idempotency_key, fingerprint):
@@ -244,6 +254,7 @@ class SessionCore(RunningSession):
                 blocks,
                 encoded,
                 if_busy,
+                gear,
                 run_id=run_id,
                 idempotency_key=idempotency_key,
                 fingerprint=fingerprint,
@@ -481,20 +492,21 @@ class SessionCore(RunningSession):
             if self.is_in_use:
                 return False
             await self._store_mark()
-            self.left_waiting = self._active is not None
+            self.left_waiting = self.engine_ids() if self._active else {}
             self._journal.lost = SessionFencedError(self.session_id, self._journal.session.epoch)
-        runner, self._runner = self._runner, None
+        gears, self._former = (self._gear, *self._former), []
         if self._journal.feed:
             await self._journal.feed.settle(FLUSH_S)
         self._give_up(self._journal.lost)
-        await retire(runner, None, self._config.cancel_grace_s)
+        await asyncio.gather(*map(self._retire, gears))
         return True
 
     # Starting
 
     def _accept(self, prompts: Sequence[Prompt]) -> tuple[list[Block], list[str]]:
         """See `accept`."""
-        refuses = self._builder.refuses if isinstance(self._builder, Selective) else takes_all
+        builder = self._gear.builder
+        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
         return accept(self.session_id, prompts, self._config.max_prompt_bytes, refuses)
 
     def _check_can_start(self, blocks: Sequence[Block], if_busy: IfBusy) -> None:
@@ -508,7 +520,7 @@ class SessionCore(RunningSession):
                 raise QueueFullError(self.session_id, self._active.run_id, self._config.max_queued)
 
     async def _start(
-        self, blocks: Sequence[Block], encoded: Sequence[str], if_busy: IfBusy, **settings: Any
+        self, blocks: Sequence[Block], encoded: Sequence[str], if_busy: IfBusy, gear: Gear, **settings: Any
     ) -> Started:
         """Commit a run as running, or as queued behind the active one, and then launch it or preempt that one."""
         busy, preempts, rollback = self._active, if_busy in ("interrupt", "rollback"), if_busy == "rollback"
@@ -525,7 +537,7 @@ class SessionCore(RunningSession):
             created_at=self._clock(),
             **settings,
         )
-        run = self._new_run(record, turn)
+        run = self._new_run(record, turn, gear)
         if busy is None:
             run.record, run.turn = self._begin(record, turn, self._head)
             self._ask_early(
@@ -605,7 +617,7 @@ class SessionCore(RunningSession):
         if run is None or state is None or state.verdict or state.wants != "approval":
             return  # the decision itself is refused, or was made
         try:
-            runner = await self._built(run.session)
+            runner = await self._built(run)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             why = f"the engine cannot be built, so the arguments of {state.name!r} cannot be checked: {reason(error)}"
             raise EngineError(why) from error

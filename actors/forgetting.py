@@ -122,7 +122,7 @@ class ForgettingSession(SavingSession):
         """
         if self._gifts:
             await asyncio.wait(set(self._gifts))
-        slots = [slot for slot in self._all_memories if not is_read_only(slot.memory)]
+        slots = [slot for slot in self._gear.all_memories if not is_read_only(slot.memory)]
         results = await asyncio.gather(
             *(self._forget_in(slot, index, verify=verify) for slot in slots), return_exceptions=True
         )
@@ -140,8 +140,8 @@ class ForgettingSession(SavingSession):
             raise LongTermMemoryError(f"{'; '.join(failures)}. Forget it again")
         self._forgets += 1
         notes = 0
-        if index is None and self._notes is not None:
-            notes = await self._notes.forget(self._memory_scope)
+        if index is None and self._gear.notes is not None:
+            notes = await self._gear.notes.forget(self._memory_scope)
         return Forgotten(items=items, erased=erased, notes=notes)
 
     async def _forget_in(self, slot: MemorySlot, index: int | None, *, verify: bool) -> int | Erasure:

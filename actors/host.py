@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from turnwise.actors.adoptions import Adopted
 from turnwise.actors.resident import Keep, Resident
 from turnwise.actors.supplies import Supplies
 from turnwise.actors.wire import Refused
@@ -30,19 +31,28 @@ class SessionHost:
     loaded what only a turn needs.
 
     Args:
-        engine_id: of the equipment that the session has: that of the process, or what it had taken over before.
+        adopted: the engines that the session had taken over before the process was lost; if left out, it has that of
+            the process.
         keep: notes what is taken over from a later manager, for the next process that Ray makes of this actor.
         leave: ends this process, for good; called when the session has been idle for `SessionConfig.idle_s`.
     """
 
     def __init__(
-        self, session_id: str, supplies: Supplies, *, node_id: str, leave: Callable[[], None], keep: Keep
+        self,
+        session_id: str,
+        supplies: Supplies,
+        *,
+        node_id: str,
+        leave: Callable[[], None],
+        keep: Keep,
+        adopted: Adopted | None = None,
     ) -> None:
         self._session_id = session_id
         self._supplies = supplies
         self._node_id = node_id
         self._leave = leave
         self._keep = keep
+        self._adopted = adopted
         self._resident: Resident | None = None
         self._calls = 0
         self._last_call_s = time.monotonic()
@@ -91,10 +101,11 @@ class SessionHost:
         if self._resident is None:
             await self._supplies.open()
         if self._resident is None:
-            engine_id = self._supplies.engine_id
-            core = self._supplies.make_core(self._session_id, engine_id)
+            adopted = self._adopted or Adopted(self._supplies.engine_id)
+            core = self._supplies.make_core(self._session_id, adopted)
             keep = partial(self._keep, self._session_id)
-            self._resident = Resident(core, engine_id, self._supplies, keep, self._node_id)
+            self._resident = Resident(core, adopted, self._supplies, keep, self._node_id)
+            self._supplies.in_use = lambda: core.engine_ids().values()
             self._idle = asyncio.create_task(self._leave_when_idle(self._resident, self._supplies.config.idle_s))
         return self._resident
 

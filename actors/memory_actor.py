@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import pickle
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -18,6 +17,7 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 from turnwise.actors.batcher import Batcher
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.engine_model import EngineModel
+from turnwise.actors.identity import identity
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.nodes import ANYWHERE, here
@@ -258,6 +258,7 @@ class RemoteMemory:
         self.read_only = is_read_only(memory)
         try:
             self._pickled = cloudpickle.dumps(memory)
+            self._digest = identity(memory)[:16]
         except Exception as error:
             why = f"it cannot be pickled ({error}): hold settings in it and open files when they are needed"
             raise ConfigError("memory", self.name, why) from error
@@ -265,7 +266,6 @@ class RemoteMemory:
         self._deadline_s = deadline_s
         self._recall_s = recall_s
         self._is_local = is_local(memory)
-        self._digest = hashlib.sha256(self._pickled).hexdigest()[:16]
         self._set_up()
         self._may_make = True
 
@@ -286,6 +286,10 @@ class RemoteMemory:
 
     def __repr__(self) -> str:
         return f"<{self.name} in its actor>"
+
+    def __identity__(self) -> tuple[object, ...]:
+        """See `identity`."""
+        return self._digest, self._namespace, self._deadline_s, self._recall_s
 
     @property
     def actor_name(self) -> str:

@@ -144,7 +144,7 @@ class PackedActor:
             keep=partial(keep_adopted, namespace, self._actor_id),
             drop=partial(drop_adopted, namespace, self._actor_id),
             leave=self._leave,
-            engine_ids=adopted,
+            adopted=adopted,
             elders=[_EarlierHosts(namespace, post.realm, elder) for elder in layouts if elder < post.layout],
             heirs=_NewestHosts(namespace, post.realm),
         )

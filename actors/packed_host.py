@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from turnwise.actors.adoptions import Adopted
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.placement import Packed
 from turnwise.actors.resident import Keep, Resident
@@ -74,7 +75,7 @@ class PackedHost:
 
     Args:
         limits: how much it takes.
-        engine_ids: what sessions had taken over from later managers before the process was lost, by session.
+        adopted: what sessions had taken over from later managers before the process was lost, by session.
         elders: the hosts of earlier layouts. A session that is in use there stays there until its run ends, and what is
             asked of it here is asked there.
         heirs: those that have the sessions when others have followed; nobody follows if left out.
@@ -91,7 +92,7 @@ class PackedHost:
         keep: Keep,
         drop: Callable[[str], None],
         leave: Callable[[], None],
-        engine_ids: dict[str, str] | None = None,
+        adopted: dict[str, Adopted] | None = None,
         elders: Sequence[Elder] = (),
         heirs: Heirs | None = None,
     ) -> None:
@@ -101,9 +102,9 @@ class PackedHost:
         self._keep = keep
         self._drop = drop
         self._leave = leave
-        self._engine_ids = engine_ids or {}
+        self._adopted = adopted or {}
         """Of sessions that are not resident and had taken over another engine than the process was made with."""
-        supplies.wanted = self._engine_ids.values()
+        supplies.in_use = self._engines_in_use
         self._elders = elders
         self._heirs = heirs
         self._residents: OrderedDict[str, Resident] = OrderedDict()
@@ -303,9 +304,9 @@ class PackedHost:
                 await self._make_room(session_id)
 
     def _admit(self, session_id: str) -> Resident:
-        engine_id = self._engine_ids.pop(session_id, self._supplies.engine_id)
-        core = self._supplies.make_core(session_id, engine_id)
-        resident = Resident(core, engine_id, self._supplies, partial(self._keep, session_id), self._node_id)
+        adopted = self._adopted.pop(session_id, None) or Adopted(self._supplies.engine_id)
+        core = self._supplies.make_core(session_id, adopted)
+        resident = Resident(core, adopted, self._supplies, partial(self._keep, session_id), self._node_id)
         self._residents[session_id] = resident
         return resident
 
@@ -352,12 +353,16 @@ class PackedHost:
     def _forget(self, session_id: str, resident: Resident) -> None:
         if self._residents.get(session_id) is resident:
             del self._residents[session_id]
-            if (
-                resident.has_adopted and resident.core.left_waiting
-            ):  # its run goes on with the engine that it began with
-                self._engine_ids[session_id] = resident.engine_id
-            elif resident.has_adopted:
+            if left := resident.left:  # its runs go on with the engines that they began with
+                self._adopted[session_id] = left
+            elif resident.is_noted:
                 self._drop(session_id)
+
+    def _engines_in_use(self) -> set[str]:
+        """Return the ids of the engines of runs that have not ended."""
+        away = {engine_id for adopted in self._adopted.values() for engine_id in adopted.engine_ids}
+        here = (resident.core.engine_ids().values() for resident in self._residents.values())
+        return away.union(*here)
 
     async def _sweep(self, idle_s: float) -> None:
         """Let go, now and then, of what has been idle for long enough."""

@@ -17,6 +17,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from turnwise.actors.compactor import check_overflow
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.homes import Homes, LiveHomes, homes
+from turnwise.actors.identity import identity
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory_actor import RemoteMemory, equip
 from turnwise.actors.memory_slot import MemorySlot
@@ -115,14 +116,15 @@ class Realm:
         try:
             overflow, realm.memories = equip(overflow, memory, namespace, config)
             realm.working_memory = working_memory
-            realm._engine = cloudpickle.dumps((engine, config, overflow, realm.memories, working_memory))
+            equipment = (engine, config, overflow, realm.memories, working_memory)
+            realm._engine = cloudpickle.dumps(equipment)
+            realm._engine_id = identity(equipment)
         except ConfigError:
             raise
         except Exception as error:
             why = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
             what = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
             raise ConfigError("engine", what, why) from error
-        realm._engine_id = hashlib.sha256(realm._engine).hexdigest()
         _REALMS[realm.name] = realm
         return realm
 
@@ -273,11 +275,10 @@ class Realm:
 
         Where no manager is open in this process, those that the session has.
         """
-        while True:
-            answer = yield from self.ask(session_id, verb, self._engine_id, *args)
-            if not isinstance(answer, EngineWanted):
-                return answer
-            yield from self.ask(session_id, "adopt", self._engine_id, self._engine)
+        answer = yield from self.ask(session_id, verb, self._engine_id, *args)
+        while isinstance(answer, EngineWanted):
+            answer = yield from self.ask(session_id, "adopt", self._engine_id, self._engine, verb, args)
+        return answer
 
 
 def _pack(session_id: str, verb: str, *args: Any) -> bytes:

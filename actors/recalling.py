@@ -10,7 +10,9 @@ from typing import Any
 from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.compacting import CompactingSession
 from turnwise.actors.desk import Desk
+from turnwise.actors.gear import Gear
 from turnwise.actors.inference.attempt import reason
+from turnwise.actors.memory_config import MemoryConfig
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.memory.blocks import Block, Document, Recalled, User
 from turnwise.memory.events import Event, LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
@@ -18,7 +20,6 @@ from turnwise.memory.long_term import MemoryItem, Scope, is_read_only
 from turnwise.memory.sections import Recalled as Found
 from turnwise.memory.sections import make_sections
 from turnwise.memory.tokens import ByteCounter, TokenCounter
-from turnwise.memory.working import WorkingMemory
 
 MOST_ASKED = 4000
 """Characters of a prompt that memories are asked about."""
@@ -38,13 +39,6 @@ class RecallingSession(CompactingSession):
     the run goes on and an event says so. The working memory stands in front.
     """
 
-    _memories: Sequence[MemorySlot] = ()
-    """Those that are used."""
-    _all_memories: Sequence[MemorySlot] = ()
-    """Those that may have something of the session."""
-    _notes: WorkingMemory | None = None
-    """Likewise, used or not."""
-    _working: WorkingMemory | None = None
     _forgets = 0
     """How often memories have forgotten: what was asked before may be gone."""
 
@@ -58,16 +52,17 @@ class RecallingSession(CompactingSession):
         agent = session.agent if self._config.memory.agent_scope else None
         return Scope(user_id=session.user_id, session_id=self.session_id, agent=agent)
 
-    def desk(self, turn_index: int | None = None, *, is_reading: bool = False) -> Desk:
-        """Return what the memories do for whoever acts in the session, or in a turn of it."""
-        scope = self._memory_scope
-        return Desk(scope, self._memories, self._working, turn_index=turn_index, is_reading=is_reading)
+    def desk(self) -> Desk:
+        """Return what the memories do for whoever acts in the session."""
+        return Desk(self._memory_scope, self._gear.memories, self._gear.working)
 
     async def _recall(self, run: ActiveRun) -> None:
         """Let the run's requests have what memories know; asks them once."""
-        if run.record.memory == "off" or not (self._memories or self._working):
+        memories, working = run.gear.memories, run.gear.working
+        if run.record.memory == "off" or not (memories or working):
             return
-        run.memory = self.desk(run.turn.index, is_reading=run.record.memory == "read")
+        is_reading = run.record.memory == "read"
+        run.memory = Desk(self._memory_scope, memories, working, turn_index=run.turn.index, is_reading=is_reading)
         if run.has_asked_memories:
             return
         run.has_asked_memories = True
@@ -76,7 +71,7 @@ class RecallingSession(CompactingSession):
             run.asked = None
             if forgets == self._forgets:
                 break
-        counter: TokenCounter = self._config.token_counter or _QuarterCounter()
+        counter: TokenCounter = run.gear.config.token_counter or _QuarterCounter()
         sections = make_sections(found.values(), now=time.time(), counter=counter, notes=notes)
         if sections.text:
             run.recalled = Recalled(text=sections.text)
@@ -101,36 +96,39 @@ class RecallingSession(CompactingSession):
             await self._recall(run)
 
     async def _noted(self, run: ActiveRun) -> str:
-        if self._working is None:
+        working = run.gear.working
+        if working is None:
             return ""
         try:
-            return await asyncio.wait_for(self._working.section(self._memory_scope), self._config.memory.timeout_s)
+            return await asyncio.wait_for(working.section(self._memory_scope), run.gear.config.memory.timeout_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without, and it is told
             self.publish_live(run, MemoryFailed, {"memory": "working memory", "why": reason(error)})
             return ""
 
     def _ask_early(self, run: ActiveRun, prompt: Sequence[Block]) -> None:
         """Ask memories about a prompt that is about to be stored, so that one does not wait for the other."""
-        if self._memories and self._config.memory.recall and run.record.memory != "off":
-            run.asked = self._spawn_beside(self._ask_all(prompt), "asking its memories")
+        if run.gear.memories and run.gear.config.memory.recall and run.record.memory != "off":
+            run.asked = self._spawn_beside(self._ask_all(run.gear, prompt), "asking its memories")
 
-    async def _ask_all(self, prompt: Sequence[Block]) -> tuple[list[_Answer], int]:
+    async def _ask_all(self, gear: Gear, prompt: Sequence[Block]) -> tuple[list[_Answer], int]:
         """Return what each memory has, and how often they had forgotten when they were asked."""
-        query, slots, forgets = _query(prompt), self._memories, self._forgets
+        query, slots, forgets = _query(prompt), gear.memories, self._forgets
         if not query:
             return [], forgets
-        results = await asyncio.gather(*(self._ask(slot, query) for slot in slots), return_exceptions=True)
+        results = await asyncio.gather(
+            *(self._ask(slot, query, gear.config.memory) for slot in slots), return_exceptions=True
+        )
         return list(zip(slots, results, strict=True)), forgets
 
     async def _found(self, run: ActiveRun) -> tuple[dict[str, Found], int]:
         """Return what memories have, by their names, and how often they had forgotten when they were asked."""
-        config = self._config.memory
+        config, compactor = run.gear.config.memory, run.gear.compactor
         if not config.recall:
             return {}, self._forgets
-        results, forgets = await (run.asked or self._ask_all(self._journal.cache.read(run.turn.prompt)))
+        results, forgets = await (run.asked or self._ask_all(run.gear, self._journal.cache.read(run.turn.prompt)))
         most = config.max_tokens
-        if self._compactor and results:
-            most = min(most, self._compactor.budget.max_tokens // SHARE // len(results))
+        if compactor and results:
+            most = min(most, compactor.budget.max_tokens // SHARE // len(results))
         found: dict[str, Found] = {}
         for slot, result in results:
             if isinstance(result, BaseException):
@@ -141,8 +139,7 @@ class RecallingSession(CompactingSession):
                 self.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
         return found, forgets
 
-    async def _ask(self, slot: MemorySlot, query: str) -> Sequence[MemoryItem]:
-        config = self._config.memory
+    async def _ask(self, slot: MemorySlot, query: str, config: MemoryConfig) -> Sequence[MemoryItem]:
         types = None if is_read_only(slot.memory) else config.types
         return await slot.memory.recall(self._memory_scope, query, limit=config.max_results, types=types)
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from turnwise.actors.adoptions import Adopted
 from turnwise.actors.core import Decision, SessionCore
 from turnwise.actors.supplies import Supplies
 from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, SessionInfo, StartAnswer
@@ -29,19 +30,31 @@ ENGINE_TICKS = 3
 END_COMMIT_S = 2.0
 """How long the acknowledgement of such a start waits for the end to be stored."""
 
-Keep = Callable[[str, str, bytes], Awaitable[None]]
-"""Notes, for the next process that Ray makes, which engine a session has taken over: session id, engine id, engine."""
+Keep = Callable[[str, Adopted, bytes], Awaitable[None]]
+"""Notes, for the next process that Ray makes, what a session has taken over: session id, engine ids, the newest one."""
 
-KeepOwn = Callable[[str, bytes], Awaitable[None]]
-"""Likewise, of one session: engine id, engine."""
+KeepOwn = Callable[[Adopted, bytes], Awaitable[None]]
+"""Likewise, of one session."""
 
 
 class Resident:
     """One session on the event loop of its process. Verbs may begin in any order, so none relies on an earlier one."""
 
-    __slots__ = ("_engine_id", "_keep", "_node_id", "_supplies", "calls", "core", "is_deleted", "last_call_s")
+    __slots__ = (
+        "_engine",
+        "_engine_id",
+        "_keep",
+        "_node_id",
+        "_supplies",
+        "_switching",
+        "calls",
+        "core",
+        "is_deleted",
+        "is_noted",
+        "last_call_s",
+    )
 
-    def __init__(self, core: SessionCore, engine_id: str, supplies: Supplies, keep: KeepOwn, node_id: str) -> None:
+    def __init__(self, core: SessionCore, adopted: Adopted, supplies: Supplies, keep: KeepOwn, node_id: str) -> None:
         self.core = core
         self.calls = 0
         """How many verbs are being carried out."""
@@ -49,20 +62,23 @@ class Resident:
         """When the last one began or ended, by the clock of the event loop."""
         self.is_deleted = False
         """Whether the session was deleted here: another core is to say whether there is one of its id again."""
-        self._engine_id = engine_id
+        self.is_noted = bool(adopted.engine_ids - {supplies.engine_id})
+        """Whether `keep` was told of the session, by this or an earlier process."""
+        self._engine_id = adopted.engine_id
+        self._engine = supplies.given(adopted.engine_id)
+        self._switching = asyncio.Lock()
+        """Held while a run starts with its manager's engine, so that no other manager's takes its place."""
         self._supplies = supplies
         self._keep = keep
         self._node_id = node_id
 
     @property
-    def engine_id(self) -> str:
-        """Of the engine that its runs have."""
-        return self._engine_id
-
-    @property
-    def has_adopted(self) -> bool:
-        """Whether it has another engine than its process was made with."""
-        return self._engine_id != self._supplies.engine_id
+    def left(self) -> Adopted | None:
+        """The engines that it left with, if runs wait and these are not all of the engine of the process."""
+        waiting = self.core.left_waiting
+        runs = {run_id: engine_id for run_id, engine_id in waiting.items() if engine_id != self._engine_id}
+        adopted = Adopted(self._engine_id, runs)
+        return adopted if waiting and adopted.engine_ids != {self._supplies.engine_id} else None
 
     @property
     def is_idle(self) -> bool:
@@ -73,12 +89,10 @@ class Resident:
         """Carry out a verb and return its answer, or raise its error."""
         return await getattr(self, f"do_{verb}")(*args)
 
-    async def do_adopt(self, engine_id: str, engine: bytes) -> None:
-        if engine_id != self._engine_id:
-            parts = await self._supplies.take(engine_id, engine)
-            await self._keep(engine_id, engine)
-            self.core.use(*parts)
-            self._engine_id = engine_id
+    async def do_adopt(self, engine_id: str, engine: bytes, verb: str = "", args: Sequence[Any] = ()) -> Any:
+        """Take an engine over, then carry out a verb with it, as one call: no other manager's comes in between."""
+        await self._supplies.take(self.core.session_id, engine_id, engine)
+        return await self.carry_out(verb, (engine_id, *args)) if verb else await self._has(engine_id)
 
     async def do_warm(self) -> None:
         await self.core.activate()
@@ -89,9 +103,10 @@ class Resident:
     async def do_start(
         self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any], held: Spans
     ) -> StartAnswer | EngineWanted:
-        if not self._has(engine_id):
-            return EngineWanted()
-        started = await self.core.start(prompts, **settings)
+        async with self._switching:
+            if not await self._switch(engine_id):
+                return EngineWanted()
+            started = await self.core.start(prompts, **settings)
         # An engine that answers without waiting for anything is done by now: its end goes along and saves a call.
         for _ in range(ENGINE_TICKS):
             await asyncio.sleep(0)
@@ -124,20 +139,20 @@ class Resident:
     async def do_delete(
         self, engine_id: str, memory: bool, verify: bool, updated_at: float | None
     ) -> Forgotten | EngineWanted:
-        if not self._has(engine_id):
+        if not await self._has(engine_id):
             return EngineWanted()
         done = await self.core.delete(memory=memory, verify=verify, updated_at=updated_at)
         self.is_deleted = True
         return done
 
     async def do_memory(self, engine_id: str, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        if not self._has(engine_id):
+        if not await self._has(engine_id):
             return EngineWanted()
         await self.core.activate()
         return (await getattr(self.core.desk(), verb)(*args, **options),)
 
     async def do_forget_turn(self, engine_id: str, index: int, verify: bool) -> Forgotten | EngineWanted:
-        if not self._has(engine_id):
+        if not await self._has(engine_id):
             return EngineWanted()
         return await self.core.forget_turn(index, verify=verify)
 
@@ -145,7 +160,7 @@ class Resident:
         await self.core.use_memory(use)
 
     async def do_wait_for_memory(self, engine_id: str, timeout_s: float | None) -> tuple[bool] | EngineWanted:
-        if not self._has(engine_id):
+        if not await self._has(engine_id):
             return EngineWanted()
         return (await self.core.wait_for_memory(timeout_s),)
 
@@ -153,7 +168,7 @@ class Resident:
         return await self.core.fork(at, session_id)
 
     async def do_compact(self, engine_id: str, explain: bool) -> tuple[Compaction | None] | EngineWanted:
-        if not self._has(engine_id):
+        if not await self._has(engine_id):
             return EngineWanted()
         return (await self.core.compact(explain=explain),)
 
@@ -194,9 +209,26 @@ class Resident:
             node_id=self._node_id,
         )
 
-    def _has(self, engine_id: str) -> bool:
-        """Return whether the session has the caller's engine; False if that has to be sent first."""
-        return engine_id in ("", self._engine_id)
+    async def _has(self, engine_id: str) -> bool:
+        """Let the session have the caller's engine; return False if that has to be sent first."""
+        async with self._switching:
+            return await self._switch(engine_id)
+
+    async def _switch(self, engine_id: str) -> bool:
+        if engine_id in ("", self._engine_id):
+            if not self._supplies.has(self._engine_id):  # it made room for others' while the session was idle
+                self._supplies.hold(self.core.session_id, self._engine_id, *self._engine)
+            return True
+        if not self._supplies.has(engine_id):
+            return False
+        equipment, engine = self._supplies.given(engine_id)
+        await self.core.activate()  # so that the runs that are open keep the engines that they have
+        runs = {run_id: other for run_id, other in self.core.engine_ids().items() if other != engine_id}
+        self.is_noted = True
+        await self._keep(Adopted(engine_id, runs), engine)
+        self.core.use(*equipment, engine_id=engine_id)
+        self._engine_id, self._engine = engine_id, (equipment, engine)
+        return True
 
 
 def _with(held: Spans, turn: Turn) -> Spans:

@@ -13,18 +13,16 @@ from turnwise.actors.active_run import ActiveRun, grants
 from turnwise.actors.backlog import Backlog
 from turnwise.actors.budget import priced
 from turnwise.actors.changes import Doubt, fail
-from turnwise.actors.compactor import Compactor
-from turnwise.actors.config import SessionConfig
 from turnwise.actors.forgetting import ForgettingSession
+from turnwise.actors.gear import Gear
 from turnwise.actors.inference.attempt import REFUSED, Attempt, Ending, leave_behind
-from turnwise.actors.inference.engine import Closable, EngineBuilder, InferenceRunner, NewEvent, SessionView, Suspend
-from turnwise.actors.journal import Journal, settled
-from turnwise.actors.memory_slot import MemorySlot
+from turnwise.actors.inference.engine import Closable, InferenceRunner, NewEvent, SessionView, Suspend
+from turnwise.actors.journal import Journal
 from turnwise.actors.output import Output
 from turnwise.actors.refusals import leave_out
 from turnwise.actors.run_events import about, end_event, placed, request_event, start_event
 from turnwise.errors import EngineError, LimitError, StoreError, TurnwiseError
-from turnwise.memory.background import persist
+from turnwise.memory.background import persist, shielded
 from turnwise.memory.blocks import Block, encode
 from turnwise.memory.calls import CallState, encode_calls
 from turnwise.memory.events import (
@@ -37,8 +35,6 @@ from turnwise.memory.spans import Span, join
 from turnwise.memory.transcript import Ledger
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
-from turnwise.memory.working import WorkingMemory
-from turnwise.strategies.strategy import OverflowStrategy
 
 REMEMBERED = 128
 """How many ended runs are kept in memory, for waits that come late."""
@@ -58,33 +54,46 @@ class RunningSession(ForgettingSession):
         self,
         session_id: str,
         journal: Journal,
-        builder: EngineBuilder,
-        config: SessionConfig,
-        *,
-        overflow: OverflowStrategy | None,
-        memories: Sequence[MemorySlot] = (),
-        working: WorkingMemory | None = None,
+        gear: Gear,
         off_loop: Callable[..., Awaitable[Any]],
     ) -> None:
-        super().__init__(session_id, journal, config, off_loop)
-        self._runner: InferenceRunner | None = None
-        self._equip(builder, config, overflow, memories, working)
-
-    def _equip(
-        self,
-        builder: EngineBuilder,
-        config: SessionConfig,
-        overflow: OverflowStrategy | None,
-        memories: Sequence[MemorySlot],
-        working: WorkingMemory | None,
-    ) -> None:
-        """Take over what the next runs work with."""
-        compactor = Compactor(overflow, builder, config, self._off_loop) if overflow else None
-        self._builder, self._config, self._runner, self._compactor = builder, config, None, compactor
-        used = tuple(slot for slot in memories if slot.is_used)
-        self._memories, self._working = (used, working) if config.memory.enabled else ((), None)
-        self._all_memories, self._notes = tuple(memories), working
+        super().__init__(session_id, journal, gear, off_loop)
+        self._former: list[Gear] = []
+        """What runs work with that have not ended, and the next ones do not."""
+        self._gear_of: dict[str, Gear] = {}
+        """Likewise, by the ids of runs that an earlier process had begun."""
         self._equip_saving()
+
+    def _equip(self, gear: Gear) -> None:
+        """Take over what the next runs work with; those that are open keep what they have."""
+        self._former.append(self._gear)
+        self._gear = gear
+        self._put_gear_away()
+        self._equip_saving()
+
+    def _put_gear_away(self) -> None:
+        """Close the runners that no run needs any more."""
+        used = {id(gear) for gear in (self._gear, *(run.gear for run in self._open_runs), *self._gear_of.values())}
+        gone = [gear for gear in self._former if id(gear) not in used]
+        self._former = [gear for gear in self._former if id(gear) in used]
+        for gear in gone:
+            self._spawn_beside(self._retire(gear), "closing its engine")
+
+    async def _retire(self, gear: Gear) -> None:
+        """Close the runner; one that is being built is closed when it is there."""
+        gear.is_retired = True
+        runner, gear.runner = gear.runner, None
+        await retire(runner, self._config.cancel_grace_s)
+
+    @property
+    def _open_runs(self) -> list[ActiveRun]:
+        runs = [*([self._active] if self._active else []), *self._backlog.queue]
+        return [run for run in runs if not run.done.done()]
+
+    def engine_ids(self) -> dict[str, str]:
+        """Return which engine each run that has not ended has, by run id. As of the last activation."""
+        known = {run_id: gear.engine_id for run_id, gear in self._gear_of.items()}
+        return known | {run.run_id: run.gear.engine_id for run in self._open_runs}
 
     @property
     def _discards(self) -> bool:
@@ -100,6 +109,8 @@ class RunningSession(ForgettingSession):
             self._ended.popitem(last=False)
         if not run.done.done():
             run.done.set_result(None)
+        if self._former:
+            self._put_gear_away()
 
     def _ended_record(self, run: ActiveRun, state: RunState, why: str | None, **more: Any) -> RunRecord:
         said = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
@@ -113,9 +124,9 @@ class RunningSession(ForgettingSession):
         super()._give_up(why)
         if self._journal.feed:
             self._journal.feed.stop()
-        if self._runner:
-            self._spawn_beside(retire(self._runner, None, self._config.cancel_grace_s), "closing its engine")
-            self._runner = None
+        for gear in (self._gear, *self._former):
+            self._spawn_beside(self._retire(gear), "closing its engine")
+        self._former = []
 
     # Loading
 
@@ -130,12 +141,15 @@ class RunningSession(ForgettingSession):
         known = {run.run_id: run for run in [*self._backlog.queue, *([self._active] if self._active else [])]}
         await self._let_go(known.values(), {record.run_id for record in found.open_runs})
         turns = {turn.index: turn for turn in found.open_turns}
+        # Until all is taken over: this may fail half way, and the next activation makes the runs anew.
+        self._gear_of |= {run.run_id: run.gear for run in known.values()}
         self._backlog = Backlog()
         self._backlog.apply(turn for turn in found.open_turns if turn.status == "pending")
         lost: list[ActiveRun] = []
         waiting: list[ActiveRun] = []
         for record in found.open_runs:
-            run = known.get(record.run_id) or self._new_run(record, turns[record.turn_index])
+            gear = self._gear_of.get(record.run_id, self._gear)
+            run = known.get(record.run_id) or self._new_run(record, turns[record.turn_index], gear)
             if run.record.state != record.state:
                 run.restart_clock()
             if record.usage != run.record.usage:
@@ -158,6 +172,8 @@ class RunningSession(ForgettingSession):
             await self._settle(lost)
         else:
             self._journal.log.publish()
+        self._gear_of = {}
+        self._put_gear_away()
         self._journal.stale = False  # from here on a run that is not open has ended, and its last event is there
 
     async def _let_go(self, known: Iterable[ActiveRun], open_runs: Container[str]) -> None:
@@ -226,10 +242,11 @@ class RunningSession(ForgettingSession):
         self._save_soon()
 
     def _resumes(self, run: ActiveRun) -> bool:
-        return self._config.on_lost == "resume" and run.record.resumes < self._config.max_resumes
+        config = run.gear.config
+        return config.on_lost == "resume" and run.record.resumes < config.max_resumes
 
-    def _new_run(self, record: RunRecord, turn: TurnRecord) -> ActiveRun:
-        return ActiveRun(self._view(), record, turn)
+    def _new_run(self, record: RunRecord, turn: TurnRecord, gear: Gear) -> ActiveRun:
+        return ActiveRun(self._view(), record, turn, gear)
 
     # Starting
 
@@ -297,8 +314,9 @@ class RunningSession(ForgettingSession):
             if self._active is run:
                 self._active = None
         fail(run, failure)
-        what = f"session {self.session_id!r}: to see to run {run.run_id!r}"
-        await persist(self.activate, what, until=self._is_final)
+        if self._journal.lost is None:
+            what = f"session {self.session_id!r}: to see to run {run.run_id!r}"
+            await persist(self.activate, what, until=self._is_final)
 
     async def _attempt(self, run: ActiveRun) -> Ending:
         run.attempt = attempt = Attempt(run, self, interval_s=self._config.delta_interval_s)
@@ -310,24 +328,29 @@ class RunningSession(ForgettingSession):
         )
 
     async def _answer(self, run: ActiveRun, attempt: Attempt) -> Sequence[Block]:
-        run.compactor = self._compactor
-        runner = await self._built(run.session)
+        runner = await self._built(run)
         self.check_budget(run)
         await self._recall(run)
         return await runner.run(await self._make_room(run), attempt)
 
-    async def _built(self, session: SessionView) -> InferenceRunner:
-        """Return the runner of the session's engine, built if there is none."""
-        if self._runner:
-            return self._runner
-        builder = self._builder
-        runner: InferenceRunner = await self._off_loop(builder.build, session)
-        if builder is not self._builder or self._journal.lost:
-            return runner
-        if self._runner and self._runner is not runner:  # it was built twice at once: for a run, and for a decision
-            self._spawn_beside(retire(runner, None, self._config.cancel_grace_s), "closing its engine")
-            return self._runner
-        self._runner = runner
+    async def _built(self, run: ActiveRun) -> InferenceRunner:
+        """Return the runner of the run's engine, built once, also if who asked for it gives up meanwhile."""
+        gear = run.gear
+        if gear.runner:
+            return gear.runner
+        if gear.building is None:
+            gear.building = self._spawn(self._build(gear, run.session))
+        return await shielded(gear.building, f"session {self.session_id!r}: building an engine")
+
+    async def _build(self, gear: Gear, session: SessionView) -> InferenceRunner:
+        try:
+            runner: InferenceRunner = await self._off_loop(gear.builder.build, session)
+        finally:
+            gear.building = None
+        if gear.is_retired:
+            self._spawn_beside(retire(runner, self._config.cancel_grace_s), "closing its engine")
+        else:
+            gear.runner = runner
         return runner
 
     async def _decided(self, run: ActiveRun) -> Ending | None:
@@ -417,14 +440,15 @@ class RunningSession(ForgettingSession):
 
     def check_budget(self, run: ActiveRun) -> None:
         """See `Desk`."""
-        if not (self._config.run_budget or self._config.session_budget):
+        config = run.gear.config
+        if not (config.run_budget or config.session_budget):
             return
         spent, calls = run.spent, run.calls
         times = 1 + grants(calls.values())
         in_session = self._journal.session.usage + (spent - (run.record.usage or Usage()))
         for budget, of, used in (
-            (self._config.run_budget, "run", spent),
-            (self._config.session_budget, "session", in_session),
+            (config.run_budget, "run", spent),
+            (config.session_budget, "session", in_session),
         ):
             # What is granted above a session's budget is granted to this run.
             over = budget.exceeded(used, times) if budget else None
@@ -432,7 +456,7 @@ class RunningSession(ForgettingSession):
                 continue
             why = f"the {of} has spent {over}"
             rejected = any(state.wants == "budget" and state.verdict == "rejected" for state in calls.values())
-            if self._config.over_budget == "fail" or rejected:
+            if config.over_budget == "fail" or rejected:
                 raise LimitError(f"{why}: raise SessionConfig({of}_budget=...)", "budget")
             raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=why)})
 
@@ -508,14 +532,12 @@ class RunningSession(ForgettingSession):
         return replace(run.turn, output=grown.spans, **changes), new, replace(session, log_size=span.stop)
 
 
-async def retire(runner: object, user: ActiveRun | None, grace_s: float) -> None:
-    """Close a runner that can be closed, once the run that may use it has ended.
+async def retire(runner: object, grace_s: float) -> None:
+    """Close a runner that can be closed.
 
     What it raises is logged, and after `grace_s` it is left behind: whoever lets a runner go has no more use for it.
     """
     if isinstance(runner, Closable):
-        if user:
-            await settled(user.done)
         closing = asyncio.ensure_future(_close(runner))
         await asyncio.wait({closing}, timeout=grace_s)
         if not closing.done():

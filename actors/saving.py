@@ -98,7 +98,7 @@ class SavingSession(RecallingSession):
     def _writable(self) -> list[MemorySlot]:
         if self._config.memory.save == "none":
             return []
-        return [slot for slot in self._memories if not is_read_only(slot.memory)]
+        return [slot for slot in self._gear.memories if not is_read_only(slot.memory)]
 
     @property
     def _is_saving(self) -> bool:

@@ -73,12 +73,10 @@ class SessionActor:
         session_id, namespace, making = self._settings
         place, engine_id, engine = making.place, making.engine_id, making.engine
         adopted, engines = find_adopted(namespace, self._actor_id)
-        if session_id in adopted:
-            engine_id = adopted[session_id]
-            engine = engines[engine_id]
         return SessionHost(
             session_id,
-            Supplies(partial(place.open_store, namespace), place.open_history, engine_id, engine),
+            Supplies(partial(place.open_store, namespace), place.open_history, engine_id, engine, more=engines),
+            adopted=adopted.get(session_id),
             node_id=self._node_id,
             leave=self._leave,
             keep=partial(keep_adopted, namespace, self._actor_id),

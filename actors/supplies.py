@@ -7,11 +7,12 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from turnwise.actors.adoptions import Adopted
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.memory_slot import MemorySlot
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, EngineLimitError
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.ids import is_own_id, public_id
 from turnwise.memory.own_names import OwnNameHistory, OwnNameStore
@@ -20,7 +21,7 @@ from turnwise.memory.working import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
 KEPT = 8
-"""How many managers' equipment a process holds, beside what is wanted."""
+"""How many managers' equipment a process holds, its own among them."""
 
 Equipment = tuple[EngineBuilder, SessionConfig, OverflowStrategy | None, Sequence[MemorySlot], WorkingMemory | None]
 """What a manager's sessions work with."""
@@ -44,8 +45,8 @@ class Supplies:
         more: Mapping[str, bytes] | None = None,
     ) -> None:
         self.engine_id = engine_id
-        self.wanted: Collection[str] = ()
-        """Ids of equipment that sessions come back to, so it is held."""
+        self.in_use: Callable[[], Collection[str]] = lambda: ()
+        """Returns the ids of equipment that open runs have, so it is held."""
         self._pickled = {**(more or {}), engine_id: engine}
         self._open_store = open_store
         self._open_history = open_history
@@ -73,29 +74,47 @@ class Supplies:
             raise
         return self._kit[0]
 
-    async def take(self, engine_id: str, engine: bytes) -> Equipment:
-        """Return equipment, which is held from now on.
+    async def take(self, session_id: str, engine_id: str, engine: bytes) -> None:
+        """Hold equipment that a session is to have.
 
         Raises:
             ConfigError: this process cannot load it.
+            EngineLimitError: open runs have as many others as a process holds.
         """
         if engine_id not in self._equipment:
-            self._hold(engine_id, await asyncio.to_thread(_unpickle, engine))
-        return self.given(engine_id)
+            self.hold(session_id, engine_id, await asyncio.to_thread(_unpickle, engine), engine)
 
-    def given(self, engine_id: str) -> Equipment:
-        """Return equipment that is held."""
+    def has(self, engine_id: str) -> bool:
+        """Return whether the equipment is held."""
+        return engine_id in self._equipment
+
+    def given(self, engine_id: str) -> tuple[Equipment, bytes]:
+        """Return equipment that is held, and its pickle."""
         self._equipment.move_to_end(engine_id)
-        return self._equipment[engine_id]
+        return self._equipment[engine_id], self._pickled[engine_id]
 
-    def make_core(self, session_id: str, engine_id: str) -> SessionCore:
+    def hold(self, session_id: str, engine_id: str, equipment: Equipment, engine: bytes) -> None:
+        """Hold equipment, in the place of that which no open run has and was asked for longest ago.
+
+        Raises:
+            EngineLimitError: there is none such.
+        """
+        if engine_id not in self._equipment and len(self._equipment) >= KEPT:
+            kept = {self.engine_id, *self.in_use()}
+            gone = next((name for name in self._equipment if name not in kept), None)
+            if gone is None:
+                raise EngineLimitError(session_id, "engines", KEPT)
+            del self._equipment[gone], self._pickled[gone]
+        self._equipment[engine_id], self._pickled[engine_id] = equipment, engine
+
+    def make_core(self, session_id: str, adopted: Adopted) -> SessionCore:
         """Return a new core of a session, with equipment that is held. `open` has returned."""
         store, history = self._kit
         if is_own_id(session_id):
             store, history = OwnNameStore(store, session_id), history and OwnNameHistory(history, session_id)
             session_id = public_id(session_id)
-        builder, config, overflow, memories, working = self.given(engine_id)
-        return SessionCore(
+        builder, config, overflow, memories, working = self.given(adopted.engine_id)[0]
+        core = SessionCore(
             session_id,
             store,
             builder,
@@ -104,12 +123,21 @@ class Supplies:
             memories=memories,
             working=working,
             history=history,
+            engine_id=adopted.engine_id,
         )
+        self.give_runs(core, adopted)
+        return core
+
+    def give_runs(self, core: SessionCore, adopted: Adopted) -> None:
+        """Let runs that an earlier process had begun have the engines that they had."""
+        for engine_id in set(adopted.runs.values()):
+            runs = [run_id for run_id, other in adopted.runs.items() if other == engine_id]
+            core.use(*self.given(engine_id)[0], engine_id=engine_id, runs=runs)
 
     @property
     def config(self) -> SessionConfig:
         """The settings of the manager that made the process."""
-        return self.given(self.engine_id)[1]
+        return self.given(self.engine_id)[0][1]
 
     @property
     def _kit(self) -> tuple[SessionStore, HistoryStore | None]:
@@ -127,13 +155,6 @@ class Supplies:
                 equipment = _Unloadable(error), SessionConfig(), None, (), None
             self._equipment[engine_id] = equipment
         self._opened = store, await asyncio.to_thread(self._open_history)
-
-    def _hold(self, engine_id: str, equipment: Equipment) -> None:
-        self._equipment[engine_id] = equipment
-        if len(self._equipment) > KEPT:
-            kept = {engine_id, self.engine_id, *self.wanted}
-            if gone := next((name for name in self._equipment if name not in kept), None):
-                del self._equipment[gone]
 
 
 class _Unloadable:

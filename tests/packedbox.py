@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from turnwise.actors.adoptions import Adopted
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.engine import EngineBuilder
@@ -26,17 +27,28 @@ class OpenSupplies(Supplies):
         super().__init__(lambda: store, lambda: None, engine_id, b"")
         self._opened = store, None
         self._equipment.update(equipment)
+        self._pickled.update(dict.fromkeys(equipment, b""))
+
+        self.sent: dict[bytes, Equipment] = {}
+        """What a manager sends, by what stands for its pickle."""
 
     async def open(self) -> Any:
         return self._kit[0]
 
-    def bring(self, engine_id: str, equipment: Equipment) -> None:
-        self._hold(engine_id, equipment)
+    async def take(self, session_id: str, engine_id: str, engine: bytes) -> None:
+        if not self.has(engine_id):
+            await asyncio.sleep(0)
+            self.hold(session_id, engine_id, self.sent[engine], engine)
 
-    def make_core(self, session_id: str, engine_id: str) -> SessionCore:
+    def make_core(self, session_id: str, adopted: Adopted) -> SessionCore:
         store, _ = self._kit
-        builder, config, *_ = self.given(engine_id)
-        return SessionCore(session_id, store, builder, config, clock=asyncio.get_running_loop().time, off_loop=inline)
+        builder, config, *_ = self.given(adopted.engine_id)[0]
+        clock = asyncio.get_running_loop().time
+        core = SessionCore(
+            session_id, store, builder, config, clock=clock, off_loop=inline, engine_id=adopted.engine_id
+        )
+        self.give_runs(core, adopted)
+        return core
 
 
 class Hosting:
@@ -51,15 +63,16 @@ class Hosting:
         config: SessionConfig | None = None,
         others: Mapping[str, EngineBuilder] | None = None,
         elders: Sequence[Elder] = (),
-        adopted: dict[str, str] | None = None,
+        adopted: dict[str, Adopted] | None = None,
     ) -> None:
         self.store = store
         self.config = config or SessionConfig(idle_s=1e9, cancel_grace_s=0.5)
         engines = {"first": engine, **(others or {})}
         equipment: dict[str, Equipment] = {name: (each, self.config, None, (), None) for name, each in engines.items()}
-        self.adopted: dict[str, str] = adopted if adopted is not None else {}
+        self.adopted: dict[str, Adopted] = adopted if adopted is not None else {}
         self.has_left = asyncio.Event()
         self._supplies = OpenSupplies(store, equipment, "first")
+        self.sent = self._supplies.sent
         self.host = PackedHost(
             self._supplies,
             limits or Packed(hosts=1),
@@ -67,13 +80,13 @@ class Hosting:
             keep=self._keep,
             drop=self._drop,
             leave=self.has_left.set,
-            engine_ids=dict(self.adopted),
+            adopted=dict(self.adopted),
             elders=elders,
         )
 
     def bring(self, engine_id: str, engine: EngineBuilder) -> None:
         """Have another manager's engine come by, as for a session that takes it over."""
-        self._supplies.bring(engine_id, (engine, self.config, None, (), None))
+        self._supplies.hold("another", engine_id, (engine, self.config, None, (), None), b"")
 
     async def create(self, *session_ids: str) -> None:
         for session_id in session_ids:
@@ -97,8 +110,8 @@ class Hosting:
     def _drop(self, session_id: str) -> None:
         self.adopted.pop(session_id, None)
 
-    async def _keep(self, session_id: str, engine_id: str, engine: bytes) -> None:
-        self.adopted[session_id] = engine_id
+    async def _keep(self, session_id: str, adopted: Adopted, engine: bytes) -> None:
+        self.adopted[session_id] = adopted
 
 
 async def refused(kind: type[TurnwiseError], answer: Any) -> TurnwiseError:

@@ -965,8 +965,8 @@ def test_a_run_that_is_cancelled_while_its_window_is_counted_leaves_the_counts_r
         await core.start(["two"], run_id="two")
         await core.wait("two")
         turn = await core.latest()
-        assert turn and core._compactor
-        window = await core._compactor.window(turn.record, turn.cache)
+        assert turn and core._gear.compactor
+        window = await core._gear.compactor.window(turn.record, turn.cache)
         assert window.total == sum(map(ByteCounter().count, turn.blocks))
 
     asyncio.run(story())

@@ -14,6 +14,7 @@ import pytest
 
 from packedbox import Hosting, refused
 from schedules import DawdlingStore, explore
+from turnwise.actors.adoptions import Adopted
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import Decision, SessionCore
 from turnwise.actors.inference.echo import EchoEngine
@@ -381,7 +382,7 @@ def test_what_a_session_took_over_is_its_own_and_outlives_the_process_until_it_l
         hosting = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others)
         await hosting.create("a", "b", "c")
         await hosting.ask("a", "adopt", "second", b"")
-        assert hosting.adopted == {"a": "second"}
+        assert hosting.adopted == {"a": Adopted("second")}
         again = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others, adopted=hosting.adopted)
         for name in "ab":
             await again.run(name, "who is there?", f"run-{name}")
@@ -408,7 +409,7 @@ def test_a_run_that_waits_for_leave_goes_on_with_its_engine_whoever_had_to_leave
             await hosting.start(name, "hello", f"run-{name}", "second")
             await asyncio.sleep(1)
         await hosting.ask("c", "info")
-        assert hosting.host.resident_ids == ["c"] and hosting.adopted == {"a": "second", "b": "second"}
+        assert hosting.host.resident_ids == ["c"] and hosting.adopted == {name: Adopted("second") for name in "ab"}
         again = Hosting(store, Asking("first"), limits, others=engines, adopted=hosting.adopted)
         for each, name in ((hosting, "a"), (again, "b")):
             for number in range(2 * KEPT):

@@ -178,7 +178,12 @@ class CallChecker(Protocol):
 
 @runtime_checkable
 class EngineBuilder(Protocol):
-    """Makes the runner of a session. Travels to the session's process by pickle, so it holds settings, not clients."""
+    """Makes the runner of a session. Travels to the session's process by pickle, so it holds settings, not clients.
+
+    Two builders are one engine to sessions if they are of one class and hold equal settings. One whose settings are
+    not comparable, or vary from process to process, may say what it is by an attribute `engine_name`, a string: the
+    same name is the same engine then, whatever else it holds, so give it another when its settings change.
+    """
 
     def build(self, session: SessionView) -> InferenceRunner:
         """Return a runner. Called off the event loop, so it may import and block.

@@ -23,6 +23,7 @@ TurnwiseError
 ├── SessionBusyError           you used it twice
 │   └── QueueFullError
 ├── OverloadedError            a host, or all of them, have as much as they may: try again
+│   └── EngineLimitError       open runs have as many different engines as a process holds
 ├── SessionEndedError          you closed it
 ├── NoActiveRunError
 ├── CallDecidedError           somebody has decided otherwise
@@ -290,6 +291,16 @@ class OverloadedError(TurnwiseError):
     session_id: str
     limit: str
     value: int
+
+
+class EngineLimitError(OverloadedError):
+    """Runs that have not ended have as many different engines as a process of sessions holds; nothing was done."""
+
+    message = (
+        "session {session_id!r} is refused for now: runs of its process that have not ended, or wait for approval, "
+        "have {value} different {limit}, the most that it holds. Let one of them end, or use fewer engines at once: "
+        "those with equal settings, or with one engine_name, count as one"
+    )
 
 
 class SessionEndedError(TurnwiseError):

@@ -18,6 +18,9 @@ CONNECT_S = 10
 PATIENCE = 1.5
 """How much longer than its `statement_timeout` a server may be silent. One that is at work answers before."""
 
+BRIEF_MS = 200
+"""How long a group of commits waits for a row that another's transaction holds, in milliseconds."""
+
 TRANSACTION_TIMEOUT_SINCE = 170_000
 """Which version of the server has such a setting. Before, a client that freezes right behind a pipeline is not seen."""
 
@@ -41,6 +44,8 @@ class PostgresConnection(psycopg.Connection[Any]):
     is gone: that is seen here.
     """
 
+    brief_ms = BRIEF_MS
+    """How long `wait_briefly` lets a statement wait for a lock, in milliseconds."""
     silence_s: float | None = CONNECT_S
     """How long to wait for each answer, in seconds; for ever if None."""
 
@@ -67,6 +72,7 @@ class PostgresConnection(psycopg.Connection[Any]):
             raise
         allowed_ms = {name: int(setting) if chosen is None else ms for name, setting, chosen in found}
         statement_ms = allowed_ms["statement_timeout"]
+        connection.brief_ms = min(BRIEF_MS, allowed_ms["lock_timeout"] or BRIEF_MS)
         connection.silence_s = PATIENCE * statement_ms / 1000 if statement_ms else None
         return connection
 
@@ -82,6 +88,10 @@ class PostgresConnection(psycopg.Connection[Any]):
                 raise
             self.close()  # what the server may still say would be taken for the answer to the next question
             raise psycopg.OperationalError(f"no answer for {self.silence_s:g} s") from error
+
+    def wait_briefly(self, cursor: psycopg.Cursor[Any]) -> None:
+        """Let what comes in this transaction wait for locks for a moment only."""
+        cursor.execute(f"SET LOCAL lock_timeout = {self.brief_ms}".encode())
 
     @contextmanager
     def unhurried(self) -> Iterator[None]:

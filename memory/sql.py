@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -69,6 +70,10 @@ class _Job:
         except TurnwiseError as error:
             return error
         return None
+
+
+LOCKED_PAUSE_S = 0.1
+"""How long a commit pauses before it is tried again whose session's row another's transaction holds, in seconds."""
 
 
 class SQLStore(ErasingDatabase):
@@ -175,7 +180,13 @@ class SQLStore(ErasingDatabase):
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
         try:
             with self._translated():
-                outcome = await self._commit_together(self._commits.asked(session_id, epoch, commit))
+                asked = self._commits.asked(session_id, epoch, commit)
+                outcome = await self._commit_together(asked)
+                while self._commits.is_locked(outcome) and self._late(asked.since) is None:
+                    # Apart from the others, and in short tries, so that it keeps no connection from them.
+                    await asyncio.sleep(LOCKED_PAUSE_S)
+                    write = partial(self._commits.write, group=[asked])
+                    (outcome,) = await self._on_thread(partial(self._transact, write))
                 if outcome is not None:
                     raise outcome
         except StoreError as error:

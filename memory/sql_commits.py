@@ -38,6 +38,8 @@ class CommitWriter:
 
     Session rows are taken in the order of their keys, so groups of several processes wait for each other, and never in
     a circle. To PostgreSQL all statements go at once (pipeline mode), so a group costs one round trip and the COMMIT.
+    There a session whose row another's transaction holds is waited for briefly, so that its neighbours need not wait:
+    its commit is refused (`is_locked`). A file of SQLite has one writer and no such rows.
     """
 
     def __init__(self, sql: Statements, dialect: sa.Dialect, lock_timeout_s: float) -> None:
@@ -92,6 +94,8 @@ class CommitWriter:
             cursor.connection.rollback()
             if self._is_sqlite:
                 begin_writing(cursor.connection, self._lock_timeout_s)
+            else:
+                cursor.connection.wait_briefly(cursor)
             for at in order:
                 outcomes[at] = self._try(cursor, group[at])
         return outcomes
@@ -99,10 +103,17 @@ class CommitWriter:
     def _write_together(self, cursor: Any, group: Sequence[Asked]) -> None:
         sessions = cursor.connection.cursor()
         with self._pipeline(cursor):
+            if not self._is_sqlite:
+                cursor.connection.wait_briefly(cursor)
             self._put_session.write(sessions, [asked.session for asked in group])
             self._write_rest(cursor, group)
         if sessions.rowcount != len(group):
             raise SessionFencedError(group[0].session_id, group[0].epoch)  # or another of them
+
+    @staticmethod
+    def is_locked(outcome: BaseException | None) -> bool:
+        """Return whether a commit was refused since another's transaction holds its session's row."""
+        return getattr(outcome, "sqlstate", None) == "55P03"
 
     def _try(self, cursor: Any, asked: Asked) -> Exception | None:
         """Write one whole, or nothing of it; return why not."""

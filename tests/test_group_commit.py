@@ -129,6 +129,53 @@ def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str)
     with_store(url, use)
 
 
+def test_a_session_whose_row_another_holds_waits_alone(database: str) -> None:
+    """Also where its commit is alone, and there is but one connection. SQLite has no such rows: it has one writer."""
+
+    async def use(store: SQLStore) -> None:
+        sessions = await own(store, 8)
+        with psycopg.connect(database) as other:
+            other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's3' FOR UPDATE")
+            with busy(store):
+                tasks = [asyncio.create_task(awaited(commit(store, whole_turn(session, 0)))) for session in sessions]
+                await asyncio.sleep(0)
+            locked = tasks.pop(3)
+            await asyncio.gather(*tasks)
+            again = [
+                commit(store, whole_turn(whole_turn(each, 0).session, 1)) for each in sessions if each != sessions[3]
+            ]
+            await asyncio.gather(*again)
+            assert not locked.done() and await stored_turns(store, "s3") == 0
+            other.rollback()
+            await locked
+        await commit(store, whole_turn(whole_turn(sessions[3], 0).session, 1))
+        for session in sessions:
+            assert await stored_turns(store, session.session_id) == 2
+
+    with_store(database, use)
+
+
+def test_a_session_whose_row_another_holds_for_too_long_is_told(database: str) -> None:
+    async def call() -> None:
+        store = SQLStore(database, connections=1, lock_timeout_s=0.5)
+        try:
+            (session,) = await own(store, 1)
+            with psycopg.connect(database) as other:
+                other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's0' FOR UPDATE")
+                with pytest.raises(StoreError, match="others hold its locks"):
+                    await commit(store, whole_turn(session, 0))
+            await commit(store, whole_turn(session, 0))
+            assert await stored_turns(store, "s0") == 1
+        finally:
+            await store.close()
+
+    asyncio.run(call())
+
+
+async def awaited(work: Awaitable[None]) -> None:
+    await work
+
+
 def test_commits_of_one_session_do_not_share_and_keep_their_order(url: str) -> None:
     async def use(store: SQLStore) -> None:
         first, second = await own(store, 2)

@@ -157,6 +157,7 @@ class Journal:
             commit.session,
             seq=self.log.last_seq + (LIVE_NUMBERS if live else 0),
             next_index=max([commit.session.next_index, *indices]),
+            revision=commit.session.revision + 1,
             updated_at=self.clock(),
         )
         copied = self.feed.copied if self.feed else 0
@@ -193,7 +194,7 @@ class Journal:
             await self._check_own()
             self.feed.stop()
             await self.feed.history.delete(self.session_id)
-        await self.store.delete(self.session_id, epoch=self.session.epoch)
+        await self.store.delete(self.session_id, epoch=self.session.epoch, log=self.session.log)
 
     # Reading
 

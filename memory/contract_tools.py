@@ -68,8 +68,9 @@ class Owner:
 
     def prepare(self, *texts: str, **parts: Any) -> Commit:
         """Return a commit that appends the texts as blocks."""
-        session = replace(parts.pop("session", self.session), log_size=self.session.log_size + len(texts))
-        return Commit(session=session, blocks=texts, **parts)
+        own = self.session
+        place = {"log_size": own.log_size + len(texts), "revision": own.revision + 1}
+        return Commit(session=replace(parts.pop("session", own), **place), blocks=texts, **parts)
 
     async def commit(self, *texts: str, **parts: Any) -> Span:
         """Append the texts as blocks and return where they are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 import time
 import unicodedata
 
@@ -15,6 +16,34 @@ MAX_LENGTH = 256
 def new_id() -> str:
     """Return a fresh id of 24 hexadecimal digits; later ones sort behind earlier ones, to the millisecond."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(6)}"
+
+
+def new_key() -> int:
+    """Return a number of 63 bits that is given once, also if the store that it is for is restored to an earlier state.
+
+    It is made of the time in milliseconds and of random bits. Later numbers of a process are higher than earlier ones;
+    those of several processes are in the order of their clocks.
+    """
+    return _keys.next()
+
+
+_RANDOM_BITS = 21
+"""Of a key: so many are left beside a time in milliseconds that lasts for a century."""
+
+
+class _Keys:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def next(self) -> int:
+        with self._lock:
+            now = (time.time_ns() // 1_000_000) << _RANDOM_BITS
+            self._last = max(now + secrets.randbits(_RANDOM_BITS), self._last + 1)
+            return self._last
+
+
+_keys = _Keys()
 
 
 def check_id(kind: str, value: str) -> str:

@@ -17,10 +17,11 @@ from turnwise.errors import (
     StoreError,
 )
 from turnwise.memory.events import Appending, Event
+from turnwise.memory.ids import new_key
 from turnwise.memory.runs import UNSETTLED, RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, Spans, subtract, union
-from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, parse_cursor
+from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, new_jump, parse_cursor
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
 
@@ -45,16 +46,15 @@ class InMemoryStore:
         self._owners: dict[str, str] = {}
         """Run id to session id."""
         self._logs: dict[str, dict[int, str]] = {}
-        self._order = itertools.count(1)
         self._closed = False
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         self._check_open()
+        order = new_key()
         if session.session_id in self._rows:
             raise SessionExistsError(session.session_id)
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
         await self.blocks(borrowed)
-        order = next(self._order)
         session = replace(session, log=str(order))
         self._logs[session.log] = {}
         turns = {turn.index: turn} if turn else {}
@@ -66,7 +66,8 @@ class InMemoryStore:
 
     async def activate(self, session_id: str) -> Activation:
         row = self._row(session_id)
-        row.session = replace(row.session, epoch=row.session.epoch + 1)
+        session = row.session
+        row.session = replace(session, epoch=session.epoch + 1, revision=session.revision + new_jump())
         turns = sorted(row.turns.values(), key=lambda turn: turn.index)
         settled = [turn for turn in turns if turn.status not in ("pending", "queued", "running")]
         runs = (run for run in row.runs.values() if run.is_open)
@@ -80,10 +81,11 @@ class InMemoryStore:
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
         self._check_open()
         row, session = self._rows.get(session_id), commit.session
-        if row is None or (row.session.epoch, row.session.log) != (epoch, session.log):
+        follows = (session.log, epoch, session.revision - 1, commit.log_size_before)
+        if row is None or _place(row.session) != follows:
             raise SessionFencedError(session_id, epoch)
         log = self._logs[session.log]
-        blocks = dict(enumerate(commit.blocks, session.log_size - len(commit.blocks)))
+        blocks = dict(enumerate(commit.blocks, commit.log_size_before))
         events = {event.seq: without_blocks(event) for event in commit.events}
         kept = row.events
         if upto := commit.forget_events:
@@ -99,6 +101,7 @@ class InMemoryStore:
             log_size=session.log_size,
             next_index=session.next_index,
             seq=session.seq,
+            revision=session.revision,
             usage=session.usage,
             memory=session.memory,
             saved=session.saved,
@@ -191,15 +194,15 @@ class InMemoryStore:
         page, more = _page((row for row in self._behind(cursor) if _has_expired(row.session, now)), limit)
         return Page(tuple(row.session for row in page), more)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
         row = self._row(session_id)
-        if epoch is not None and row.session.epoch != epoch:
+        if epoch not in (None, row.session.epoch) or log not in (None, row.session.log):
             raise SessionFencedError(session_id, epoch)
         del self._rows[session_id]
         for run_id in row.runs:
             del self._owners[run_id]
-        for log in {row.session.log, *(span.log for span in row.borrowed)}:
-            self._release(log)
+        for one in {row.session.log, *(span.log for span in row.borrowed)}:
+            self._release(one)
 
     async def close(self) -> None:
         self._closed = True
@@ -258,6 +261,11 @@ def _page(rows: Iterable[_Row], limit: int) -> tuple[list[_Row], str | None]:
     if len(page) <= limit:
         return page, None
     return page[:limit], cursor_of(0.0, page[limit - 1].order)
+
+
+def _place(session: SessionRecord) -> tuple[str, int, int, int]:
+    """Return where a session stands."""
+    return session.log, session.epoch, session.revision, session.log_size
 
 
 def _has_expired(session: SessionRecord, now: float) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from turnwise.memory.frozen import FrozenDict
 from turnwise.memory.memory_use import MemoryUse
@@ -32,6 +32,9 @@ class SessionRecord:
     """The index of its next turn."""
     epoch: int = 0
     """Counts activations; a commit carries the one it was made under."""
+    revision: int = 0
+    """Each commit raises it by 1, each activation by a random number: so no two states of a session have the same, not
+    even if the store was restored to an earlier state in between."""
     seq: int = 0
     """No event has a number above this. While a run is live it is ahead of the last event, since live events have
     numbers too: a later activation counts on from here and gives none twice."""
@@ -44,3 +47,7 @@ class SessionRecord:
     ttl_s: float | None = None
     """So many seconds after its last commit it may be swept; None: never. It has expired when `updated_at + ttl_s` is
     not above the time, as doubles add up."""
+
+    def committed(self, **changes: Any) -> SessionRecord:
+        """Return the row as its next commit leaves it: with these changes, and with its revision raised by 1."""
+        return replace(self, revision=self.revision + 1, **changes)

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 
 from turnwise.errors import (
     CorruptRecordError,
@@ -27,6 +26,7 @@ from turnwise.errors import (
 from turnwise.memory import sql_schema as schema
 from turnwise.memory.events import Event
 from turnwise.memory.group_commit import GroupCommit
+from turnwise.memory.ids import new_key
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, Spans, subtract, union
@@ -43,7 +43,7 @@ from turnwise.memory.sql_rows import (
     turn_row,
 )
 from turnwise.memory.sql_statements import Statement, Statements
-from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, parse_cursor
+from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, new_jump, parse_cursor
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
 
@@ -111,10 +111,9 @@ class SQLStore(ErasingDatabase):
                 for span in borrowed:
                     if self._sql.count_blocks(connection, _bounds(span)).scalar_one() < span.stop - span.start:
                         raise CorruptRecordError(f"turn {session.parent}", f"blocks of {span} are missing")
-            try:
-                key = self._sql.insert_session(connection, session_row(session)).scalar_one()
-            except exc.IntegrityError as error:
-                raise SessionExistsError(session.session_id) from error
+            while (key := self._insert(connection, session)) is None:
+                if self._sql.session(connection, {"session_id": session.session_id}).one_or_none():
+                    raise SessionExistsError(session.session_id)
             if borrowed:
                 self._sql.insert_borrowed(connection, [{"session": key, **_bounds(span)} for span in borrowed])
             if turn:
@@ -123,12 +122,17 @@ class SQLStore(ErasingDatabase):
 
         return await self._write_along(create)
 
+    def _insert(self, connection: sa.Connection, session: SessionRecord) -> int | None:
+        """Return the key of the session; None if there is one of its id, or of the key."""
+        found: int | None = self._sql.insert_session(connection, session_row(new_key(), session)).scalar_one_or_none()
+        return found
+
     async def get(self, session_id: str) -> SessionRecord:
         return await self._read(lambda connection: self._session(connection, session_id))
 
     async def activate(self, session_id: str) -> Activation:
         def activate(connection: sa.Connection) -> Activation:
-            row = self._sql.raise_epoch(connection, {"session_id": session_id}).one_or_none()
+            row = self._sql.raise_epoch(connection, {"session_id": session_id, "jump": new_jump()}).one_or_none()
             if row is None:
                 raise SessionNotFoundError(session_id)
             key = {"key": row.key}
@@ -292,22 +296,24 @@ class SQLStore(ErasingDatabase):
         rows, more = await self._in_order(self._sql.expired, cursor, limit, now=now)
         return Page(tuple(map(read_session, rows)), more)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
         def delete(connection: sa.Connection) -> bool:
             self._lock(connection)
             session = self._session(connection, session_id)
-            sessions = sa.delete(schema.sessions).where(schema.sessions.c.session_id == session_id)
+            if log not in (None, session.log):
+                raise SessionFencedError(session_id, epoch)
+            key = int(session.log)
+            sessions = sa.delete(schema.sessions).where(schema.sessions.c.key == key)
             if epoch is not None:
                 sessions = sessions.where(schema.sessions.c.epoch == epoch)
             if not connection.execute(sessions).rowcount:
                 raise SessionFencedError(session_id, epoch)
-            key = int(session.log)
             borrowed = schema.borrowed.c
             logs = {key, *connection.scalars(sa.select(borrowed.log).where(borrowed.session == key))}
             for table in (schema.borrowed, schema.turns, schema.runs, schema.events):
                 connection.execute(sa.delete(table).where(table.c.session == key))
-            for log in logs:
-                self._release(connection, log)
+            for one in logs:
+                self._release(connection, one)
             return True
 
         await self._erase(delete)

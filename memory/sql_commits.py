@@ -62,10 +62,7 @@ class CommitWriter:
         """Return the commit as what `write` takes: made beforehand, so that nobody else's transaction waits for it."""
         key = log_key(commit.session.log)
         kinds: tuple[Iterable[dict[str, Any]], ...] = (
-            (
-                {"log": key, "at": at, "body": body}
-                for at, body in enumerate(commit.blocks, commit.session.log_size - len(commit.blocks))
-            ),
+            ({"log": key, "at": at, "body": body} for at, body in enumerate(commit.blocks, commit.log_size_before)),
             ({"b_session": key, "b_idx": index} for index in commit.dropped_turns),
             (turn_row(key, turn) for turn in commit.turns),
             (run_row(key, commit.new_run),) if commit.new_run else (),
@@ -73,7 +70,7 @@ class CommitWriter:
             ({"b_session": key, "b_upto": commit.forget_events},) if commit.forget_events else (),
             (event_row(key, event) for event in commit.events),
         )
-        session = self._put_session.bind(changed_session_row(commit.session, epoch))
+        session = self._put_session.bind(changed_session_row(session_id, epoch, commit))
         others = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))
         return Asked(session_id, epoch, time.monotonic(), key, session, others)
 

@@ -40,4 +40,6 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
         "ALTER TABLE turnwise_sessions ADD COLUMN ttl_s DOUBLE PRECISION",
         "CREATE INDEX turnwise_sessions_ttl ON turnwise_sessions (key) WHERE ttl_s IS NOT NULL",
     ),
+    # Commits are matched by the revision that they follow.
+    5: ("ALTER TABLE turnwise_sessions ADD COLUMN revision BIGINT DEFAULT 0 NOT NULL",),
 }

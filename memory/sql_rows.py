@@ -15,6 +15,7 @@ from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans
 from turnwise.memory.sql_schema import USAGE
+from turnwise.memory.store import Commit
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
 
@@ -23,11 +24,13 @@ Result = TypeVar("Result")
 
 def log_key(log: str) -> int:
     """Return the key of the session whose log this is; 0, which is nobody's, for a name that the store never gave."""
-    return int(log) if log.isascii() and log.isdigit() and len(log) <= _KEY_DIGITS else 0
+    key = int(log) if log.isascii() and log.isdigit() and len(log) <= _KEY_DIGITS else 0
+    return key if key.bit_length() <= _KEY_BITS else 0
 
 
-_KEY_DIGITS = 18
-"""So many fit into the 8 bytes of a key."""
+_KEY_BITS = 63
+_KEY_DIGITS = 19
+"""So many has the highest number of so many bits."""
 
 
 def to_json(value: Any) -> str | None:
@@ -95,8 +98,9 @@ _SESSION_OTHERS = ("log", "metadata", "usage", "memory")
 _SESSION_FIELDS = tuple(field.name for field in fields(SessionRecord) if field.name not in _SESSION_OTHERS)
 
 
-def session_row(session: SessionRecord) -> dict[str, Any]:
-    row = {field.name: getattr(session, field.name) for field in fields(session) if field.name not in ("log", "usage")}
+def session_row(key: int, session: SessionRecord) -> dict[str, Any]:
+    row: dict[str, Any] = {"key": key}
+    row |= {field.name: getattr(session, field.name) for field in fields(session) if field.name not in ("log", "usage")}
     texts = {"metadata": to_json(session.metadata or None), "memory": _unless_on(session.memory)}
     return row | texts | asdict(session.usage)
 
@@ -105,12 +109,16 @@ def _unless_on(use: MemoryUse) -> str | None:
     return None if use == "on" else use
 
 
-def changed_session_row(session: SessionRecord, epoch: int) -> dict[str, Any]:
-    """Return what a commit changes of a session, for the `put_session` statement."""
-    usage = session.usage
+def changed_session_row(session_id: str, epoch: int, commit: Commit) -> dict[str, Any]:
+    """Return what a commit changes of a session, and what it is matched by, for the `put_session` statement."""
+    session, usage = commit.session, commit.session.usage
     return {
         "b_key": log_key(session.log),
+        "b_session_id": session_id,
         "b_epoch": epoch,
+        "b_revision_before": session.revision - 1,
+        "b_log_size_before": commit.log_size_before,
+        "b_revision": session.revision,
         "b_status": session.status,
         "b_metadata": to_json(session.metadata or None),
         "b_updated_at": session.updated_at,

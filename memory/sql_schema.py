@@ -28,9 +28,9 @@ from turnwise.memory.usage import Usage
 
 tables = MetaData()
 
-SCHEMA = Schema(name="schema_version", version=5, tables=tables, migrations=MIGRATIONS)
+SCHEMA = Schema(name="schema_version", version=6, tables=tables, migrations=MIGRATIONS)
 
-# SQLite gives keys only to a column of its own INTEGER type; the key is also the name of the session's log.
+# The key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
 
 USAGE: dict[str, type[int | float]] = {
@@ -54,6 +54,7 @@ sessions = Table(
     Column("next_index", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False, server_default="0"),
     Column("memory", Text),
     Column("saved", BigInteger, nullable=False, server_default="-1"),
     Column("ttl_s", Double),
@@ -63,7 +64,7 @@ sessions = Table(
     ),
     Index("turnwise_sessions_created", "created_at", "key"),
     Index("turnwise_sessions_user", "user_id", "created_at", "key"),
-    sqlite_autoincrement=True,  # a deleted session's key is not given again: forks may still span its log
+    sqlite_autoincrement=True,  # as in older versions, which gave keys by a counter; today `new_key` does
 )
 
 borrowed = Table(

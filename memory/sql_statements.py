@@ -103,13 +103,17 @@ class Statements:
         sessions, turns, runs, events = schema.sessions, schema.turns, schema.runs, schema.events
         bind = sa.bindparam
         owner = sa.select(sessions.c.key).where(sessions.c.session_id == bind("session_id")).scalar_subquery()
-        columns = [column.name for column in sessions.columns if column.name != "key"]
-        self.insert_session = compiled(sa.insert(sessions).returning(sessions.c.key), columns)
+        columns = [column.name for column in sessions.columns]
+        fresh = insert_into(sessions, dialect).on_conflict_do_nothing()
+        self.insert_session = compiled(fresh.returning(sessions.c.key), columns)
         self.session = compiled(sa.select(sessions).where(sessions.c.session_id == bind("session_id")))
         self.raise_epoch = compiled(
             sa.update(sessions)
             .where(sessions.c.session_id == bind("session_id", unique=False))
-            .values(epoch=sessions.c.epoch + sa.literal_column("1"))
+            .values(
+                epoch=sessions.c.epoch + sa.literal_column("1"),
+                revision=sessions.c.revision + bind("jump", type_=sa.BigInteger),
+            )
             .returning(*sessions.columns)
         )
         changed = (
@@ -119,6 +123,7 @@ class Statements:
             "log_size",
             "next_index",
             "seq",
+            "revision",
             "memory",
             "saved",
             "ttl_s",
@@ -126,7 +131,13 @@ class Statements:
         )
         self.put_session = compiled(
             sa.update(sessions)
-            .where(sessions.c.key == bind("b_key"), sessions.c.epoch == bind("b_epoch"))
+            .where(
+                sessions.c.key == bind("b_key"),
+                sessions.c.session_id == bind("b_session_id"),
+                sessions.c.epoch == bind("b_epoch"),
+                sessions.c.revision == bind("b_revision_before"),
+                sessions.c.log_size == bind("b_log_size_before"),
+            )
             .values({name: bind(f"b_{name}") for name in changed})
         )
         self.insert_borrowed = compiled(sa.insert(schema.borrowed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -40,7 +41,8 @@ class Commit:
     """One change of a session's state, written whole or not at all."""
 
     session: SessionRecord
-    """The session's row after the commit. Ids, creation time, parent, log and epoch stay what they are."""
+    """The session's row after the commit. Ids, creation time, parent, log and epoch stay what they are. Its `revision`
+    is 1 above that of the commit or activation that this one follows."""
     blocks: Sequence[str] = ()
     """Encoded blocks: the last of the log, which then ends at `session.log_size`."""
     turns: Sequence[TurnRecord] = ()
@@ -56,19 +58,32 @@ class Commit:
     """Stored events up to this number go, before `events` come: a history store has them. Those that have a key stay,
     since they keep what they stand for from being done twice."""
 
+    @property
+    def log_size_before(self) -> int:
+        """The size that the log has before the commit."""
+        return self.session.log_size - len(self.blocks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
     """What a new owner of a session starts from."""
 
     session: SessionRecord
-    """With the raised epoch."""
+    """With the raised epoch and revision."""
     head: TurnRecord | None
     """The last turn that has ended."""
     open_turns: tuple[TurnRecord, ...]
     """Pending, queued and running turns, by index."""
     open_runs: tuple[RunRecord, ...]
     """Those that have not ended, by turn index."""
+
+
+_JUMP_BITS = 40
+
+
+def new_jump() -> int:
+    """Return a random number by which an activation raises a session's revision, at least 2."""
+    return 2 + secrets.randbits(_JUMP_BITS)
 
 
 _KEY_BITS = 63
@@ -121,6 +136,8 @@ class SessionStore(Protocol):
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         """Store a new session, a fork's with its first `turn`; return it with the name of its log.
 
+        The name is one that was never given before, by this store or an earlier state of it: see `new_key`.
+
         What the turn spans of other logs, carried or not, stays readable while the fork lives, whoever else is
         deleted, and so does `also`.
 
@@ -136,16 +153,23 @@ class SessionStore(Protocol):
         """Return the session."""
 
     async def activate(self, session_id: str) -> Activation:
-        """Raise the session's epoch by 1, so that commits of earlier owners are refused; return where it stands."""
+        """Raise the session's epoch by 1, so that commits of earlier owners are refused; return where it stands.
+
+        The revision is raised by `new_jump()`.
+        """
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
         """Make one commit durable: all of it on return, or none of it.
+
+        It is matched by the session's id, its log, the epoch, and where the session stands before it: the revision and
+        the size of the log. So it never enters another session, and never follows a state that is not its own.
 
         Args:
             epoch: the activation this was made under.
 
         Raises:
-            SessionFencedError: a later activation owns the session, or it was deleted; nothing is written.
+            SessionFencedError: it does not match: a later activation owns the session, it was deleted, or the store
+                was restored to another state; nothing is written.
             DuplicateKeyError: the new run's id or idempotency key, or an event's key, is stored already; nothing is
                 written.
             StoreError: a block or an event of these numbers is stored already; nothing is written.
@@ -215,11 +239,12 @@ class SessionStore(Protocol):
             now: seconds since the epoch, by the clock that `updated_at` was set by.
         """
 
-    async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
         """Delete the session, its turns, runs and events, and those of its blocks that no fork keeps.
 
         Raises:
-            SessionFencedError: `epoch` was given and a later activation owns the session; nothing is deleted.
+            SessionFencedError: `epoch` was given and the session has another, or `log` was and the session of this id
+                is another one; nothing is deleted.
         """
 
     async def close(self) -> None:

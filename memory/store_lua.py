@@ -3,7 +3,7 @@
 What is kept, under keys that begin with a hash tag, so that on a cluster they are on one node. The scripts make the
 names of most keys, of the numbers of sessions; only the tag is declared.
 
-    meta       hash    version; last: the number of the last session
+    meta       hash    version
     ids        hash    session id -> number
     runs       hash    run id -> number of its session
     spent      hash    place -> what its sessions have spent together
@@ -12,7 +12,8 @@ names of most keys, of the numbers of sessions; only the tag is declared.
     created:<status>:<place>, updated:<status>:<place>
                sorted  members, by time
 
-    <number>           hash    the session: id, born and row (JSON), epoch, status, places, spent, created, borrowed
+    <number>           hash    the session: id, born and row (JSON), epoch, revision, size (of the log), status, places,
+                               spent, created, borrowed; older ones have neither revision nor size until a commit
     <number>:log       hash    position -> block; outlives the session while a fork keeps some
     <number>:lent      hash    number of a fork -> the spans of the log that it keeps
     <number>:turns, :runs      sorted  index, one letter, JSON; by name
@@ -20,7 +21,9 @@ names of most keys, of the numbers of sessions; only the tag is declared.
     <number>:keys      hash    e=<event key> -> number; k=<idempotency key>, i<run id> -> index
     <number>:open      sorted  t<index> of open turns, r<index> of open runs, u<index> of those queued or running
 
-A member is a session's number in 16 digits, so members sort by creation; an index, or the number of an event, has 19
+A session's number is made by `new_key` and has 19 digits; it is text throughout, since Lua's numbers cannot hold it.
+Older ones were counted, and are shorter. A member is the number in at least 16 digits, so members sort by creation: an
+older one begins with 0. An index, or the number of an event, has 19
 digits and sorts likewise. A place is where a session is listed: `all`, its user, its agent, and both together. It has
 one status, so it is in one list of each place, and a page of any status is merged of two.
 
@@ -88,7 +91,7 @@ local function mark(set, name, on)
 end
 
 local function show(number)
-  return {number, unpack(redis.call('HMGET', key(number), 'born', 'row', 'epoch', 'id'))}
+  return {number, unpack(redis.call('HMGET', key(number), 'born', 'row', 'epoch', 'id', 'revision'))}
 end
 
 local function list(number, status, places, created, updated)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from turnwise.memory.store_lua import COMMON
 
 _CREATE = r"""
-local session, born, row, epoch, status = take(), take(), take(), take(), take()
+local number, session, born, row, epoch, status = take(), take(), take(), take(), take(), take()
+local revision, size = take(), take()
 local places, used, created, updated, deadline = take(), take(), take(), take(), take()
 local borrowed, turns = rows(3), rows(3)
 if redis.call('HEXISTS', ids, session) == 1 then return {'exists'} end
+if redis.call('EXISTS', key(number), key(number, ':log')) > 0 then return {'', 'given'} end
 for _, span in ipairs(borrowed) do
   local log = key(span[1], ':log')
   for position = tonumber(span[2]), tonumber(span[3]) - 1 do
     if redis.call('HEXISTS', log, string.format('%.0f', position)) == 0 then return {'gone', unpack(span)} end
   end
 end
-local number = string.format('%.0f', redis.call('HINCRBY', meta, 'last', 1))
 redis.call('HSET', meta, 'version', VERSION)
 redis.call('HSET', ids, session, number)
 local logs = {}
@@ -26,6 +27,7 @@ for _, span in ipairs(borrowed) do
   redis.call('HSET', lent, number, spans .. ' ' .. span[2] .. ' ' .. span[3])
 end
 redis.call('HSET', key(number), 'id', session, 'born', born, 'row', row, 'epoch', epoch, 'status', status,
+  'revision', revision, 'size', size,
   'places', places, 'spent', used, 'created', created, 'borrowed', table.concat(logs, ' '))
 list(number, status, places, created, updated)
 expire(number, deadline)
@@ -34,14 +36,15 @@ for _, turn in ipairs(turns) do
   put(key(number, ':turns'), turn[1], turn[2] .. turn[3])
   mark(key(number, ':open'), 't' .. turn[1], turn[2] == 'o')
 end
-return {'', number}
+return {''}
 """
 
 _ACTIVATE = r"""
-local number = redis.call('HGET', ids, take())
+local number, jump = redis.call('HGET', ids, take()), take()
 if not number then return {'missing'} end
 if redis.call('HEXISTS', key(number), 'epoch') == 0 then return {'', show(number)} end
 redis.call('HINCRBY', key(number), 'epoch', 1)
+redis.call('HINCRBY', key(number), 'revision', jump)
 local head, turns, runs, passed = nil, {}, {}, 0
 repeat
   local found = redis.call('ZREVRANGEBYLEX', key(number, ':turns'), '+', '-', 'LIMIT', passed, 8)
@@ -60,15 +63,17 @@ return {'', show(number), head and {head} or {}, turns, runs}
 
 _COMMIT = r"""
 local number, epoch, session, row, status = take(), take(), take(), take(), take()
+local revision, revision_before, size, size_before = take(), take(), take(), take()
 local used, updated, deadline, upto = take(), take(), take(), take()
 local blocks, dropped, turns, new, runs, events = rows(2), rows(1), rows(3), rows(5), rows(3), rows(3)
 local home, log, keys = key(number), key(number, ':log'), key(number, ':keys')
 local open, turn_set, run_set = key(number, ':open'), key(number, ':turns'), key(number, ':runs')
 local loose, keyed = key(number, ':events'), key(number, ':keyed')
 
-local owned, owned_epoch, old_status, places, old_used, created =
-  unpack(redis.call('HMGET', home, 'id', 'epoch', 'status', 'places', 'spent', 'created'))
-if owned ~= session or owned_epoch ~= epoch then return {'fenced'} end
+local owned, owned_epoch, old_revision, old_size, old_status, places, old_used, created =
+  unpack(redis.call('HMGET', home, 'id', 'epoch', 'revision', 'size', 'status', 'places', 'spent', 'created'))
+if owned ~= session or owned_epoch ~= epoch or (old_revision or '0') ~= revision_before
+  or (old_size or size_before) ~= size_before then return {'fenced'} end
 if not (old_status and places and old_used and created) then return {'corrupt', home, 'a field of it is missing'} end
 
 local seen = {}
@@ -95,7 +100,8 @@ for _, event in ipairs(events) do
   seen[' ' .. place] = true
 end
 
-redis.call('HSET', home, 'row', row, 'status', status, 'spent', used) -- refused first, should memory be out
+-- First what a Redis that is out of memory refuses.
+redis.call('HSET', home, 'row', row, 'status', status, 'spent', used, 'revision', revision, 'size', size)
 if status ~= old_status then
   unlist(number, old_status, places)
   list(number, status, places, created, updated)
@@ -140,7 +146,7 @@ return {''}
 """
 
 _DELETE = r"""
-local session, epoch = take(), take()
+local session, epoch, log = take(), take(), take()
 local number = redis.call('HGET', ids, session)
 if not number then return {'missing'} end
 local owned_epoch, status, places, used, borrowed =
@@ -148,7 +154,7 @@ local owned_epoch, status, places, used, borrowed =
 if not (owned_epoch and status and places and used and borrowed) then
   return {'corrupt', key(number), 'a field of it is missing'}
 end
-if epoch ~= '' and epoch ~= owned_epoch then return {'fenced'} end
+if (epoch ~= '' and epoch ~= owned_epoch) or (log ~= '' and log ~= number) then return {'fenced'} end
 redis.call('HDEL', ids, session) -- first: a Redis that is out of memory lets a script that has begun so go on
 for _, name in ipairs(redis.call('HKEYS', key(number, ':keys'))) do
   if string.sub(name, 1, 1) == 'i' then redis.call('HDEL', run_ids, string.sub(name, 2)) end

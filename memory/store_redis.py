@@ -19,12 +19,13 @@ from turnwise.errors import (
 )
 from turnwise.memory.events import Event
 from turnwise.memory.facts import digest_of
+from turnwise.memory.ids import new_key
 from turnwise.memory.redis_database import Argument, RedisDatabase, encode
 from turnwise.memory.redis_settings import SettingsCheck
 from turnwise.memory.runs import UNSETTLED, RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.spans import Span, Spans, union
-from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, parse_cursor
+from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, new_jump, parse_cursor
 from turnwise.memory.store_lua import VERSION
 from turnwise.memory.store_lua_reads import READS
 from turnwise.memory.store_lua_writes import WRITES
@@ -87,20 +88,23 @@ class RedisStore(RedisDatabase):
         with self._translated():
             args = [
                 *(session.session_id, encode_record(session, _BORN), encode_record(session, _CHANGES), session.epoch),
-                *(session.status, " ".join(_places(session)), pack_usage(session.usage)),
+                *(session.status, session.revision, session.log_size),
+                *(" ".join(_places(session)), pack_usage(session.usage)),
                 *(finite(session.created_at, "created_at"), *_times(session)),
                 *_rows([(encode(log), start, stop) for log, start, stop in borrowed]),
                 *_rows([_turn_row(turn)] if turn else []),
             ]
-        (number,) = await self._do("create", args, session.session_id)
-        return replace(session, log=number.decode())
+        number = str(new_key())
+        while await self._do("create", [number, *args], session.session_id):  # says that the number is given
+            number = str(new_key())
+        return replace(session, log=number)
 
     async def get(self, session_id: str) -> SessionRecord:
         (shown,) = await self._do("get", [encode(session_id)], session_id, again=True)
         return self._session(shown)
 
     async def activate(self, session_id: str) -> Activation:
-        shown, *parts = await self._do("activate", [encode(session_id)], session_id)
+        shown, *parts = await self._do("activate", [encode(session_id), new_jump()], session_id)
         head, open_turns, open_runs = parts or ([], [], [])
         number = shown[0].decode()
         turns = [self._turn(number, text) for text in (*head, *open_turns)]
@@ -114,9 +118,10 @@ class RedisStore(RedisDatabase):
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
         session, new = commit.session, commit.new_run
         with self._translated():
-            first = session.log_size - len(commit.blocks)
+            first = commit.log_size_before
             args = [
                 *(_number(session.log), epoch, encode(session_id), encode_record(session, _CHANGES), session.status),
+                *(session.revision, session.revision - 1, session.log_size, first),
                 *(pack_usage(session.usage), *_times(session)),
                 place_of(commit.forget_events) if commit.forget_events else "",
                 *_rows([(at, block) for at, block in enumerate(commit.blocks, first)]),
@@ -203,8 +208,9 @@ class RedisStore(RedisDatabase):
         (shown,) = await self._do("expired", args, again=True)
         return self._sessions(shown, limit, lambda _: 0.0)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
-        await self._do("delete", [encode(session_id), "" if epoch is None else epoch], session_id, epoch)
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+        args = [encode(session_id), "" if epoch is None else epoch, "" if log is None else encode(log)]
+        await self._do("delete", args, session_id, epoch)
 
     async def _do(
         self,
@@ -258,11 +264,12 @@ class RedisStore(RedisDatabase):
 
     def _session(self, shown: list[bytes | None]) -> SessionRecord:
         number = (shown[0] or b"").decode()
-        _, born, row, epoch, session_id = shown
+        _, born, row, epoch, session_id, revision = shown
+        revision = b"0" if revision is None else revision
         key = self._key(number)
-        if epoch is None or session_id is None or not epoch.isdigit():
-            raise CorruptRecordError(key, "its epoch or its id is missing")
-        others: dict[str, Any] = {"epoch": int(epoch), "log": number}
+        if epoch is None or session_id is None or not (epoch.isdigit() and revision.isdigit()):
+            raise CorruptRecordError(key, "its epoch, its revision or its id is missing")
+        others: dict[str, Any] = {"epoch": int(epoch), "revision": int(revision), "log": number}
         return decode_record(SessionRecord, key, born, row, **others)
 
     def _turn(self, number: str, text: bytes) -> TurnRecord:
@@ -285,9 +292,12 @@ _MANY = 2**31
 """More than an answer can have."""
 
 _BORN = ("session_id", "user_id", "agent", "created_at", "parent")
-"""What a session keeps. Its log is its number, its epoch stands by itself."""
+"""What a session keeps."""
 
-_CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in ("log", "epoch", *_BORN))
+_OWN = ("log", "epoch", "revision")
+"""What stands by itself: the session's number, and what the scripts look at."""
+
+_CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in (*_OWN, *_BORN))
 
 _TURN = tuple(field.name for field in fields(TurnRecord))
 _RUN = tuple(field.name for field in fields(RunRecord) if field.name != "session_id")

@@ -110,10 +110,14 @@ async def sweep_session(
         found = await store.activate(session_id)
         if found.open_runs:
             raise SessionBusyError(session_id, found.open_runs[0].run_id)
-        if (found.session.updated_at, found.session.epoch) != (session.updated_at, session.epoch + 1):
+        if (found.session.log, found.session.updated_at, found.session.epoch) != (
+            session.log,
+            session.updated_at,
+            session.epoch + 1,
+        ):
             raise SessionChangedError(session_id)
         file = await archived(store, session, archive, history)
-        await store.delete(session_id, epoch=found.session.epoch)
+        await store.delete(session_id, epoch=found.session.epoch, log=found.session.log)
         if history:
             await history.delete(session_id)
     except TurnwiseError as error:

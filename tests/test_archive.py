@@ -73,8 +73,7 @@ class Writer:
         size, log = self.session.log_size, self.session.log
         seqs = [event.seq for event in parts.get("events", ())]
         indices = [turn.index + 1 for turn in parts.get("turns", ())]
-        self.session = replace(
-            self.session,
+        self.session = self.session.committed(
             log_size=size + len(blocks),
             seq=max([self.session.seq, *seqs]),
             next_index=max([self.session.next_index, *indices]),
@@ -220,7 +219,7 @@ def test_what_is_imported_has_all_that_was_exported() -> None:
         store, other = InMemoryStore(), InMemoryStore()
         await write_fork(store, seed)
         record, found = await store.get("s"), await import_session(other, await exported(store))
-        kept: dict[str, Any] = {"log": "", "log_size": 0, "seq": 0, "epoch": 0}
+        kept: dict[str, Any] = {"log": "", "log_size": 0, "seq": 0, "epoch": 0, "revision": 0}
         assert replace(found, **kept) == replace(record, **kept)
         assert found == await other.get("s")
         runs, old_runs = await other.runs("s"), await store.runs("s")

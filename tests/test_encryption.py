@@ -106,8 +106,8 @@ def test_an_encrypted_history_holds_to_the_law_that(law: Law, inner: str, tmp_pa
 # What is hidden
 
 READABLE = {
-    SessionRecord: "session_id user_id agent status created_at updated_at parent log log_size next_index epoch seq"
-    " usage memory saved ttl_s",
+    SessionRecord: "session_id user_id agent status created_at updated_at parent log log_size next_index epoch revision"
+    " seq usage memory saved ttl_s",
     TurnRecord: "index parent run_id status prompt appended input output carried usage created_at forgotten",
     RunRecord: "run_id session_id turn_index state first_seq created_at started_at ended_at code timeout_s"
     " idempotency_key usage resumes memory",
@@ -146,8 +146,9 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
     ]
     span = Span(session.log, 0, 3)
     turn = TurnRecord(index=0, run_id=run.run_id, input=(span,), status="failed", metadata=said, stop_reason=secret)
-    grown = replace(session, log_size=3, seq=3, next_index=1)
-    await store.commit(session_id, 1, Commit(session=session, new_run=run))
+    begun = session.committed()
+    grown = begun.committed(log_size=3, seq=3, next_index=1)
+    await store.commit(session_id, 1, Commit(session=begun, new_run=run))
     await store.commit(
         session_id,
         1,
@@ -248,7 +249,7 @@ def test_without_the_key_of_a_user_nothing_of_theirs_can_be_read_and_all_of_othe
         (turn,) = await store.turns("a")
         fork = await store.create(SessionRecord(session_id="f", user_id="alice", parent="a#0"), turn)
         del vault["alice"]
-        commit = Commit(session=alice, blocks=())
+        commit = Commit(session=alice.committed(), blocks=())
         calls: dict[str, Any] = {
             **{name: getattr(store, name)("a") for name in ("get", "activate", "turns", "runs", "events")},
             "run": store.run("run of a"),
@@ -465,10 +466,10 @@ def test_the_same_text_is_never_sealed_the_same_twice_but_in_events_that_come_tw
         inner = InMemoryStore()
         store = EncryptedStore(inner, ENCRYPTION)
         session = await store.create(SessionRecord(session_id="s"))
-        session = replace((await store.activate("s")).session, log_size=2)
+        session = (await store.activate("s")).session.committed(log_size=2)
         await store.commit("s", 1, Commit(session=session, blocks=["same", "same"]))
         first = (await inner.get("s")).metadata
-        await store.commit("s", 1, Commit(session=session))
+        await store.commit("s", 1, Commit(session=session.committed()))
         sealed = [*await inner.blocks([Span(session.log, 0, 2)]), str(first), str((await inner.get("s")).metadata)]
         assert len(set(sealed)) == 4
 

@@ -92,9 +92,10 @@ def test_a_session_that_a_run_uses_stays(state: RunState, tmp_path: Path) -> Non
         store = InMemoryStore()
         session = await put(store, "s")
         run = RunRecord(run_id="r", session_id="s", turn_index=0, state=state, first_seq=1, created_at=1.0)
+        session = session.committed()
         await store.commit("s", 1, Commit(session=session, new_run=run))
         assert await sweep(store, NOW, tmp_path) == Swept(busy=("s",)) and files(tmp_path) == []
-        session = replace(session, epoch=2)
+        session = (await store.get("s")).committed()
         await store.commit("s", 2, Commit(session=session, runs=[replace(run, state="completed")]))
         assert await sweep(store, NOW, tmp_path) == Swept(deleted=("s",), archived=("s",))
 
@@ -117,9 +118,9 @@ class Rival(InMemoryStore):
         await self.rival("activate")
         return await super().activate(session_id)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
         await self.rival("delete")
-        await super().delete(session_id, epoch=epoch)
+        await super().delete(session_id, epoch=epoch, log=log)
 
 
 @pytest.mark.parametrize("before", ["activate", "delete"])
@@ -135,10 +136,10 @@ def test_who_uses_a_session_while_it_is_swept_keeps_it(before: str, what: str, t
             if what == "opens":
                 await InMemoryStore.activate(store, "s")
             elif before == "activate":
-                await store.commit("s", 1, Commit(session=replace(session, updated_at=105.0)))
+                await store.commit("s", 1, Commit(session=session.committed(updated_at=105.0)))
             else:
                 owner = (await InMemoryStore.activate(store, "s")).session
-                await store.commit("s", owner.epoch, Commit(session=replace(owner, updated_at=105.0)))
+                await store.commit("s", owner.epoch, Commit(session=owner.committed(updated_at=105.0)))
 
         store.before, store.act = before, act
         assert await sweep(store, NOW, tmp_path) == Swept(used=("s",)) and files(tmp_path) == []
@@ -286,7 +287,7 @@ def test_a_session_that_cannot_be_exported_stays_and_the_others_go(tmp_path: Pat
         store = SQLStore(f"sqlite:///{tmp_path}/store.db")
         for name in ("a", "bad", "c"):
             session = await put(store, name)
-            await store.commit(name, 1, Commit(session=replace(session, log_size=1), blocks=['{"kind":"text"}']))
+            await store.commit(name, 1, Commit(session=session.committed(log_size=1), blocks=['{"kind":"text"}']))
         connection = sqlite3.connect(tmp_path / "store.db")
         with connection:
             connection.execute("DELETE FROM turnwise_blocks WHERE log = (SELECT key FROM turnwise_sessions LIMIT 1, 1)")

@@ -243,6 +243,7 @@ async def measure(count: int = 50_000, limit: int = 1000, rounds: int = 5) -> No
         await store.create(SessionRecord(session_id=name))
         session = (await store.activate(name)).session
         for page in pages:
+            session = session.committed()
             await store.commit(name, 1, Commit(session=session, events=page))
             await history.append(name, page)
         for source in (store, history):

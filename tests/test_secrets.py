@@ -291,7 +291,7 @@ def test_a_pickle_in_a_row_is_refused_as_corrupt_and_runs_nothing(form: str, tmp
         session = (await store.activate("s")).session
         run = RunRecord(run_id="r", session_id="s", turn_index=0, state="completed", first_seq=1, created_at=1.0)
         event = PromptAppended(session_id="s", seq=1, at=1.0)
-        session = SessionRecord(session_id="s", log=session.log, log_size=1, epoch=1)
+        session = session.committed(log_size=1)
         turn = TurnRecord(index=0)
         commit = Commit(session=session, blocks=["{}"], turns=[turn], new_run=run, events=[event])
         await store.commit("s", 1, commit)

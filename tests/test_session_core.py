@@ -66,7 +66,7 @@ def test_starting_with_nothing_to_run_builds_no_engine_and_changes_nothing() -> 
         for prompts in ([], [""], ["  \n"]):
             with pytest.raises(EmptyTurnError, match=SESSION):
                 await core.start(prompts, run_id="run")
-        assert replace(await store.get(SESSION), epoch=0) == before
+        assert replace(await store.get(SESSION), epoch=0, revision=0) == before
         assert await store.runs(SESSION) == [] and await store.events(SESSION) == []
 
     play(story())

@@ -44,8 +44,7 @@ def whole_turn(session: SessionRecord, index: int) -> Commit:
     span = Span(session.log, session.log_size, session.log_size + 2)
     turn = TurnRecord(index=index, status="completed", run_id=f"{name}-{index}", input=(span,), created_at=at)
     return Commit(
-        session=replace(
-            session,
+        session=session.committed(
             log_size=span.stop,
             next_index=index + 1,
             seq=seq + 1,
@@ -116,7 +115,8 @@ def writers(url: str, count: int, *session_ids: str) -> Iterator[dict[str, tuple
 async def stored_turns(store: SQLStore, session_id: str) -> int:
     """Return how many turns of `whole_turn` are stored; each is whole, and there is nothing beside them."""
     found = await store.get(session_id)
-    session = replace(found, log_size=0, next_index=0, seq=0, updated_at=0.0, usage=Usage())
+    revision = found.revision - found.next_index
+    session = replace(found, log_size=0, next_index=0, revision=revision, seq=0, updated_at=0.0, usage=Usage())
     turns: list[TurnRecord] = []
     runs: list[RunRecord | None] = []
     events: list[Event] = []
@@ -284,7 +284,7 @@ def test_usage_is_short_text_without_zeros_and_noise(filled: Path) -> None:
     async def spend(store: SQLStore) -> tuple[object, ...]:
         session, run, turn = await store.get("s"), await store.run("s-1"), (await store.turns("s"))[1]
         turns, runs = [replace(turn, usage=usage)], [replace(run, usage=usage)]
-        await store.commit("s", 1, Commit(session=replace(session, usage=usage), turns=turns, runs=runs))
+        await store.commit("s", 1, Commit(session=session.committed(usage=usage), turns=turns, runs=runs))
         return (await store.run("s-1")).usage, (await store.turns("s"))[1].usage, (await store.get("s")).usage
 
     rounded = replace(usage, seconds=1.234568, cost=0.3)
@@ -542,7 +542,7 @@ def test_nothing_of_a_session_that_was_deleted_is_in_the_files(tmp_path: Path) -
             session = (await store.activate(name)).session
             for at in range(40):
                 text = f"the secret {at} of {name} {'x' * 5000 * (at % 2)}"
-                session = replace(session, log_size=at + 1, next_index=at + 1, metadata=freeze({"note": text}))
+                session = session.committed(log_size=at + 1, next_index=at + 1, metadata=freeze({"note": text}))
                 turn = TurnRecord(index=at, prompt=(Span(session.log, at, at + 1),), metadata=freeze({"note": text}))
                 event = UnknownEvent(kind="x", session_id=name, seq=at + 1, at=1.0, payload=freeze({"note": text}))
                 await store.commit(name, 1, Commit(session=session, blocks=[text], turns=[turn], events=[event]))

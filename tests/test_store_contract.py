@@ -67,7 +67,7 @@ def test_a_server_that_was_restarted_fails_no_verb_after_it(database: str) -> No
                     "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
                     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
-            session = replace(session, updated_at=float(at))
+            session = session.committed(updated_at=float(at))
             await store.commit("s", 1, Commit(session=session))
             assert await store.get("s") == session
         await store.close()
@@ -152,6 +152,9 @@ OLD[4] = f"""{OLD[3]} ALTER TABLE turnwise_sessions ADD COLUMN memory TEXT;
 ALTER TABLE turnwise_sessions ADD COLUMN saved BIGINT DEFAULT -1 NOT NULL; UPDATE turnwise_sessions SET saved = 2;
 ALTER TABLE turnwise_turns ADD COLUMN forgotten BOOLEAN; ALTER TABLE turnwise_runs ADD COLUMN memory TEXT;
 UPDATE turnwise_meta SET value = '4' WHERE name = 'schema_version';"""
+OLD[5] = f"""{OLD[4]} ALTER TABLE turnwise_sessions ADD COLUMN ttl_s DOUBLE PRECISION;
+CREATE INDEX turnwise_sessions_ttl ON turnwise_sessions (key) WHERE ttl_s IS NOT NULL;
+UPDATE turnwise_meta SET value = '5' WHERE name = 'schema_version';"""
 """The tables of older schema versions, and a session with an answer, a run that runs and one that waits."""
 
 
@@ -226,18 +229,22 @@ def test_a_store_of_an_older_version_is_migrated_and_goes_on(old_url: str) -> No
         assert turns == [found.head, *found.open_turns]
         carries = replace(found.head, carried=(Span("1", 1, 2),))
         waits = replace(runs[1], state="awaiting_approval", calls=freeze({"c": {"name": "x"}}), usage=usage, resumes=1)
-        session = replace(found.session, usage=usage, log_size=5)
+        session = found.session.committed(usage=usage, log_size=5)
         changed = Commit(session=session, blocks=["a1"], turns=[carries], runs=[waits], forget_events=4)
         await store.commit("s", 2, changed)
         found = await store.activate("s")
-        assert found.session == replace(session, epoch=3) and found.open_runs == (waits, runs[2])
+        assert found.session == replace(session, epoch=3, revision=found.session.revision) and found.open_runs == (
+            waits,
+            runs[2],
+        )
         turns = await store.turns("s")
         assert [turn.carried for turn in turns] == [(Span("1", 1, 2),), (), ()]
         assert turns == [found.head, *found.open_turns]
         assert await store.usage(user_id="u") == usage
         assert await store.events("s") == [events[0], events[4]]
         created = await store.create(SessionRecord(session_id="new"))
-        assert created == await store.get("new") and created.log == "2" and created.saved == -1
+        assert created == await store.get("new") and int(created.log) > 2**60 and created.saved == -1
+        assert [session.session_id for session in (await store.query()).items] == ["s", "new"]
         await store.close()
 
     asyncio.run(use())

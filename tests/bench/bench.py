@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -451,7 +451,7 @@ class Bench:
         while len(written) < count:
             at = len(written) // len(events)
             run = [again(event, run_id, at) for run_id in [new_id()] for event in events][: count - len(written)]
-            session = replace(session, log_size=(at + 1) * size, next_index=at + 1, seq=(at + 1) * last)
+            session = session.committed(log_size=(at + 1) * size, next_index=at + 1, seq=(at + 1) * last)
             await store.commit(name, session.epoch, Commit(session=session, blocks=blocks, events=run))
             written += [event.seq for event in run]
         await store.close()

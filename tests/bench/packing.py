@@ -162,7 +162,7 @@ def fill(url: str, count: int) -> None:
         key = at + 2
         record = SessionRecord(session_id=f"session-{at}", created_at=now, updated_at=now, log_size=1, next_index=1)
         span = (Span(str(key), 0, 1),)
-        sessions.append({"key": key, **session_row(record)})
+        sessions.append(session_row(key, record))
         turns.append(turn_row(key, TurnRecord(index=0, status="completed", prompt=span, input=span, created_at=now)))
         blocks.append({"log": key, "at": 0, "body": block})
     engine = sa.create_engine(url)

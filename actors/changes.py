@@ -21,6 +21,7 @@ from turnwise.errors import (
     NotFoundError,
     SessionFencedError,
     StoreError,
+    TurnwiseError,
 )
 from turnwise.memory.background import shielded, watch
 from turnwise.memory.blocks import Block
@@ -57,6 +58,8 @@ class SessionChanges(SessionReads):
         self._change = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._doubt: Doubt | None = None
+        self._unsettled: list[ActiveRun] = []
+        """Runs that an activation has found to be lost, until a commit has seen to them."""
         self._owed: Usage | None = None
         """What was spent that no commit has told of: the next one does."""
 
@@ -112,7 +115,7 @@ class SessionChanges(SessionReads):
                 raise
             except StoreError as error:
                 late = asyncio.get_running_loop().time() + pause_s > deadline
-                if late or isinstance(error, SessionFencedError):
+                if late or self._journal.lost or isinstance(error, SessionFencedError):
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
@@ -133,18 +136,24 @@ class SessionChanges(SessionReads):
         except DuplicateKeyError:
             self._owe(owed)
             raise
-        except SessionFencedError as error:
-            self._give_up(error)
+        except TurnwiseError:
+            if self._journal.lost:
+                self._give_up(self._journal.lost)
             raise
 
     def _give_up(self, why: Exception) -> None:
-        """Stop the engine, answer everybody, change nothing: another activation owns the session."""
-        for run in [*([self._active] if self._active else []), *self._backlog.queue]:
+        """Stop the engine, answer everybody, change nothing: this process has the session no more."""
+        for run in self._open_runs:
             run.request_cancel("the session was taken over", discard=False)
             run.close()
             fail(run, why)
         self._active = None
-        self._backlog = Backlog()
+        self._backlog, self._unsettled = Backlog(), []
+
+    @property
+    def _open_runs(self) -> list[ActiveRun]:
+        """All runs that somebody may wait for."""
+        return [*([self._active] if self._active else []), *self._backlog.queue, *self._unsettled]
 
     def _owe(self, spent: Usage | None) -> None:
         """Put what no commit has told of on the next one."""

@@ -69,20 +69,24 @@ class SessionHost:
             try:
                 resident = await self._loaded()
                 answer = await resident.carry_out(verb, args)
-                if resident.is_deleted:
-                    asyncio.get_running_loop().call_soon(self._leave)
             except SessionNotFoundError as error:
                 # Another process is to say whether there is a session of this id again.
-                gone = self._resident and self._resident.is_deleted
-                answer = Refused(SessionFencedError(self._session_id, 0) if gone else error)
+                answer = Refused(SessionFencedError(self._session_id, 0) if self._has_no_session else error)
             except TurnwiseError as error:
                 answer = Refused(error)
                 if isinstance(error, SessionFencedError):
                     self._leave()  # another activation owns the session, so nothing is left to do here
+            if self._has_no_session:
+                asyncio.get_running_loop().call_soon(self._leave)
             return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         finally:
             self._calls -= 1
             self._last_call_s = time.monotonic()
+
+    @property
+    def _has_no_session(self) -> bool:
+        """Whether another process is to go on: the session was deleted or taken over, or the store has gone back."""
+        return self._resident is not None and (self._resident.is_deleted or self._resident.core.is_lost)
 
     async def recover(self) -> None:
         """See to what the lost process left, such as a run to go on with or turns to be saved.

@@ -14,6 +14,7 @@ from turnwise.errors import (
     RunNotFoundError,
     SessionFencedError,
     SessionNotFoundError,
+    SessionRevertedError,
     StoreError,
     TurnNotFoundError,
     TurnwiseError,
@@ -22,7 +23,7 @@ from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import Block
 from turnwise.memory.encrypted_history import of_user
 from turnwise.memory.encryption_records import check_events, check_session
-from turnwise.memory.events import Appending, Event
+from turnwise.memory.events import Appending, Event, SessionReverted
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
@@ -69,6 +70,8 @@ class Journal:
         """Whether the session must be activated before the next change."""
         self.lost: Exception | None = None
         """Why this process owns the session no more."""
+        self._is_reverted = False
+        """Whether the store is known to have gone back behind what this process knows."""
         self._asked = 0
         """How many activations were asked for since `session` is what it is: each has raised the epoch, or not."""
 
@@ -86,9 +89,9 @@ class Journal:
         Raises:
             SessionFencedError, SessionNotFoundError: this process had the session, and meanwhile another has it, or
                 nobody; the journal is `lost`. A process that was cut off does not take it back.
+            SessionRevertedError: the store has gone back behind what this process knows; the journal is `lost`.
         """
-        if self.session.epoch:
-            await self._check_own()
+        left = await self._check_own() if self.session.epoch else None
         self._asked += 1
         try:
             found = await self.store.activate(self.session_id)
@@ -96,6 +99,8 @@ class Journal:
             raise
         except Exception as error:
             raise _failed("activate", error) from error
+        if left and not _follows(found.session, left):
+            await self.revert()
         check_session(found.session)
         if self.log.last_seq:
             missed = await self._stored_events(self.log.published, MISSED)
@@ -112,15 +117,62 @@ class Journal:
             self.feed.poke()
         return found
 
-    async def _check_own(self) -> None:
+    async def _check_own(self) -> SessionRecord:
+        """Return the stored row, if the session stands where this process has left it.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError, SessionRevertedError: it does not; the journal is `lost`.
+            StoreError: nobody knows.
+        """
+        own = self.session
         try:
             found = await self.store.get(self.session_id)
-            if found.epoch > self.session.epoch + self._asked:
-                raise SessionFencedError(self.session_id, self.session.epoch)
-        except (SessionFencedError, SessionNotFoundError) as error:
+            if found.log != own.log or found.epoch > own.epoch + self._asked:
+                raise SessionFencedError(self.session_id, own.epoch)
+            if self._is_reverted or not self._may_stand_at(found):
+                self._is_reverted = True
+                await self._go_back()
+                raise SessionRevertedError(self.session_id)
+        except (SessionFencedError, SessionNotFoundError, SessionRevertedError) as error:
             self.lost = error
             self.log.abandon()
             raise
+        return found
+
+    async def revert(self) -> None:
+        """Have the session go on from what the store has, since some of what this process knows is not there.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError, SessionRevertedError: always one of them; the journal is `lost`.
+            StoreError: it is to be tried again.
+        """
+        self.stale = self._is_reverted = True
+        await self._check_own()
+
+    def _may_stand_at(self, found: SessionRecord) -> bool:
+        """Return whether the store may have got there by what this process has asked for, be it answered or not."""
+        own = self.session
+        if found.epoch == own.epoch:
+            return found.revision in (own.revision, own.revision + 1)
+        return found.epoch > own.epoch and found.revision > own.revision and found.log_size >= own.log_size
+
+    async def _go_back(self) -> None:
+        """Have the session go on from the earlier state that the store has, and say so in its events.
+
+        Numbers of events and indexes of turns go on above those that were given out: none ever means two things.
+        """
+        self._asked += 1
+        found = (await self.store.activate(self.session_id)).session
+        if found.log != self.session.log:
+            raise SessionFencedError(self.session_id, self.session.epoch)
+        seq, at = max(found.seq, self.log.last_seq) + 1, self.clock()
+        session = found.committed(
+            seq=seq,
+            next_index=max(found.next_index, self.session.next_index),
+            updated_at=max(found.updated_at, at),
+        )
+        said = SessionReverted(session_id=self.session_id, seq=seq, at=at)
+        await self.store.commit(self.session_id, found.epoch, Commit(session=session, events=[said]))
 
     async def hold(self, spans: Spans) -> None:
         """Read what is missing of `spans` into memory."""
@@ -147,7 +199,9 @@ class Journal:
             live: whether a run is active after it, which may number live events before the next commit.
 
         Raises:
-            SessionFencedError: another activation owns the session; the journal is `lost`.
+            SessionFencedError, SessionNotFoundError: another activation owns the session, or nobody; the journal is
+                `lost`.
+            SessionRevertedError: the store has gone back behind what this process knows; the journal is `lost`.
             DuplicateKeyError: nothing was stored.
             StoreError: it is stored or not; the journal is `stale`. Also where the store raised an error that is not
                 turnwise's.
@@ -158,16 +212,17 @@ class Journal:
             seq=self.log.last_seq + (LIVE_NUMBERS if live else 0),
             next_index=max([commit.session.next_index, *indices]),
             revision=commit.session.revision + 1,
-            updated_at=self.clock(),
+            updated_at=max(commit.session.updated_at, self.clock()),
         )
         copied = self.feed.copied if self.feed else 0
         forget = copied if copied >= self._forgotten + FORGET_EVERY else 0
         try:
             whole = replace(commit, session=session, forget_events=forget)
             await self.store.commit(self.session_id, session.epoch, whole)
-        except SessionFencedError as error:
-            self.lost = error
-            self.log.abandon()
+        except SessionFencedError:
+            self.stale = True  # until it is known why
+            await self._check_own()
+            await self.revert()  # it was elsewhere a moment ago
             raise
         except DuplicateKeyError:
             self.log.publish()
@@ -288,6 +343,12 @@ class Journal:
 def _failed(verb: str, error: Exception) -> StoreError:
     """Return what a store raised that is no error of turnwise's as one: whoever tries again after those does."""
     return StoreError(f"the store raised {type(error).__name__} at {verb}, whose outcome is unknown: try again")
+
+
+def _follows(found: SessionRecord, left: SessionRecord) -> bool:
+    """Return whether an activation has found the session where it was left, or behind a commit that was under way."""
+    names = ("revision", "log_size", "seq", "next_index", "updated_at")
+    return found.log == left.log and all(getattr(found, name) >= getattr(left, name) for name in names)
 
 
 async def settled(future: asyncio.Future[None], timeout_s: float | None = None) -> bool:

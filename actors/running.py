@@ -21,7 +21,7 @@ from turnwise.actors.journal import Journal
 from turnwise.actors.output import Output
 from turnwise.actors.refusals import leave_out
 from turnwise.actors.run_events import about, end_event, placed, request_event, start_event
-from turnwise.errors import EngineError, LimitError, StoreError, TurnwiseError
+from turnwise.errors import EngineError, LimitError, RunNotFoundError, StoreError, TurnwiseError
 from turnwise.memory.background import persist, shielded
 from turnwise.memory.blocks import Block, encode
 from turnwise.memory.calls import CallState, encode_calls
@@ -138,7 +138,7 @@ class RunningSession(ForgettingSession):
             self._doubt = None
         self._head = found.head
         self._take_up_saving()
-        known = {run.run_id: run for run in [*self._backlog.queue, *([self._active] if self._active else [])]}
+        known = {run.run_id: run for run in self._open_runs}
         await self._let_go(known.values(), {record.run_id for record in found.open_runs})
         turns = {turn.index: turn for turn in found.open_turns}
         # Until all is taken over: this may fail half way, and the next activation makes the runs anew.
@@ -166,6 +166,7 @@ class RunningSession(ForgettingSession):
                 waiting.append(run)
             else:
                 (self._backlog.queue if record.state == "queued" else lost).append(run)
+        self._unsettled = lost
         for run in waiting:
             self._launch(run)
         if lost or self._backlog.queue or self._active:
@@ -181,7 +182,11 @@ class RunningSession(ForgettingSession):
         for run in known:
             if run.run_id in open_runs or run.done.done():
                 continue
-            record = await self._journal.find_run(run.run_id)
+            try:
+                record = await self._journal.find_run(run.run_id)
+            except RunNotFoundError:
+                await self._journal.revert()
+                raise
             turn = await self._journal.find_turn_of(record)
             await self._journal.hold(turn.spans if turn else ())
             self._remember(run, record, turn)
@@ -229,7 +234,7 @@ class RunningSession(ForgettingSession):
             live=bool(begun or resumed or self._active),
         )
         self._hold(blocks, session)
-        self._head = head
+        self._head, self._unsettled = head, []
         self._backlog.apply(given, gone)
         for run, end, turn in zip(ending, ends, turns, strict=True):
             self._remember(run, end, turn)

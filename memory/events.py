@@ -293,6 +293,12 @@ class SessionEnded(Event):
     kind: Literal["session_ended"] = "session_ended"
 
 
+class SessionReverted(Event):
+    """The store went back to an earlier state of the session: turns that were acknowledged before this are missing."""
+
+    kind: Literal["session_reverted"] = "session_reverted"
+
+
 class UnknownEvent(Event):
     """An event of a kind that this version does not know."""
 
@@ -329,6 +335,7 @@ KINDS: dict[str, type[Event]] = {
         WindowCompacted,
         CompactionFailed,
         SessionEnded,
+        SessionReverted,
     )
 }
 

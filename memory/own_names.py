@@ -173,8 +173,8 @@ class OwnNameStore:
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         return await self._inner.expired(now, cursor=cursor, limit=limit)
 
-    async def delete(self, session_id: str, *, epoch: int | None = None) -> None:
-        await self._inner.delete(self._names.stored(session_id), epoch=epoch)
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+        await self._inner.delete(self._names.stored(session_id), epoch=epoch, log=log)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -191,7 +191,8 @@ def test_what_was_exported_and_imported_is_exported_the_same(tmp_path: Path, dat
         copied = await exported(first, "copy")
         await import_session(others[-1], copied, session_id="copy 2")
         record = await others[-1].get("copy 2")
-        assert record == replace(await others[-1].get("s"), session_id="copy 2", log=record.log)
+        original = await others[-1].get("s")
+        assert record == replace(original, session_id="copy 2", log=record.log, revision=record.revision)
         assert len(copied) == len(lines) and copied != lines
         await others[-1].delete("s")
         await others[-1].delete("copy 2")

@@ -60,7 +60,8 @@ TurnwiseError
     │   └── StillEncryptedError
     ├── DuplicateKeyError
     ├── HistoryConflictError
-    └── SessionFencedError     a later activation owns the session
+    ├── SessionFencedError     a later activation owns the session
+    └── SessionRevertedError   the store went back in time: acknowledged turns are missing
 
 The arguments are positional and kept as attributes of the same names, so an error survives
 pickling; the message names them and the remedy.
@@ -613,3 +614,17 @@ class SessionFencedError(StoreError):
     )
     session_id: str
     epoch: int
+
+
+class SessionRevertedError(StoreError):
+    """The store went back to an earlier state of the session, as by a restore or a failover.
+
+    What was acknowledged since is missing. Whoever waits for some of it, and the next who changes the session, are told
+    by this error, which changes nothing. The session goes on from what the store has: ask again.
+    """
+
+    message = (
+        "session {session_id!r}: the store has gone back to an earlier state, as by a restore or a failover, so turns "
+        "that were acknowledged are missing; this call changed nothing: see turns() for what is left, and ask again"
+    )
+    session_id: str

@@ -8,7 +8,14 @@ from typing import Any, cast
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import Decision, SessionCore
 from turnwise.actors.inference.engine import EngineBuilder
-from turnwise.errors import CorruptRecordError, SessionFencedError, SessionLostError, StoreClosedError, StoreError
+from turnwise.errors import (
+    CorruptRecordError,
+    SessionFencedError,
+    SessionLostError,
+    SessionRevertedError,
+    StoreClosedError,
+    StoreError,
+)
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.sessions import SessionRecord
@@ -78,7 +85,7 @@ class World:
                 return await self.process.call(getattr(self.core, verb)(*args, **kwargs))
             except (CorruptRecordError, StoreClosedError):
                 raise  # it would be the same again
-            except SessionFencedError:
+            except (SessionFencedError, SessionRevertedError):
                 self.process.kill()  # as a process that has lost its session does
             except (SessionLostError, StoreError):
                 await asyncio.sleep(AGAIN_S)

@@ -1,0 +1,415 @@
+"""A store that goes back to an earlier state of itself: a restore, or a failover that has lost its last commits.
+
+A failing schedule prints its seed; `TURNWISE_SEED=<seed> pytest tests/test_restores.py -k <test>` replays it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psycopg
+import pytest
+
+from audit import check_session
+from schedules import World, spread, texts
+from turnwise.actors.core import SessionCore
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.errors import (
+    RunNotFoundError,
+    SessionFencedError,
+    SessionNotFoundError,
+    SessionRevertedError,
+    StoreError,
+)
+from turnwise.memory.contract_tools import Owner, a_session, a_turn, an_event, own, state_of, unchanged
+from turnwise.memory.in_memory import InMemoryStore
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.sql import SQLStore
+from turnwise.memory.store import SessionStore
+from turnwise.memory.store_redis import RedisStore
+
+if TYPE_CHECKING:
+    from redisbox import RedisServer
+
+
+class Restorable(Protocol):
+    """A store, and the way to an earlier state of it."""
+
+    store: SessionStore
+
+    def back_up(self) -> None:
+        """Note the state that `restore` goes back to."""
+
+    def restore(self) -> None:
+        """Go back to that state, under the hands of those who use the store."""
+
+
+class OfMemory:
+    def __init__(self, store: InMemoryStore | None = None) -> None:
+        self.inner = store or InMemoryStore()
+        self.store: SessionStore = self.inner
+        self._saved: dict[str, Any] = {}
+
+    def back_up(self) -> None:
+        self._saved = copy.deepcopy(vars(self.inner))
+
+    def restore(self) -> None:
+        vars(self.inner).update(copy.deepcopy(self._saved))
+
+
+class OfFile:
+    def __init__(self, folder: Path) -> None:
+        self._path, self._saved = folder / "store.db", folder / "saved.db"
+        self.store: SessionStore = SQLStore(f"sqlite:///{self._path}")
+
+    def back_up(self) -> None:
+        self._copy(self._path, self._saved)
+
+    def restore(self) -> None:
+        self._copy(self._saved, self._path)
+
+    @staticmethod
+    def _copy(source: Path, target: Path) -> None:
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+
+
+class OfServer:
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.store: SessionStore = SQLStore(url)
+
+    def back_up(self) -> None:
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA IF EXISTS saved CASCADE")
+            connection.execute("CREATE SCHEMA saved")
+            for table in self._tables(connection):
+                connection.execute(f"CREATE TABLE saved.{table} AS TABLE public.{table}".encode())
+
+    def restore(self) -> None:
+        with psycopg.connect(self._url) as connection:
+            for table in self._tables(connection):
+                connection.execute(f"DELETE FROM public.{table}".encode())
+                connection.execute(f"INSERT INTO public.{table} TABLE saved.{table}".encode())
+
+    @staticmethod
+    def _tables(connection: psycopg.Connection[Any]) -> list[str]:
+        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename")
+        return [row[0] for row in found.fetchall()]
+
+
+class OfRedis:
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self.store: SessionStore = RedisStore(server.url)
+        self._saved: dict[bytes, bytes] = {}
+
+    def back_up(self) -> None:
+        with self._server.client as client:
+            self._saved = {key: client.dump(key) for key in client.scan_iter()}
+
+    def restore(self) -> None:
+        with self._server.client as client:
+            client.flushall()
+            for key, value in self._saved.items():
+                client.restore(key, 0, value)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
+def restorable(request: pytest.FixtureRequest, tmp_path: Path) -> Restorable:
+    """A store that is empty."""
+    if request.param == "memory":
+        return OfMemory()
+    if request.param == "sqlite":
+        return OfFile(tmp_path)
+    if request.param == "postgresql":
+        return OfServer(request.getfixturevalue("database"))
+    request.getfixturevalue("redis_url")
+    return OfRedis(request.getfixturevalue("redis_server"))
+
+
+def play(story: Callable[[], Awaitable[None]], store: SessionStore | None = None) -> None:
+    async def call() -> None:
+        try:
+            await asyncio.wait_for(story(), 60)
+        finally:
+            if store:
+                await store.close()
+
+    asyncio.run(call())
+
+
+def core_of(store: SessionStore, session_id: str = "s") -> SessionCore:
+    return SessionCore(session_id, store, EchoEngine())
+
+
+async def run(core: SessionCore, prompt: str) -> None:
+    """Run a prompt, under its own text as the run's id."""
+    await core.start([prompt], run_id=prompt)
+    assert await core.wait(prompt)
+
+
+# Item 18: nobody writes into another's session
+
+
+def test_a_session_from_before_a_restore_writes_nothing_into_a_later_one(restorable: Restorable) -> None:
+    async def story() -> None:
+        store = restorable.store
+        await own(store, "old")
+        restorable.back_up()
+        alice = await own(store, "alice's", user_id="alice")
+        await alice.commit("a secret", turns=[a_turn(0)], events=[an_event(1)])
+        restorable.restore()
+        bob = await own(store, "bob's", user_id="bob")
+        assert bob.session.log != alice.session.log and bob.session.epoch == alice.session.epoch
+        async with unchanged(store, "bob's"):
+            with pytest.raises(SessionFencedError):
+                await alice.commit("another secret", turns=[a_turn(1)], events=[an_event(2)])
+        again = await own(store, "alice's", user_id="bob")  # the id is free by now
+        async with unchanged(store, "alice's"):
+            with pytest.raises(SessionFencedError):
+                await alice.commit("another secret", turns=[a_turn(1)], events=[an_event(2)])
+            with pytest.raises(SessionFencedError):
+                await store.delete("alice's", epoch=alice.session.epoch, log=alice.session.log)
+        assert again.session.log not in (alice.session.log, bob.session.log)
+
+    play(story, restorable.store)
+
+
+def test_a_commit_does_not_follow_a_commit_that_a_restore_took(restorable: Restorable) -> None:
+    """Whether that one had blocks or none."""
+
+    async def story() -> None:
+        store = restorable.store
+        for name, blocks in (("with", ["lost"]), ("without", [])):
+            owner = await own(store, name)
+            await owner.commit("kept")
+            restorable.back_up()
+            await owner.commit(*blocks, session=owner.session)
+            restorable.restore()
+            async with unchanged(store, name):
+                with pytest.raises(SessionFencedError):
+                    await owner.commit("behind a hole")
+            found = Owner(store, (await store.activate(name)).session)
+            await found.commit("behind what is there")
+            assert (await state_of(store, name))[1] == ["kept", "behind what is there", "missing", "missing"]
+
+    play(story, restorable.store)
+
+
+def test_two_lives_of_a_session_with_one_epoch_never_mix(restorable: Restorable) -> None:
+    """A restore to before the first activation, and as many commits of another owner since."""
+
+    async def story() -> None:
+        store = restorable.store
+        await store.create(a_session())
+        restorable.back_up()
+        first = Owner(store, (await store.activate("s")).session)
+        await first.commit("one of the first life")
+        restorable.restore()
+        second = Owner(store, (await store.activate("s")).session)
+        await second.commit("one of the second life")
+        assert (first.session.epoch, first.session.log_size) == (second.session.epoch, second.session.log_size)
+        async with unchanged(store, "s"):
+            with pytest.raises(SessionFencedError):
+                await first.commit("two of the first life")
+        await second.commit("two of the second life")
+
+    play(story, restorable.store)
+
+
+# Item 19: a lost tail bricks nothing
+
+
+def test_a_session_whose_last_turns_are_gone_says_so_and_goes_on(restorable: Restorable) -> None:
+    async def story() -> None:
+        store = restorable.store
+        await store.create(a_session())
+        core = core_of(store)
+        await run(core, "kept")
+        restorable.back_up()
+        await run(core, "lost 1")
+        await run(core, "lost 2")
+        told = (await core.session()).next_index, max(event.seq for event in (await core.events())[0])
+        restorable.restore()
+        with pytest.raises(SessionRevertedError, match=r"'s'.*acknowledged are missing"):
+            await core.start(["after"], run_id="after")
+        assert core.is_lost
+
+        core = core_of(store)
+        assert [texts(turn.new_blocks) for turn in await core.turns()] == [["kept"]]
+        with pytest.raises(RunNotFoundError):
+            await core.wait("lost 1")
+        await run(core, "after")
+        outcome = await core.wait("after")
+        assert outcome and outcome.turn and texts(outcome.turn.blocks) == ["kept", "after"]
+        assert outcome.run.turn_index >= told[0] and outcome.run.first_seq > told[1]
+        later, _, _ = await core.events(told[1])
+        assert [event.kind for event in later][:2] == ["session_reverted", "run_started"]
+        await core.append(["more"], "more")
+        await core.leave()
+        await check_session(store, "s")
+        again = core_of(store)
+        assert [texts(turn.new_blocks) for turn in await again.turns()] == [["kept"], ["after"], ["more"]]
+        await again.leave()
+
+    play(story, restorable.store)
+
+
+def test_a_session_that_a_restore_took_is_not_made_anew(restorable: Restorable) -> None:
+    async def story() -> None:
+        store = restorable.store
+        await own(store, "another")
+        restorable.back_up()
+        await store.create(a_session())
+        core = core_of(store)
+        await run(core, "lost")
+        restorable.restore()
+        for _ in range(2):
+            with pytest.raises(SessionNotFoundError):
+                await core.append(["more"], "more")
+        assert core.is_lost and await store.count() == 1
+        await store.create(a_session(user_id="bob"))
+        new = core_of(store)
+        assert await new.latest() is None and (await new.session()).user_id == "bob"
+        await new.leave()
+
+    play(story, restorable.store)
+
+
+class Slow:
+    """An engine that answers when it is let go."""
+
+    def __init__(self) -> None:
+        self.began, self.go = asyncio.Event(), asyncio.Event()
+
+    def build(self, session: object) -> Slow:
+        return self
+
+    async def run(self, turn: Any, context: Any) -> list[Any]:
+        self.began.set()
+        await self.go.wait()
+        return []
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["the run is gone", "the run is there"])
+def test_who_waits_or_follows_while_the_store_goes_back_is_told(is_kept: bool) -> None:
+    """Also if the store fails at first while the session looks what has become of it."""
+
+    async def story() -> None:
+        box, engine = OfMemory(), Slow()
+        await box.store.create(a_session())
+        core = SessionCore("s", box.store, engine)
+        if not is_kept:
+            await core.append(["kept"], "kept")
+            box.back_up()
+        await core.start(["lost"], run_id="lost")
+        await engine.began.wait()
+        if is_kept:
+            box.back_up()
+        await core.append(["lost too"], "lost too")
+        after = (await core.events())[1]
+        waits = asyncio.ensure_future(core.wait("lost"))
+        follows = asyncio.ensure_future(core.events(after, timeout_s=60))
+        await asyncio.sleep(0)
+        box.restore()
+        get, failures = box.inner.get, iter([StoreError("away")])
+
+        async def fail(session_id: str) -> SessionRecord:
+            for error in failures:
+                raise error
+            return await get(session_id)
+
+        box.inner.get = fail  # type: ignore[method-assign]
+        engine.go.set()
+        for told in (waits, follows):
+            with pytest.raises(SessionRevertedError):
+                await told
+        new = core_of(box.store)
+        await new.activate()
+        if is_kept:
+            outcome = await new.wait("lost")
+            assert outcome and outcome.run.state == "interrupted"
+        else:
+            with pytest.raises(RunNotFoundError):
+                await new.wait("lost")
+        await run(new, "after")
+        await new.leave()
+        await check_session(box.store, "s")
+
+    play(story)
+
+
+def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_nothing_bricks() -> None:
+    """Between any two steps, with a store that is slow and fails."""
+
+    async def schedule(seed: int) -> None:
+        world = World(seed, kinds=("answer", "tools"))
+        await world.create()
+        box = OfMemory(world.store.inner)
+        box.back_up()
+        world.store.fail_rate = 0.02
+        told: list[str] = []
+        runs: list[str] = []
+        restores = 0
+
+        async def ask(verb: str, *args: Any, **settings: Any) -> Any:
+            while True:
+                core = world.core
+                try:
+                    return await getattr(core, verb)(*args, **settings)
+                except (SessionFencedError, SessionRevertedError):
+                    assert core.is_lost
+                    if world.core is core:
+                        world.core = world.new_core()
+                    if verb == "wait":
+                        return None
+                except RunNotFoundError:
+                    return None
+                except StoreError:
+                    await asyncio.sleep(0.01)
+
+        async def caller(name: str) -> None:
+            for number in range(6):
+                prompt = f"{name}{number}"
+                await world.pause()
+                asked = restores
+                if world.random.random() < 0.4:
+                    await ask("append", [prompt], prompt)
+                    told.extend([prompt] if asked == restores else [])
+                else:
+                    await ask("start", [prompt], run_id=prompt, if_busy="enqueue")
+                    told.extend([prompt] if asked == restores else [])
+                    runs.extend([prompt] if asked == restores else [])
+                    await ask("wait", prompt)
+
+        async def restorer() -> None:
+            nonlocal restores
+            for _ in range(world.random.randrange(1, 4)):
+                await asyncio.sleep(world.random.random() * 0.3)
+                box.back_up()
+                for _ in range(world.random.randrange(3)):
+                    await asyncio.sleep(world.random.random() * 0.2)
+                box.restore()
+                restores += 1
+                told.clear()
+                runs.clear()
+
+        await asyncio.gather(caller("a"), caller("b"), restorer())
+        world.store.fail_rate = 0.0
+        await ask("start", ["last"], run_id="last", if_busy="enqueue")
+        assert await ask("wait", "last")
+        for run_id in runs:
+            assert await ask("wait", run_id), run_id
+        turns = await check_session(world.store.inner, "session")
+        stored = [text for turn in turns for text in texts(turn.new_blocks)]
+        assert sorted(set(stored)) == sorted(stored)
+        assert {*told, "last"} <= set(stored)
+
+    assert spread(400, schedule)

@@ -143,7 +143,7 @@ class SessionChanges(SessionReads):
 
     def _give_up(self, why: Exception) -> None:
         """Stop the engine, answer everybody, change nothing: this process has the session no more."""
-        for run in self._open_runs:
+        for run in self._known_runs:
             run.request_cancel("the session was taken over", discard=False)
             run.close()
             fail(run, why)
@@ -151,7 +151,7 @@ class SessionChanges(SessionReads):
         self._backlog, self._unsettled = Backlog(), []
 
     @property
-    def _open_runs(self) -> list[ActiveRun]:
+    def _known_runs(self) -> list[ActiveRun]:
         """All runs that somebody may wait for."""
         return [*([self._active] if self._active else []), *self._backlog.queue, *self._unsettled]
 

@@ -87,8 +87,7 @@ class RunningSession(ForgettingSession):
 
     @property
     def _open_runs(self) -> list[ActiveRun]:
-        runs = [*([self._active] if self._active else []), *self._backlog.queue]
-        return [run for run in runs if not run.done.done()]
+        return [run for run in self._known_runs if not run.done.done()]
 
     def engine_ids(self) -> dict[str, str]:
         """Return which engine each run that has not ended has, by run id. As of the last activation."""
@@ -138,7 +137,7 @@ class RunningSession(ForgettingSession):
             self._doubt = None
         self._head = found.head
         self._take_up_saving()
-        known = {run.run_id: run for run in self._open_runs}
+        known = {run.run_id: run for run in self._known_runs}
         await self._let_go(known.values(), {record.run_id for record in found.open_runs})
         turns = {turn.index: turn for turn in found.open_turns}
         # Until all is taken over: this may fail half way, and the next activation makes the runs anew.

@@ -364,21 +364,27 @@ def test_a_history_has_to_know_whose_events_they_are() -> None:
 
 # What was tampered with
 
+
+async def blocks_of(store: SessionStore) -> list[str]:
+    return await store.blocks([Span((await store.get("s")).log, 0, 3)])
+
+
 READS: dict[str, Callable[[SessionStore], Any]] = {
     "sessions": lambda store: store.get("s"),
-    "blocks": lambda store: store.blocks([Span("1", 0, 3)]),
+    "blocks": blocks_of,
     "turns": lambda store: store.turns("s"),
     "runs": lambda store: store.runs("s"),
     "events": lambda store: store.events("s"),
 }
 COLUMNS = {"sessions": "metadata", "blocks": "body", "turns": "metadata", "runs": "calls", "events": "body"}
+NTH_KEY = "(SELECT key FROM turnwise_sessions ORDER BY key LIMIT 1 OFFSET {0} - 1)"
 PLACES = {
-    "sessions": "key = {0}",
-    "blocks": "log = {0} AND at = {1}",
-    "turns": "session = {0}",
-    "runs": "session = {0}",
+    "sessions": f"key = {NTH_KEY}",
+    "blocks": f"log = {NTH_KEY} AND at = {{1}}",
+    "turns": f"session = {NTH_KEY}",
+    "runs": f"session = {NTH_KEY}",
 }
-PLACES["events"] = "session = {0} AND seq = {1} + 1"
+PLACES["events"] = f"session = {NTH_KEY} AND seq = {{1}} + 1"
 
 
 def edit(path: Path, sql: str) -> None:
@@ -388,7 +394,7 @@ def edit(path: Path, sql: str) -> None:
 
 
 def taken_from(table: str, log: int, at: int, other: str = "") -> str:
-    """Return SQL that puts what stands elsewhere into the session's row."""
+    """Return SQL that puts what stands elsewhere, in the session of a number from 1, into the first session's row."""
     column, here = COLUMNS[table], PLACES[table].format(1, 0)
     other = other or table
     value = COLUMNS[other]

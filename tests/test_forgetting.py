@@ -314,9 +314,8 @@ def test_a_turn_that_is_being_read_to_be_saved_when_it_is_forgotten_is_not_given
         stage.core._journal.cache = BlockCache()
         stage.store.blocks = later(stage.store.blocks, 5.0)
         await asyncio.sleep(1)
-        stage.core._journal.cache.add_spans(
-            (Span("1", 0, 4),), await InMemoryStore.blocks(stage.store, [Span("1", 0, 4)])
-        )
+        spans = (Span((await stage.core.session()).log, 0, 4),)
+        stage.core._journal.cache.add_spans(spans, await InMemoryStore.blocks(stage.store, spans))
         done = await stage.core.forget_turn(0)
         assert done.waiting == 1
         await stage.core.wait_for_memory()

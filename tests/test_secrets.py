@@ -297,7 +297,7 @@ def test_a_pickle_in_a_row_is_refused_as_corrupt_and_runs_nothing(form: str, tmp
         await store.commit("s", 1, commit)
 
     async def read_block(store: SQLStore) -> None:
-        cache, spans = BlockCache(), (Span("1", 0, 1),)
+        cache, spans = BlockCache(), (Span((await store.get("s")).log, 0, 1),)
         cache.add_spans(spans, await store.blocks(spans))
         cache.read(spans)
 

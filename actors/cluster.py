@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from turnwise.errors import ConfigError
+from turnwise.memory.sharing import RayId
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +35,12 @@ def connect() -> None:
                 _init()
             else:
                 _on_a_thread_that_stays(_init)
+
+
+def this_ray() -> RayId:
+    """Return which Ray this process belongs to."""
+    context = ray.get_runtime_context()
+    return RayId(context.gcs_address, context.get_session_name())
 
 
 @contextmanager

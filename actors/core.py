@@ -18,7 +18,7 @@ from turnwise.actors.inference.attempt import reason, storable
 from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
 from turnwise.actors.journal import Journal, settled
 from turnwise.actors.memory_slot import MemorySlot
-from turnwise.actors.originals import find, originals, reach
+from turnwise.actors.originals import reach
 from turnwise.actors.output import Output
 from turnwise.actors.run_events import about, end_event
 from turnwise.actors.running import RunningSession
@@ -42,7 +42,7 @@ from turnwise.errors import (
     TurnNotFoundError,
     shown,
 )
-from turnwise.memory.blocks import Block, Summary, ToolResult, ToolUse, encode
+from turnwise.memory.blocks import Block, ToolResult, ToolUse, encode
 from turnwise.memory.calls import CallState, Verdict, decode_calls, encode_calls
 from turnwise.memory.events import CallDecided, PromptAppended, RunQueued, RunResumed, RunStarted, SessionEnded
 from turnwise.memory.forgotten import Forgotten
@@ -455,22 +455,6 @@ class SessionCore(RunningSession):
                 if found.parent == parent or is_unused:
                     return found
             raise
-
-    async def expand(self, summary: Summary) -> tuple[Block, ...]:
-        """Return what a summary stands for, in order, with that in place of the summaries folded into it.
-
-        The summary is one that the session goes on with, or that was folded into one of these.
-
-        Raises:
-            InvalidInputError: it is none of them.
-        """
-        await self._loaded()
-        turns = [turn for turn in (self._head, self._active and self._active.turn) if turn]
-        held = union(*(part for turn in turns for part in (turn.spans, turn.base)))
-        if not await find(summary, held, self._journal.read):
-            why = f"it is none of session {self.session_id!r}: pass one of a turn's blocks"
-            raise InvalidInputError("summary", shown(summary.text), why)
-        return await self._journal.read(await originals(summary, self._journal.read))
 
     @property
     def is_in_use(self) -> bool:

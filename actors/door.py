@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turnwise.actors.cluster import connect
+from turnwise.actors.cluster import connect, this_ray
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inputs import (
@@ -34,6 +35,7 @@ from turnwise.errors import (
     ConfigError,
     InvalidInputError,
     KeyMissingError,
+    ReadOnlyStoreError,
     RunNotFoundError,
     SessionExistsError,
     SessionNotFoundError,
@@ -53,6 +55,7 @@ from turnwise.memory.memory_use import memory_use
 from turnwise.memory.own_names import find_session, get_of_user, public_record
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
+from turnwise.memory.sharing import rivals
 from turnwise.memory.store import Page, SessionOrder, SessionStore
 from turnwise.memory.sweeping import Swept
 from turnwise.memory.usage import Usage
@@ -63,6 +66,13 @@ DEFAULT_STORE = "sqlite:///turnwise.db"
 DEFAULT_USER = "default"
 
 _PAGE = 100
+
+_log = logging.getLogger(__name__)
+
+_RIVALS = (
+    "this Ray, at %s, and those at %s have %r open: a session that is changed from two of them goes to and fro, and its"
+    " runs are interrupted; let all share one, by RAY_ADDRESS"
+)
 
 
 class Door:
@@ -82,6 +92,7 @@ class Door:
         namespace: str = "turnwise",
         enforce_user: bool = False,
         encryption: Encryption | None = None,
+        read_only: bool = False,
     ) -> None:
         self._enforce_user = enforce_user
         self._is_encrypted = encryption is not None
@@ -98,25 +109,39 @@ class Door:
             overflow=overflow,
             placement=placement,
             config=config,
+            read_only=read_only,
         )
-        self._check_files = partial(check_files, store, history_store, working_memory)
         self._store: SessionStore | None = None
+        self._knows_rivals = False
+        self._check_files = partial(check_files, store, history_store, working_memory)
 
     def _start(self) -> None:
         """Join or start a Ray, and let the processes of hosts and memories start. Blocks; may be repeated."""
-        connect()
-        self._check_files()
+        if not self._realm.read_only:
+            connect()
+            self._check_files()
         self._own_store()
-        self._realm.warm_up()
+        if not self._realm.read_only:
+            self._realm.warm_up()
 
     def _own_store(self) -> SessionStore:
+        """Return the realm's store as this manager has opened it: a closed one, when the manager is closed."""
         if self._store is None:
-            self._store = self._realm.open_store()
+            self._store = self._realm.kit[0]
         return self._store
 
     def _consult(self, verb: str, *args: Any, **kwargs: Any) -> Request[Any]:
-        method = getattr(self._own_store(), verb)
-        return (yield Consult(lambda: method(*args, **kwargs)))
+        return self._ask(lambda store: getattr(store, verb)(*args, **kwargs))
+
+    def _ask(self, ask: Callable[[SessionStore], Awaitable[Any]]) -> Request[Any]:
+        """Ask the store for something, and, before the first time, who else has it open."""
+        store = self._own_store()
+        if not self._knows_rivals:
+            others = yield Consult(partial(rivals, store))
+            self._knows_rivals = True
+            if others:
+                _log.warning(_RIVALS, this_ray().address, ", ".join(others), store)
+        return (yield Consult(partial(ask, store)))
 
     def _read(self, verb: str, id: str, user_id: str | None, missing: TurnwiseError) -> Request[Any]:
         """Look something up for a user, or for anybody; raise `missing` for what is another's and cannot be read."""
@@ -141,6 +166,8 @@ class Door:
         self._check_user(user_id)
         user_id = DEFAULT_USER if user_id is None else user_id
         is_fresh = session_id is None
+        if is_fresh:
+            self._check_writes("*", "open")
         session_id = session_id or new_id()
         given = {} if metadata is None else json_object("metadata", metadata, self._max_metadata_bytes)
         frozen: FrozenDict = freeze(given)
@@ -158,21 +185,23 @@ class Door:
             ttl_s=ttl_s,
         )
         found = None if is_fresh else (yield from self._find(session_id, user_id))
+        if found is None and self._realm.read_only:
+            raise SessionNotFoundError(session_id)
         if found is None:
             try:
                 found = yield from self._consult("create", fresh)
+                self._realm.warm(found.session_id)
             except SessionExistsError:  # somebody else's, or somebody has just made it
                 found = yield from self._find(session_id, user_id)
                 if found is None:
                     raise SessionOwnerError(session_id, "user", user_id) from None
         if agent not in (None, found.agent):
             raise SessionOwnerError(session_id, "agent", agent)
-        self._realm.warm(found.session_id)
         return found
 
     def _find(self, session_id: str, user_id: str) -> Request[SessionRecord | None]:
         """Return a user's session by the id that callers know, as it is stored; None if the user has none."""
-        found: SessionRecord | None = yield Consult(partial(find_session, self._own_store(), user_id, session_id))
+        found: SessionRecord | None = yield from self._ask(lambda store: find_session(store, user_id, session_id))
         return found and check_session(found)
 
     @checked
@@ -191,7 +220,7 @@ class Door:
         missing = RunNotFoundError(run_id, "the store")
         found: RunRecord = yield from self._read("run", run_id, user_id, missing)
         if user_id is not None:
-            own = yield Consult(partial(get_of_user, self._own_store(), found.session_id, user_id))
+            own = yield from self._ask(lambda store: get_of_user(store, found.session_id, user_id))
             if own is None:
                 raise missing
             check_session(own)
@@ -231,8 +260,13 @@ class Door:
         if self._enforce_user and user_id is None:
             raise ConfigError("user_id", None, "this manager has enforce_user=True: say for whom it is")
 
+    def _check_writes(self, session_id: str, verb: str) -> None:
+        if self._realm.read_only:
+            raise ReadOnlyStoreError(session_id, verb)
+
     @checked
     def _forget(self, user_id: UserId, verify: bool) -> Request[Forgotten]:
+        self._check_writes("*", "forget")
         done = Forgotten()
         while page := (yield from self._consult("query", user_id=user_id, limit=_PAGE)):
             for session in page:
@@ -262,9 +296,8 @@ class Door:
                     return (yield from self._realm.delete(session_id, memory=False, verify=False))
                 except KeyMissingError:
                     pass  # its process can neither read nor write it any more, and to delete it takes no key
-            if history := self._realm.open_history():
+            if history := self._realm.kit[1]:
                 yield Consult(partial(history.delete, session_id))
-                yield Consult(history.close)
             yield from self._consult("delete", session_id)
         except SessionNotFoundError:
             return Forgotten()
@@ -275,8 +308,8 @@ class Door:
         if self._enforce_user:
             why = "a sweep goes over all users' sessions: let a manager without enforce_user do it"
             raise ConfigError("enforce_user", True, why)
+        self._check_writes("*", "sweep")
         return (yield from sweep(self._realm, self._own_store(), Path(archive) if archive else None, memory))
 
     def _close(self) -> Request[None]:
-        if self._store is not None:
-            yield from self._consult("close")
+        yield Consult(self._realm.close)

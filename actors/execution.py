@@ -8,7 +8,7 @@ from typing import Any
 from turnwise.actors.core import Decision
 from turnwise.actors.inputs import Number, Patience, Text, checked, json_object
 from turnwise.actors.realm import Realm
-from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
+from turnwise.actors.steps import Request, carry_out, carry_out_async
 from turnwise.actors.wire import PackedOutcome
 from turnwise.errors import (
     RunCancelledError,
@@ -150,7 +150,7 @@ class ExecutionHandle(_Handle):
         self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: PackedOutcome | None = None
     ) -> None:
         super().__init__(realm, session_id, run_id, turn_index, outcome)
-        self._portal = Portal()
+        self._portal = realm.portal
 
     def wait(self, timeout_s: float | None = None) -> Turn:
         """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.

@@ -43,7 +43,7 @@ class Homes(Protocol):
         """Let the session's process start and load, if it has one of its own; does not wait for it."""
 
     def is_live(self, session_id: str) -> bool:
-        """Return whether there is an actor that may have the session."""
+        """Return whether there is an actor that may have the session; one that was noted, until it is missed."""
 
 
 class _HomesOfOne(ABC):
@@ -66,7 +66,12 @@ class _HomesOfOne(ABC):
         self._actors.pop(session_id, None)
 
     def is_live(self, session_id: str) -> bool:
-        return self._find(session_id) is not None
+        if session_id not in self._actors:
+            found = self._find(session_id)
+            if found is None:
+                return False
+            self._actors[session_id] = found
+        return True
 
     def _find(self, session_id: str) -> Any:
         """Return the actor of the session's own, or None."""
@@ -191,11 +196,16 @@ class LiveHomes(_HomesOfOne):
     def warm(self, session_id: str, request: bytes) -> None:
         """It is live, or cannot be made."""
 
+    def _find(self, session_id: str) -> Any:
+        if not ray.is_initialized():  # a manager for reading needs none
+            return None
+        found = super()._find(session_id)
+        for layout in find_layouts(self._namespace, self._realm)[:1] if found is None else ():
+            found = find_actor(self._namespace, layout.actor_name(self._realm, layout.index_of(session_id)))
+        return found
+
     def _look_up(self, session_id: str) -> Any:
         found = self._find(session_id)
-        if found is None:
-            for layout in find_layouts(self._namespace, self._realm)[:1]:
-                found = find_actor(self._namespace, layout.actor_name(self._realm, layout.index_of(session_id)))
         if found is None:
             why = "no process of it is live: open a SessionManager on its store in this process first"
             raise SessionLostError(session_id, why)

@@ -15,7 +15,7 @@ from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.placement import Dedicated, Placement
 from turnwise.actors.session import AsyncSession, Session
-from turnwise.actors.steps import Portal, Request, Result, carry_out, carry_out_async
+from turnwise.actors.steps import Request, Result, carry_out, carry_out_async
 from turnwise.memory.encryption import Encryption
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.long_term import LongTermMemory
@@ -64,9 +64,12 @@ class SessionManager(Door):
             stays readable. Long-term and working memories are not encrypted, since they look for words in what they
             keep. A store is encrypted from its first session on, or not at all; of a user without a key, verbs raise
             KeyMissingError, but `list` and `forget`.
+        read_only: reads only, beside the Ray that has the store: sessions that are live on a Ray that this process has
+            joined are asked, all others are read from the store. It starts no Ray, and makes and migrates no tables.
+            What would change something is a ReadOnlyStoreError.
 
     Raises:
-        StoreURLError, ConfigError: an argument cannot be used.
+        StoreURLError, ConfigError: an argument cannot be used; or another Ray has the SQLite file of the store open.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class SessionManager(Door):
         namespace: str = "turnwise",
         enforce_user: bool = False,
         encryption: Encryption | None = None,
+        read_only: bool = False,
     ) -> None:
         super().__init__(
             store,
@@ -96,8 +100,9 @@ class SessionManager(Door):
             namespace=namespace,
             enforce_user=enforce_user,
             encryption=encryption,
+            read_only=read_only,
         )
-        self._portal = Portal()
+        self._portal = self._realm.portal
         self._start()
 
     def __enter__(self) -> Self:
@@ -120,7 +125,8 @@ class SessionManager(Door):
     ) -> Session:
         """Return the session of this id, created if there is none; without an id, a fresh one.
 
-        The session is in the store on return. Its process may still be starting: the first verb waits for it.
+        The session is in the store on return. One that is there already is left to whoever has it: the first verb that
+        changes something, or waits for a run, starts its process.
 
         Args:
             user_id: who it belongs to; the user "default" if left out, which `enforce_user` refuses.

@@ -23,6 +23,8 @@ class StorePlace:
     encryption: Encryption | None = None
     is_local: bool = False
     """Whether something that its processes open is in a file of one node."""
+    read_only: bool = False
+    """Whether it is opened for reading only, beside the Ray that has it."""
 
     def open_store(self, namespace: str) -> SessionStore:
         """Return a store for this process: of its own, or the namespace's shared one for `memory://`."""
@@ -31,9 +33,14 @@ class StorePlace:
 
             store = remote_store(self.url, namespace)
         else:
-            from turnwise.memory.urls import open_store
+            from turnwise.memory.sharing import Shared
+            from turnwise.memory.urls import open_store, read_only
 
-            store = open_store(self.url)
+            store = open_store(read_only(self.url) if self.read_only else self.url)
+            if isinstance(store, Shared) and not self.read_only:
+                from turnwise.actors.cluster import this_ray
+
+                store.own(this_ray())
         if self.encryption is None:
             return store
         from turnwise.memory.encrypted_store import EncryptedStore
@@ -44,9 +51,9 @@ class StorePlace:
         """Return a history of this process's own, if there is one."""
         if self.history_url is None:
             return None
-        from turnwise.memory.urls import open_history
+        from turnwise.memory.urls import open_history, read_only
 
-        history = open_history(self.history_url)
+        history = open_history(read_only(self.history_url) if self.read_only else self.history_url)
         if self.encryption is None:
             return history
         from turnwise.memory.encrypted_history import EncryptedHistory

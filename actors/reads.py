@@ -9,13 +9,17 @@ from dataclasses import dataclass, replace
 from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.backlog import Backlog
 from turnwise.actors.journal import Journal, settled
-from turnwise.memory.blocks import ToolUse
+from turnwise.actors.originals import find, originals
+from turnwise.errors import InvalidInputError, shown
+from turnwise.memory.blocks import Block, Summary, ToolUse
 from turnwise.memory.calls import PendingCall, decode_calls
 from turnwise.memory.events import Event
 from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.history import HistoryStore
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import join
+from turnwise.memory.spans import join, union
+from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn, TurnRecord
 
 
@@ -96,6 +100,16 @@ class SessionReads:
         return self._journal.session
 
     @property
+    def stores(self) -> tuple[SessionStore, HistoryStore | None]:
+        """Where it is kept."""
+        return self._journal.store, self._journal.feed.history if self._journal.feed else None
+
+    @property
+    def is_activated(self) -> bool:
+        """Whether this process has, or had, the session."""
+        return self._journal.session.epoch > 0
+
+    @property
     def active_run_id(self) -> str | None:
         """The run that has the session's claim."""
         return self._active.run_id if self._active else None
@@ -166,6 +180,22 @@ class SessionReads:
                 return chosen, after, done or any(event.terminal for event in chosen if run_id)
             if not events:
                 await self._journal.log.news(left)
+
+    async def expand(self, summary: Summary) -> tuple[Block, ...]:
+        """Return what a summary stands for, in order, with that in place of the summaries folded into it.
+
+        The summary is one that the session goes on with, or that was folded into one of these.
+
+        Raises:
+            InvalidInputError: it is none of them.
+        """
+        await self._loaded()
+        turns = [turn for turn in (self._head, self._active and self._active.turn) if turn]
+        held = union(*(part for turn in turns for part in (turn.spans, turn.base)))
+        if not await find(summary, held, self._journal.read):
+            why = f"it is none of session {self.session_id!r}: pass one of a turn's blocks"
+            raise InvalidInputError("summary", shown(summary.text), why)
+        return await self._journal.read(await originals(summary, self._journal.read))
 
     async def _loaded(self) -> None:
         if self._journal.stale and self._journal.lost is None:

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ray import cloudpickle
@@ -24,14 +25,17 @@ from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.nodes import is_file
 from turnwise.actors.place import Making, StorePlace
 from turnwise.actors.placement import Dedicated, Packed, Placement
-from turnwise.actors.steps import Call, Pause, Request
+from turnwise.actors.reader import READS, StoreReader
+from turnwise.actors.steps import Call, Consult, Pause, Portal, Request
+from turnwise.actors.stored_session import StoredSession, UnattendedError
 from turnwise.actors.wire import EngineWanted, Refused, StartAnswer
-from turnwise.errors import ConfigError, SessionFencedError, SessionLostError
+from turnwise.errors import ConfigError, ReadOnlyStoreError, SessionFencedError, SessionLostError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.encryption import Encryption
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.long_term import LongTermMemory, is_local
+from turnwise.memory.own_names import by_public_id
 from turnwise.memory.store import SessionStore
 from turnwise.memory.urls import check_history_url, resolve_url
 from turnwise.memory.working import WorkingMemory
@@ -62,6 +66,8 @@ class Realm:
     def __init__(self, namespace: str, name: str) -> None:
         self.namespace = namespace
         self.name = name
+        self.read_only = False
+        """Whether it makes no actors and changes nothing."""
         self._place: StorePlace | None = None
         self._engine: bytes = b""
         self._engine_id = ""
@@ -70,6 +76,9 @@ class Realm:
         self.working_memory: WorkingMemory | None = None
         self._placement: Placement = Dedicated()
         self._homes: Homes | None = None
+        self.portal = Portal()
+        """Where what blocking callers ask of a store is carried out."""
+        self._kit: tuple[SessionStore, HistoryStore | None] | None = None
         self._caches: OrderedDict[str, BlockCache] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -87,6 +96,7 @@ class Realm:
         working_memory: WorkingMemory | None,
         placement: Placement,
         config: SessionConfig,
+        read_only: bool,
     ) -> Realm:
         """Return the realm of a manager, which can make the actors of its sessions.
 
@@ -109,10 +119,10 @@ class Realm:
         # What was opened with encryption, and what without, have processes of their own: neither can read the other's.
         name = f"{namespace}\n{url}" + ("\nencrypted" if encryption else "")
         realm = cls(namespace, hashlib.sha256(name.encode()).hexdigest()[:16])
-        realm._placement = placement
+        realm._placement, realm.read_only = placement, read_only
         history_url = None if history_url is None else check_history_url(history_url)
         in_files = is_file(url) or is_file(history_url) or is_local(working_memory)
-        realm._place = StorePlace(url, history_url, _checked(encryption), is_local=in_files)
+        realm._place = StorePlace(url, history_url, _checked(encryption), is_local=in_files, read_only=read_only)
         try:
             overflow, realm.memories = equip(overflow, memory, namespace, config)
             realm.working_memory = working_memory
@@ -125,21 +135,38 @@ class Realm:
             why = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
             what = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
             raise ConfigError("engine", what, why) from error
-        _REALMS[realm.name] = realm
+        if not read_only:  # handles that come from elsewhere are for more
+            _REALMS[realm.name] = realm
         return realm
 
     def __reduce__(self) -> tuple[object, ...]:
         return _find, (self.namespace, self.name)
 
     def open_store(self) -> SessionStore:
-        """Return a store of this process's own."""
+        """Return a store of the caller's own."""
         if self._place is None:
             raise SessionLostError("*", "open a SessionManager on its store in this process first")
         return self._place.open_store(self.namespace)
 
     def open_history(self) -> HistoryStore | None:
-        """Return a history of this process's own, if events are kept in one."""
+        """Return a history of the caller's own, if events are kept in one."""
         return self._place.open_history() if self._place else None
+
+    @property
+    def kit(self) -> tuple[SessionStore, HistoryStore | None]:
+        """This process's store, and its history if events are kept in one; opened when first asked for."""
+        with self._lock:
+            if self._kit is None:
+                self._kit = self.open_store(), self.open_history()
+            return self._kit
+
+    async def close(self) -> None:
+        """Let go of the store and the history. What is read afterwards opens them anew."""
+        with self._lock:
+            kit, self._kit = self._kit, None
+        for each in kit or ():
+            if each is not None:
+                await each.close()
 
     def cache(self, session_id: str) -> BlockCache:
         """Return what this process has seen of the session's blocks."""
@@ -163,7 +190,7 @@ class Realm:
             return self._homes
 
     def _find_homes(self) -> Homes:
-        if self._place is None:
+        if self._place is None or self.read_only:
             return LiveHomes(self.namespace, self.name)
         return homes(self.namespace, self.name, self._placement, Making(self._place, self._engine_id, self._engine))
 
@@ -186,9 +213,12 @@ class Realm:
 
         Raises:
             TimeoutError: no answer within `timeout_s`.
+            ReadOnlyStoreError: the manager is for reading only, and the verb changes something.
             SessionLostError: no process of the session could be reached for `REACH_S`.
             TurnwiseError: what the host refused.
         """
+        if self.read_only and verb not in READS:
+            raise ReadOnlyStoreError(session_id, verb)
         request = _pack(session_id, verb, *args)
         began = time.monotonic()
         lost_s: float | None = None
@@ -196,27 +226,16 @@ class Realm:
         while True:
             asked = time.monotonic()
             left_s = None if timeout_s is None else max(0.0, began + timeout_s - asked)
-            failure: Exception
             try:
-                packed: bytes = yield Call(self.actor(session_id), request, left_s, self.homes.have_many)
+                if verb in READS and self._place is not None and not self.homes.is_live(session_id):
+                    found = yield from self._read(session_id, verb, args)
+                    if found is not None:
+                        return found[0]
+                answer, failure = yield from self._call(session_id, verb, request, left_s)
             except GetTimeoutError as error:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
-            except RayTaskError as error:
-                raise SessionLostError(session_id, f"{verb} failed there: {error.cause!r}") from error
-            except RayActorError as error:
-                if error.actor_init_failed:
-                    why = "its process cannot start: install this turnwise, and what it needs, on every node"
-                    raise SessionLostError(session_id, f"{why} ({error})") from error
-                failure = error
-            except RayError as error:
-                raise SessionLostError(session_id, f"{type(error).__name__}: {error}") from error
-            else:
-                answer = pickle.loads(packed)
-                if not isinstance(answer, Refused):
-                    return answer
-                if not isinstance(answer.error, SessionFencedError):
-                    raise answer.error
-                failure = answer.error  # that process has given the session up; the next one has it
+            if failure is None:
+                return answer
             self.homes.miss(session_id)
             now = time.monotonic()
             if lost_s is None or now - asked > REACHED_S:
@@ -227,6 +246,42 @@ class Realm:
                 raise SessionLostError(session_id, str(failure).strip().splitlines()[0]) from failure
             yield Pause(pause_s)
             pause_s = min(2 * pause_s, 0.5)
+
+    def _call(
+        self, session_id: str, verb: str, request: bytes, left_s: float | None
+    ) -> Request[tuple[Any, Exception | None]]:
+        """Call a verb once; return its answer, or why another process is to be asked."""
+        try:
+            packed: bytes = yield Call(self.actor(session_id), request, left_s, self.homes.have_many)
+        except GetTimeoutError:
+            raise
+        except RayTaskError as error:
+            raise SessionLostError(session_id, f"{verb} failed there: {error.cause!r}") from error
+        except RayActorError as error:
+            if error.actor_init_failed:
+                why = "its process cannot start: install this turnwise, and what it needs, on every node"
+                raise SessionLostError(session_id, f"{why} ({error})") from error
+            return None, error
+        except RayError as error:
+            raise SessionLostError(session_id, f"{type(error).__name__}: {error}") from error
+        answer = pickle.loads(packed)
+        if not isinstance(answer, Refused):
+            return answer, None
+        if not isinstance(answer.error, SessionFencedError):
+            raise answer.error
+        return None, answer.error  # that process has given the session up; the next one has it
+
+    def _read(self, session_id: str, verb: str, args: Sequence[Any]) -> Request[tuple[Any] | None]:
+        """Return the store's answer, which interrupts no run of another Ray; None if the session's process is to say.
+
+        That is for a wait, for a run that was lost with its process: its own settles it, or goes on with it.
+        """
+        kept = by_public_id(session_id, *self.kit)
+        reader = StoreReader(StoredSession(*kept, may_settle=not self.read_only))
+        try:
+            return ((yield Consult(partial(reader.carry_out, verb, args))),)
+        except UnattendedError:
+            return None
 
     def start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartAnswer]:
         """Ask for a run with this realm's engine; sends the engine first where the session has another."""

@@ -10,18 +10,16 @@ from typing import Any
 
 from turnwise.actors.adoptions import Adopted
 from turnwise.actors.core import Decision, SessionCore
+from turnwise.actors.reader import Reader
+from turnwise.actors.reads import SessionReads
+from turnwise.actors.stored_session import StoredSession, UnattendedError
 from turnwise.actors.supplies import Supplies
-from turnwise.actors.wire import EngineWanted, PackedOutcome, PackedTurn, SessionInfo, StartAnswer
+from turnwise.actors.wire import EngineWanted, PackedOutcome, StartAnswer
 from turnwise.errors import TurnwiseError
-from turnwise.memory.blocks import Block, Summary
-from turnwise.memory.calls import PendingCall
-from turnwise.memory.events import Event
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.memory_use import MemoryUse
-from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import Spans, union
-from turnwise.memory.turns import Turn
+from turnwise.memory.spans import Spans
 from turnwise.strategies.compaction import Compaction
 
 ENGINE_TICKS = 3
@@ -37,7 +35,7 @@ KeepOwn = Callable[[Adopted, bytes], Awaitable[None]]
 """Likewise, of one session."""
 
 
-class Resident:
+class Resident(Reader):
     """One session on the event loop of its process. Verbs may begin in any order, so none relies on an earlier one."""
 
     __slots__ = (
@@ -87,7 +85,20 @@ class Resident:
 
     async def carry_out(self, verb: str, args: Sequence[Any]) -> Any:
         """Carry out a verb and return its answer, or raise its error."""
-        return await getattr(self, f"do_{verb}")(*args)
+        try:
+            return await super().carry_out(verb, args)
+        except UnattendedError:
+            await self.core.activate()  # and settles, or goes on with, what is waited for
+            return await super().carry_out(verb, args)
+
+    @property
+    def _reads(self) -> SessionReads:
+        """The core, once it has the session; its store before, so that to read does not take it over."""
+        return self.core if self.core.is_activated else StoredSession(self.core.session_id, *self.core.stores)
+
+    @property
+    def _process(self) -> tuple[int, str]:
+        return os.getpid(), self._node_id
 
     async def do_adopt(self, engine_id: str, engine: bytes, verb: str = "", args: Sequence[Any] = ()) -> Any:
         """Take an engine over, then carry out a verb with it, as one call: no other manager's comes in between."""
@@ -117,18 +128,11 @@ class Resident:
         packed = PackedOutcome.pack(outcome, held) if outcome else None
         return StartAnswer(started.run_id, started.turn_index, packed)
 
-    async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
-        outcome = await self.core.wait(run_id, timeout_s)
-        return PackedOutcome.pack(outcome, held) if outcome else None
-
     async def do_cancel(self, reason: str, run_id: str | None) -> bool:
         return await self.core.cancel(reason, run_id)
 
     async def do_decide(self, run_id: str, call_id: str, decision: Decision) -> None:
         await self.core.decide(run_id, call_id, decision)
-
-    async def do_pending(self, run_id: str) -> list[PendingCall]:
-        return await self.core.pending(run_id)
 
     async def do_end(self) -> None:
         await self.core.end()
@@ -172,43 +176,6 @@ class Resident:
             return EngineWanted()
         return (await self.core.compact(explain=explain),)
 
-    async def do_expand(self, summary: Summary) -> tuple[Block, ...]:
-        return await self.core.expand(summary)
-
-    async def do_run(self, run_id: str) -> RunRecord:
-        return await self.core.run(run_id)
-
-    async def do_runs(self, after: int, limit: int) -> list[RunRecord]:
-        return await self.core.runs(after, limit)
-
-    async def do_latest(self, held: Spans) -> PackedTurn | None:
-        turn = await self.core.latest()
-        return PackedTurn.pack(turn, held) if turn else None
-
-    async def do_turn(self, index: int, held: Spans) -> PackedTurn:
-        return PackedTurn.pack(await self.core.turn(index), held)
-
-    async def do_turns(self, after: int, limit: int, held: Spans) -> list[PackedTurn]:
-        packed = []
-        for turn in await self.core.turns(after, limit):
-            packed.append(PackedTurn.pack(turn, held))
-            held = _with(held, turn)
-        return packed
-
-    async def do_events(
-        self, after: int, limit: int, run_id: str | None, timeout_s: float
-    ) -> tuple[list[Event], int, bool]:
-        return await self.core.events(after, limit, run_id=run_id, timeout_s=timeout_s)
-
-    async def do_info(self) -> SessionInfo:
-        return SessionInfo(
-            session=await self.core.session(),
-            active_run_id=self.core.active_run_id,
-            queued_run_ids=tuple(self.core.queued_run_ids),
-            pid=os.getpid(),
-            node_id=self._node_id,
-        )
-
     async def _has(self, engine_id: str) -> bool:
         """Let the session have the caller's engine; return False if that has to be sent first."""
         async with self._switching:
@@ -229,7 +196,3 @@ class Resident:
         self.core.use(*equipment, engine_id=engine_id)
         self._engine_id, self._engine = engine_id, (equipment, engine)
         return True
-
-
-def _with(held: Spans, turn: Turn) -> Spans:
-    return union(held, turn.record.prompt, turn.record.spans)

@@ -41,7 +41,7 @@ REMEMBERED = 128
 
 _log = logging.getLogger(__name__)
 
-LOST = "the session's process was lost while it ran"
+LOST = "the session's process was lost, or another took the session over, while it ran"
 
 _Begun = tuple[ActiveRun, RunRecord, TurnRecord]
 """A run, and its record and turn as they are when it has the claim."""

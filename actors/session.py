@@ -24,7 +24,7 @@ from turnwise.actors.inputs import (
 )
 from turnwise.actors.realm import Realm
 from turnwise.actors.session_memory import AsyncSessionMemory, SessionMemory
-from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
+from turnwise.actors.steps import Request, carry_out, carry_out_async
 from turnwise.actors.wire import PackedTurn, SessionInfo, StartAnswer
 from turnwise.memory.blocks import Block, Summary
 from turnwise.memory.events import Event
@@ -152,7 +152,7 @@ class Session(_Session):
 
     def __init__(self, realm: Realm, id: str, user_id: str, agent: str | None, *, own_ids: bool = False) -> None:
         super().__init__(realm, id, user_id, agent, own_ids=own_ids)
-        self._portal = Portal()
+        self._portal = realm.portal
 
     @property
     def memory(self) -> SessionMemory:
@@ -308,7 +308,7 @@ class Session(_Session):
         return carry_out(self._delete(memory, verify), self._portal)
 
     def info(self) -> SessionInfo:
-        """Return the session's row, what runs and waits, and which process hosts it."""
+        """Return the session's row, what runs and waits, and which process hosts it, if one does."""
         info: SessionInfo = carry_out(self._ask("info"), self._portal)
         return info
 

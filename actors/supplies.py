@@ -14,8 +14,7 @@ from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, Ses
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.errors import ConfigError, EngineLimitError
 from turnwise.memory.history import HistoryStore
-from turnwise.memory.ids import is_own_id, public_id
-from turnwise.memory.own_names import OwnNameHistory, OwnNameStore
+from turnwise.memory.own_names import by_public_id
 from turnwise.memory.store import SessionStore
 from turnwise.memory.working import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
@@ -110,9 +109,7 @@ class Supplies:
     def make_core(self, session_id: str, adopted: Adopted) -> SessionCore:
         """Return a new core of a session, with equipment that is held. `open` has returned."""
         store, history = self._kit
-        if is_own_id(session_id):
-            store, history = OwnNameStore(store, session_id), history and OwnNameHistory(history, session_id)
-            session_id = public_id(session_id)
+        session_id, store, history = by_public_id(session_id, store, history)
         builder, config, overflow, memories, working = self.given(adopted.engine_id)[0]
         core = SessionCore(
             session_id,

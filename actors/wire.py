@@ -78,6 +78,6 @@ class SessionInfo:
     session: SessionRecord
     active_run_id: str | None
     queued_run_ids: tuple[str, ...]
-    pid: int
-    """Of the process that hosts it, on its node."""
-    node_id: str
+    pid: int | None
+    """Of the process that hosts it, on its node; None while none does."""
+    node_id: str | None

@@ -140,7 +140,8 @@ def killed_midway(manager: SessionManager) -> None:
     while "search" not in notes():
         time.sleep(0.02)
     pid = chat.info().pid
-    os.kill(pid, signal.SIGKILL)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
     tell(f"* charged; process {pid} was killed while it searched")
     resumed = next(event for event in seen if isinstance(event, events.RunResumed))
     tell(f"* resumed by process {chat.info().pid}: {resumed.why}")

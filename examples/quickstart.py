@@ -89,7 +89,8 @@ async def kill_and_return(manager: AsyncSessionManager, screen: SideBySide) -> l
     screen.ask(chat.id, GLASS)
     run = await chat.run(GLASS)
     await follow(run, screen, pieces=8)
-    os.kill(pid, signal.SIGKILL)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
     screen.note(chat.id, f"process {pid} was killed")
     try:
         await run

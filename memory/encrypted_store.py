@@ -22,13 +22,14 @@ from turnwise.memory.encryption_records import (
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
+from turnwise.memory.sharing import RayId, Shared, rivals
 from turnwise.memory.spans import Span, Spans
 from turnwise.memory.store import Activation, Commit, Page, SessionOrder, SessionStore
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
 
 
-class EncryptedStore:
+class EncryptedStore(Shared):
     """Has every verb of `SessionStore`, and encrypts what goes through it into another.
 
     Encrypted are blocks, the kinds and bodies of events, metadata of sessions and turns, and of runs their labels,
@@ -52,6 +53,15 @@ class EncryptedStore:
     def __init__(self, inner: SessionStore, encryption: Encryption) -> None:
         self._inner = inner
         self._keys = KeyRing(encryption)
+
+    def own(self, ray: RayId) -> None:
+        """See `Shared`."""
+        if isinstance(self._inner, Shared):
+            self._inner.own(ray)
+
+    async def rivals(self) -> Sequence[str]:
+        """See `Shared`."""
+        return await rivals(self._inner)
 
     def __repr__(self) -> str:
         return f"EncryptedStore({self._inner!r})"

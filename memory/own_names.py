@@ -17,6 +17,7 @@ from turnwise.memory.history import HistoryStore
 from turnwise.memory.ids import is_own_id, own_id, public_id
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
+from turnwise.memory.sharing import RayId, Shared, rivals
 from turnwise.memory.spans import Span, Spans
 from turnwise.memory.store import Activation, Commit, Page, SessionOrder, SessionStore
 from turnwise.memory.turns import TurnRecord
@@ -85,7 +86,16 @@ class _Names:
         return [event.model_copy(update={"session_id": self.shown(event.session_id)}) for event in events]
 
 
-class OwnNameStore:
+def by_public_id(
+    stored_id: str, store: SessionStore, history: HistoryStore | None
+) -> tuple[str, SessionStore, HistoryStore | None]:
+    """Return the id of a session that callers know, and the store and the history in which it is called that."""
+    if is_own_id(stored_id):
+        return public_id(stored_id), OwnNameStore(store, stored_id), history and OwnNameHistory(history, stored_id)
+    return stored_id, store, history
+
+
+class OwnNameStore(Shared):
     """A store as the process of one session sees it, whose id is its user's own: by the id that callers know.
 
     Other sessions keep the ids that they are stored under, so none is taken for this one.
@@ -94,6 +104,13 @@ class OwnNameStore:
     def __init__(self, inner: SessionStore, stored_id: str) -> None:
         self._inner = inner
         self._names = _Names(stored_id)
+
+    def own(self, ray: RayId) -> None:
+        """See `Shared`. The inner store has been told."""
+
+    async def rivals(self) -> Sequence[str]:
+        """See `Shared`."""
+        return await rivals(self._inner)
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         return await self._inner.create(session, turn, also)

@@ -10,12 +10,13 @@ from urllib.parse import urlsplit
 
 from turnwise.errors import ConfigError, CorruptRecordError, StoreError, StoreURLError
 from turnwise.memory.loop_thread import LoopThread
+from turnwise.memory.sharing import RayId, Shared, rivals_among
 from turnwise.memory.urls import REDIS_SCHEMES, redact
 
 Argument = str | bytes | int | float
 
 
-class RedisDatabase:
+class RedisDatabase(Shared):
     """Base of the stores in a Redis, 6.2 or later. Connects at first use; pickles as its settings, password included.
 
     Each verb is a script, which Redis carries out alone and whole. It runs on an event loop of the store's own, so the
@@ -52,6 +53,8 @@ class RedisDatabase:
         self._client = _client(url, self._name, timeout_s, connections)
         self._known = {name: self._client.register_script(script) for name, script in self.scripts.items()}
         self._thread = LoopThread(self._name)
+        self._ray: RayId | None = None
+        self._is_named = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._name!r})"
@@ -67,6 +70,40 @@ class RedisDatabase:
         """Let go of connections. Closing twice is fine; any other verb after it raises StoreClosedError."""
         await self._thread.close(self._client.aclose)
 
+    def own(self, ray: RayId) -> None:
+        """See `Shared`. The connections are named by the Ray, where this user may name them."""
+        self._ray = ray
+
+    async def rivals(self) -> list[str]:
+        """See `Shared`."""
+        from redis.exceptions import ResponseError
+
+        async def ask() -> list[str]:
+            await self._name_connections()
+            try:
+                clients = await self._client.client_list()
+            except ResponseError:
+                return []  # this user may not ask
+            database = str(self._client.get_connection_kwargs().get("db", 0))
+            return [client["name"] for client in clients if client["db"] == database]
+
+        with self._translated():
+            return rivals_among(await self._thread.run(ask), self._ray)
+
+    async def _name_connections(self) -> None:
+        """Name one connection now, and those that are made from now on."""
+        from redis.exceptions import ResponseError
+
+        settings = self._client.get_connection_kwargs()
+        if self._ray and not self._is_named and not settings.get("client_name"):
+            try:
+                await self._client.client_setname(self._ray.label)
+            except ResponseError:
+                pass  # this user may not
+            else:
+                settings["client_name"] = self._ray.label
+        self._is_named = True
+
     async def _run(self, name: str, keys: Sequence[str], args: Sequence[Argument], *, again: bool = False) -> Any:
         """Return what the script returns, which is carried out whole or not at all.
 
@@ -81,6 +118,8 @@ class RedisDatabase:
         from redis.exceptions import ConnectionError as NotConnected
 
         async def call() -> Any:
+            if not self._is_named:
+                await self._name_connections()
             encoded = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
             try:
                 return await self._known[name](keys=keys, args=encoded)

@@ -14,9 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
+from turnwise.memory.sharing import LABEL, RayId, Shared, rivals_among
 from turnwise.memory.sql_remedies import remedy
-from turnwise.memory.sqlite_file import SQLiteFile, begin_writing
-from turnwise.memory.urls import SQL_SCHEMES, redact
+from turnwise.memory.sqlite_file import SQLiteFile, begin_writing, path_of
+from turnwise.memory.sqlite_owner import SQLiteOwner
+from turnwise.memory.urls import READ_ONLY, SQL_SCHEMES, redact
 
 Result = TypeVar("Result")
 
@@ -47,7 +49,7 @@ class Schema:
     """What makes of the tables of a version those of the next, in SQL that SQLite and PostgreSQL both know."""
 
 
-class SQLDatabase:
+class SQLDatabase(Shared):
     """Base of the stores in an SQL database: a file of SQLite, or PostgreSQL.
 
     A transaction that writes is on disk when it returns (SQLite: WAL, synchronous FULL). Statements run on threads of
@@ -76,6 +78,7 @@ class SQLDatabase:
         self._name = redact(url)
         self._schema = schema
         parsed = _parse_url(url, self._name)
+        self._url = parsed
         sqlite = parsed.get_backend_name() == "sqlite"
         self.is_local = sqlite
         """Whether it is a file of one machine."""
@@ -92,9 +95,12 @@ class SQLDatabase:
         except ModuleNotFoundError as error:
             why = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
             raise StoreURLError(self._name, why) from error
-        self._file = SQLiteFile(self._engine, self._name, lock_timeout_s) if sqlite else None
+        self._is_read_only = is_read_only(parsed)
+        self._file = SQLiteFile(self._engine, self._name, lock_timeout_s, self._is_read_only) if sqlite else None
+        self._ray: RayId | None = None
+        self._owner: SQLiteOwner | None = None
         if not sqlite:
-            _bound_waits(self._engine, lock_timeout_s)
+            _bound_waits(self._engine, lock_timeout_s, self._called)
         self._lock_timeout_s = lock_timeout_s
         self._reader = self._engine.execution_options(turnwise_read=True)
         self._driver: Any = self._engine.dialect.loaded_dbapi
@@ -116,6 +122,31 @@ class SQLDatabase:
             if self._writer is not None:
                 self._writer.close()
             self._engine.dispose()
+            if self._owner:
+                self._owner.release()
+
+    # Which Ray has it
+
+    def own(self, ray: RayId) -> None:
+        """See `Shared`. A file of SQLite is one Ray's at a time; a server has the names of its connections."""
+        self._ray = ray
+        if self.is_local:
+            self._owner = SQLiteOwner(path_of(self._url), self._name, ray)
+
+    async def rivals(self) -> list[str]:
+        """See `Shared`. A role of PostgreSQL's sees the connections of its own name."""
+        if self.is_local or self._ray is None:
+            return []
+        named = sa.text(
+            "SELECT DISTINCT application_name FROM pg_catalog.pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE :label"
+        )
+        names = await self._read(lambda connection: connection.scalars(named, {"label": f"{LABEL}%"}).all())
+        return rivals_among(names, self._ray)
+
+    def _called(self) -> str:
+        """Return what connections to a server are called, if nobody has said so in the URL."""
+        return self._ray.label if self._ray else "turnwise"
 
     # Transactions
 
@@ -246,6 +277,10 @@ class SQLDatabase:
             exists = sa.inspect(connection).has_table(_meta.name)
             found = self._version(connection) if exists else None
         if found is None or found in map(str, self._schema.migrations):
+            if self._is_read_only:
+                what = "are not there" if found is None else f"are of version {found}"
+                why = f"its tables {what}: open it once without read_only=True, which makes or migrates them"
+                raise StoreError(f"store {self._name}: {why}")
             with self._engine.begin() as connection:
                 self._lock(connection)
                 driver: Any = connection.connection.dbapi_connection
@@ -290,6 +325,11 @@ def insert_into(table: sa.Table, dialect: sa.Dialect) -> Any:
     return sqlite.insert(table)
 
 
+def is_read_only(url: sa.URL) -> bool:
+    """Return whether the URL is one of `memory.urls.read_only`."""
+    return url.query.get("mode") == "ro" or READ_ONLY in url.query.get("options", "")
+
+
 def _parse_url(url: str, name: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)
@@ -302,9 +342,9 @@ def _parse_url(url: str, name: str) -> sa.URL:
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
-def _bound_waits(engine: sa.Engine, timeout_s: float) -> None:
+def _bound_waits(engine: sa.Engine, timeout_s: float, called: Callable[[], str]) -> None:
     from turnwise.memory.postgres_connection import PostgresConnection  # whose driver others need not have
 
     @sa.event.listens_for(engine, "do_connect")
     def connect(_: object, __: object, args: list[Any], settings: dict[str, Any]) -> PostgresConnection:
-        return PostgresConnection.open(timeout_s, *args, **settings)
+        return PostgresConnection.open(timeout_s, *args, **{"application_name": called(), **settings})

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
 
@@ -24,13 +25,14 @@ class SQLiteFile:
     Args:
         name: of the store, as it may be shown.
         lock_timeout_s: how long to wait for another process's transaction.
+        is_read_only: whether the engine opens it for reading.
     """
 
-    def __init__(self, engine: sa.Engine, name: str, lock_timeout_s: float) -> None:
+    def __init__(self, engine: sa.Engine, name: str, lock_timeout_s: float, is_read_only: bool) -> None:
         self._name = name
         self._path = Path()
         self._inode: tuple[int, int] | None = None
-        _configure(engine, lock_timeout_s)
+        _configure(engine, lock_timeout_s, is_read_only)
 
     def remember(self, connection: sa.Connection) -> None:
         """Take the file that the connection is to for the one."""
@@ -48,6 +50,14 @@ class SQLiteFile:
             return
         what = "is gone" if found is None else "is another than the one that was opened"
         raise StoreError(f"store {self._name}: its file {what}: put that back, or end all processes that have it open")
+
+
+def path_of(url: sa.URL) -> Path:
+    """Return where the file of a URL is, with links resolved."""
+    database = url.database or ""
+    if database.startswith("file:"):
+        database = unquote(urlsplit(database).path)
+    return Path(database).resolve()
 
 
 def begin_writing(connection: sqlite3.Connection, timeout_s: float) -> None:
@@ -83,7 +93,7 @@ def _inode(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _configure(engine: sa.Engine, lock_timeout_s: float) -> None:
+def _configure(engine: sa.Engine, lock_timeout_s: float, is_read_only: bool) -> None:
     patience = f"PRAGMA busy_timeout = {int(lock_timeout_s * 1000)}"
 
     @sa.event.listens_for(engine, "connect")
@@ -92,7 +102,8 @@ def _configure(engine: sa.Engine, lock_timeout_s: float) -> None:
         connection.execute(patience)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 8000")  # pages; for processes that end before they make one
-        _use_wal(connection, lock_timeout_s)
+        if not is_read_only:
+            _use_wal(connection, lock_timeout_s)
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:

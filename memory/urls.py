@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from turnwise.errors import ConfigError, StoreURLError
 
@@ -47,6 +48,31 @@ def resolve_url(url: str) -> str:
             return url
         return f"{scheme}:///{Path(path).expanduser().resolve()}" + (f"?{options}" if options else "")
     return url
+
+
+READ_ONLY = "-c default_transaction_read_only=on"
+"""The option of PostgreSQL's by which a connection cannot write."""
+
+
+def read_only(url: str) -> str:
+    """Return the URL of the same store by which an SQL database refuses to be written; of any other the same URL.
+
+    Tables are then neither made nor migrated, and a file of SQLite that is not there is not made.
+    """
+    scheme, _, rest = resolve_url(url).partition("://")
+    if scheme not in SQL_SCHEMES:
+        return url
+    place, _, options = rest.partition("?")
+    given = parse_qsl(options)
+    if scheme.startswith("sqlite"):
+        path = place.removeprefix("/")
+        # SQLAlchemy takes the quotes off once, of every path, and SQLite once more, of this form.
+        file = path if path.startswith("file:") else f"file:{quote(quote(unquote(path)))}"
+        given = [each for each in given if each[0] not in ("mode", "uri")]
+        return f"{scheme}:///{file}?{urlencode([*given, ('mode', 'ro'), ('uri', 'true')])}"
+    more = " ".join([*(value for name, value in given if name == "options"), READ_ONLY])
+    given = [each for each in given if each[0] != "options"]
+    return f"{scheme}://{place}?{urlencode([*given, ('options', more)], quote_via=quote)}"
 
 
 def open_store(url: str) -> SessionStore:

@@ -25,6 +25,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from engines import process_of
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
@@ -97,12 +98,12 @@ async def until(holds: Callable[[], Awaitable[bool]], most_s: float = 60.0) -> N
 
 async def kill(*chats: AsyncSession) -> None:
     """SIGKILL the processes of sessions; they are back on return."""
-    pids = [(await chat.info()).pid for chat in chats]
+    pids = [process_of(await chat.info()) for chat in chats]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
     async def are_back() -> bool:
-        return not {(await chat.info()).pid for chat in chats} & set(pids)
+        return not {process_of(await chat.info()) for chat in chats} & set(pids)
 
     await until(are_back)
 
@@ -450,11 +451,11 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     first = box.manager("p", placement=Packed(hosts=3))
     chats = [await first.open(f"grow{number}") for number in range(9)]
     runs = [await box.ask(chat, "hold grow") for chat in chats]
-    pids = [(await chat.info()).pid for chat in chats]
+    pids = [process_of(await chat.info()) for chat in chats]
     second = box.manager("p", placement=Packed(hosts=2))
     again = [await second.get(chat.id) for chat in chats]
     later = [await box.ask(chat, f"later {chat.id}", if_busy="enqueue") for chat in again]
-    unmoved = [(await chat.info()).pid for chat in again] == pids
+    unmoved = [process_of(await chat.info()) for chat in again] == pids
     lost = [at for at, pid in enumerate(pids) if pid == pids[0]]
     os.kill(pids[0], signal.SIGKILL)
     store = SQLStore(box.urls.format("p"))
@@ -470,7 +471,7 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     states = [await box.end(await second.execution(run.run_id)) for run in runs]
     after = [await box.end(await second.execution(run.run_id)) for run in later]
     last = [await box.end(await box.ask(chat, f"last {chat.id}")) for chat in again]
-    now = {(await chat.info()).pid for chat in again}
+    now = {process_of(await chat.info()) for chat in again}
 
     async def have_left() -> bool:
         return not [name for name in names_of("p", "turnwise/") if "/hosts/0x3/" in name]

@@ -12,6 +12,7 @@ from typing import Any
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.inference.openai import OpenAIEngine
 from turnwise.actors.inference.tool_loop import ToolLoop
+from turnwise.actors.wire import SessionInfo
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
 from turnwise.memory.turns import Turn
 
@@ -104,3 +105,9 @@ class UnpicklableThere:
 
 def _refuse() -> None:
     raise ImportError("not installed here")
+
+
+def process_of(info: SessionInfo) -> int:
+    """Return the process that hosts a session, which one does."""
+    assert info.pid is not None, f"no process has session {info.session.session_id!r}"
+    return info.pid

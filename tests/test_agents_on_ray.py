@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import toolbox
-from engines import SlowlyBuilt
+from engines import SlowlyBuilt, process_of
 from local_provider import LocalProvider, Message, tool_script
 from test_sessions_on_ray import audit, kill, python
 from toolbox import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
@@ -362,7 +362,7 @@ def test_a_run_waits_for_a_person_without_a_process_and_without_the_one_that_ask
         {"euros": 800},
         {"euros": 3},
     )
-    pid = watcher.open("chat").info().pid
+    pid = process_of(watcher.open("chat").info())
     asker.send_signal(signal.SIGKILL)
     asker.wait()
     asker.stdin.close()
@@ -467,7 +467,7 @@ def test_edited_arguments_are_checked_by_a_process_that_came_back(bench: Bench, 
     chat = manager.open("chat")
     run = chat.run(prompt([("pay", {"euros": 800})], "paid"), labels=bench.labels)
     (call,) = awaited(run)
-    os.kill(pid := chat.info().pid, signal.SIGKILL)
+    os.kill(pid := process_of(chat.info()), signal.SIGKILL)
     until(lambda: not is_alive(pid))
     for wrong in ({"euros": "lots"}, {"pounds": 8}, {}):
         with pytest.raises(InvalidInputError, match=r"^input=.*'pay'.*euros"):

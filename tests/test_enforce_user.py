@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engines import ScriptedEngine
+from engines import ScriptedEngine, process_of
 from turnwise.actors.core import SessionCore
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.manager import AsyncSessionManager, SessionManager
@@ -313,7 +313,7 @@ def test_a_run_of_a_users_own_session_outlives_its_process_and_keeps_its_engine(
     make_manager(enforce_user=True).open("chat", user_id="alice").run("hello").wait(60)
     chat = make_manager(enforce_user=True, engine=ScriptedEngine("later ")).open("chat", user_id="alice")
     assert chat.run("who").wait(60).text == "later  alice"
-    os.kill(chat.info().pid, signal.SIGKILL)
+    os.kill(process_of(chat.info()), signal.SIGKILL)
     bare = pickle.loads(pickle.dumps(chat))
     assert [turn.text for turn in bare.turns()][-1] == "later  alice"
     assert bare.info().session.session_id == "chat"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from engines import ScriptedEngine
+from engines import ScriptedEngine, process_of
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.execution import ExecutionHandle
 from turnwise.actors.inference.engine import RunContext, SessionView
@@ -125,7 +125,7 @@ def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_
         execution = chat.run("slow 10000")
         told.stored(chat.id, ["slow 10000"], asked, run_id=execution.run_id)
         executions.append(execution)
-    pids = [chat.info().pid for chat in chats]
+    pids = [process_of(chat.info()) for chat in chats]
     os.kill(pids[0], signal.SIGKILL)
     lost = [execution for execution, pid in zip(executions, pids, strict=True) if pid == pids[0]]
     assert 0 < len(lost) < len(names)
@@ -159,7 +159,7 @@ def test_a_run_that_is_to_be_resumed_goes_on_in_the_next_process_with_the_engine
     second = make_manager(placement=Packed(hosts=1), engine=ScriptedEngine("second "), config=config)
     assert second.open("chat").run("x").wait(WAIT_S).text == "second x"
     running, left = second.open("chat").run("slow 150"), other.run("slow 150")
-    os.kill(chat.info().pid, signal.SIGKILL)
+    os.kill(process_of(chat.info()), signal.SIGKILL)
     assert running.wait(WAIT_S).text == "second slow 150"
     assert left.wait(WAIT_S).text == "first slow 150"
     check(first, ["chat", "other"])
@@ -174,7 +174,7 @@ def test_another_number_of_hosts_moves_sessions_without_interrupting_one(
     names = [f"chat-{number}" for number in range(12)]
     chats = [old.open(name) for name in names]
     running = [chat.run("wait") for chat in chats]
-    before = {chat.info().pid for chat in chats}
+    before = {process_of(chat.info()) for chat in chats}
     new = make_manager(placement=Packed(hosts=3), engine=engine)
     assert [new.open(name).info().active_run_id for name in names] == [execution.run_id for execution in running]
     queued = [new.open(name).run("behind it", if_busy="enqueue") for name in names]
@@ -182,7 +182,7 @@ def test_another_number_of_hosts_moves_sessions_without_interrupting_one(
     assert all(execution.wait(WAIT_S).text == "wait" for execution in running)
     assert all(execution.wait(WAIT_S).text == "behind it" for execution in queued)
     assert all(chat.run("from the old manager").wait(WAIT_S).text == "from the old manager" for chat in chats)
-    after = {chat.info().pid for chat in chats}
+    after = {process_of(chat.info()) for chat in chats}
     assert len(after) == 3 and not after & before
     until(lambda: [layout.hosts for layout in find_layouts(new._realm.namespace, new._realm.name)] == [3])
     check(new, names)
@@ -292,7 +292,7 @@ def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
         url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._realm.namespace
         async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
             chats = await asyncio.gather(*map(manager.open, names))
-            victim = (await chats[0].info()).pid
+            victim = process_of(await chats[0].info())
 
             async def turn(chat: AsyncSession) -> None:
                 for number in range(3):
@@ -309,7 +309,7 @@ def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
 
             alive = [victim]
             await asyncio.gather(*map(turn, chats))
-            assert (await chats[0].info()).pid != victim
+            assert process_of(await chats[0].info()) != victim
 
     asyncio.run(talk())
     assert len(told.session_ids) == len(names)
@@ -321,7 +321,7 @@ def test_a_host_that_comes_back_leaves_sessions_of_their_own_process_alone(make_
     packed.open("packed").run("hello").wait(WAIT_S)
     running = make_manager().open("dedicated").run("slow 200")
     lost = packed.open("packed").run("slow 10000")
-    os.kill(packed.open("packed").info().pid, signal.SIGKILL)
+    os.kill(process_of(packed.open("packed").info()), signal.SIGKILL)
     with pytest.raises(RunInterruptedError):
         lost.wait(WAIT_S)
     assert running.wait(WAIT_S).text == "slow 200"

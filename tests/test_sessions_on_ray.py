@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from audit import check_session
-from engines import BrokenBuilder, ScriptedEngine, UnpicklableThere
+from engines import BrokenBuilder, ScriptedEngine, UnpicklableThere, process_of
 from local_provider import LocalProvider
 from schedules import texts
 from turnwise.actors.config import SessionConfig
@@ -84,7 +84,7 @@ def python(script: str, *args: str, **settings: Any) -> subprocess.Popen[str]:
 
 def kill(session: Session) -> None:
     """SIGKILL the session's process, as the machine's out-of-memory killer would."""
-    os.kill(session.info().pid, signal.SIGKILL)
+    os.kill(process_of(session.info()), signal.SIGKILL)
 
 
 def test_run_returns_at_once_and_wait_gives_the_finished_turn_with_both_ids(make_manager: MakeManager) -> None:
@@ -238,7 +238,7 @@ def test_after_a_sigkill_mid_run_there_is_one_typed_outcome_and_the_last_commit(
 
     thread = threading.Thread(target=wait)
     thread.start()
-    pid = chat.info().pid
+    pid = process_of(chat.info())
     kill(chat)
     thread.join(30)
     assert len(waiter) == 1
@@ -337,7 +337,7 @@ def test_an_idle_session_leaves_and_comes_back_and_a_running_one_stays(make_mana
     manager = make_manager(config=SessionConfig(idle_s=0.4))
     chat = manager.open("chat")
     running = chat.run("slow 100")
-    pid = chat.info().pid
+    pid = process_of(chat.info())
     turn = running.wait()  # it ran for five times as long as a process may be idle
     deadline = time.monotonic() + 120
     while True:

@@ -5,15 +5,24 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
-from turnwise.errors import ConfigError, StoreClosedError, StoreURLError
+from turnwise.errors import ConfigError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.sql import SQLStore
 from turnwise.memory.store_redis import RedisStore
-from turnwise.memory.urls import check_history_url, open_facts, open_history, open_notes, open_store, resolve_url
+from turnwise.memory.urls import (
+    check_history_url,
+    open_facts,
+    open_history,
+    open_notes,
+    open_store,
+    read_only,
+    resolve_url,
+)
 
 Install = Callable[..., None]
 
@@ -143,3 +152,45 @@ def test_a_scheme_that_two_packages_have_is_neither_s(install: Install) -> None:
     with pytest.raises(StoreURLError, match="must be of one installed package") as error:
         open_store("both://h")
     assert "turnwise-one 1.2" in str(error.value) and "turnwise-two 1.2" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["file", "file with options", "file as SQLite names it", "postgres"])
+def test_a_store_that_is_opened_for_reading_is_neither_made_nor_migrated_nor_written(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path / "a b#c"
+    folder.mkdir()
+    urls = {
+        "file": f"sqlite:///{folder}/chats.db",
+        "file with options": f"sqlite:///{folder}/chats.db?timeout=5",
+        "file as SQLite names it": f"sqlite:///file:{quote(quote(str(folder)))}/chats.db?uri=true",
+    }
+    url = urls.get(kind) or request.getfixturevalue("database")
+
+    async def story() -> None:
+        reader = open_store(read_only(url))
+        with pytest.raises(StoreError):
+            await reader.count()
+        assert list(folder.iterdir()) == []
+        writer = open_store(url)
+        await writer.create(SessionRecord(session_id="one"))
+        assert await reader.count() == 1
+        with pytest.raises(StoreError, match=r"read.?only"):
+            await reader.create(SessionRecord(session_id="two"))
+        with pytest.raises(StoreError, match=r"read.?only"):
+            await reader.activate("one")
+        await reader.close()
+        assert (await writer.get("one")).epoch == 0 and await writer.count() == 1
+        await writer._write(  # type: ignore[attr-defined]
+            lambda connection: connection.exec_driver_sql("UPDATE turnwise_meta SET value = '1'")
+        )
+        await writer.close()
+        with pytest.raises(StoreError, match=r"are of version 1: open it once without read_only=True"):
+            await (late := open_store(read_only(url))).count()
+        await late.close()
+
+    asyncio.run(story())
+
+
+def test_stores_of_which_there_is_no_way_to_read_only_have_the_url_that_they_had() -> None:
+    assert read_only("redis://h/1") == "redis://h/1" and read_only("memory://x") == "memory://x"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from audit import check_session, turns_of
-from engines import ScriptedEngine
+from engines import ScriptedEngine, process_of
 from local_provider import LocalProvider, Message
 from provider_replies import text_of, words
 from test_agents_on_ray import is_alive, obey, results, until
@@ -506,7 +506,7 @@ def test_what_is_no_summary_changes_nothing_is_told_and_is_asked_for_again(bench
 
 def kill_when(path: Path, chat: Session, count: int) -> None:
     """SIGKILL the session's process as soon as so many compactions are in the store."""
-    pid = chat.info().pid
+    pid = process_of(chat.info())
     with closing(sqlite3.connect(path, timeout=30.0)) as database:
 
         def is_there() -> bool:
@@ -705,7 +705,7 @@ def test_a_summary_is_paid_for_once_whatever_becomes_of_processes_and_managers(b
         number = talk_until_due(chat, number)
         compacted(chat, round_)
         assert len(bench.sent(SMALL)) == round_
-        pid = chat.info().pid
+        pid = process_of(chat.info())
         if round_ == 1:
             kill(chat)
         elif round_ == 2:
@@ -735,9 +735,9 @@ def test_an_idle_process_stays_until_its_window_is_compacted(bench: Bench, tmp_p
     chat, other = manager.open("chat"), manager.open("other")
     number = talk_until_due(chat)
     noted(gate, "came")
-    pid = chat.info().pid
+    pid = process_of(chat.info())
     talk(other, 0, 1)
-    gone_from(other.info().pid)
+    gone_from(process_of(other.info()))
     assert is_alive(pid)
     gate.before.off()
     gone_from(pid)

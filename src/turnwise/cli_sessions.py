@@ -113,9 +113,10 @@ async def _export(
     url: str, session: str, write: Callable[[str], object], user: str | None, history_url: str | None
 ) -> None:
     from turnwise.memory.archive import export_session
+    from turnwise.memory.urls import read_only
 
     async with AsyncExitStack() as stack:
-        store, history = _open(stack, url, history_url)
+        store, history = _open(stack, read_only(url), history_url and read_only(history_url))
         await export_session(store, session, write, user_id=user, history=history)
 
 

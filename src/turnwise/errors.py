@@ -48,6 +48,7 @@ TurnwiseError
 │   └── ReadOnlyMemoryError    nobody may write to it
 ├── CompactionError            a window was not compacted; nothing was lost
 ├── WaitTimeoutError           (also a TimeoutError) the wait ended, the run goes on
+├── ReadOnlyStoreError         the manager was opened for reading
 ├── SessionLostError           the world did: the session's process cannot be reached
 └── StoreError                 the world did: the store cannot be read or written
     ├── StoreClosedError
@@ -513,6 +514,14 @@ class WaitTimeoutError(TurnwiseError, TimeoutError):
     session_id: str
     run_id: str
     timeout_s: float | None
+
+
+class ReadOnlyStoreError(TurnwiseError):
+    """The manager was opened with `read_only=True`, and the verb would change something; nothing was changed."""
+
+    message = "session {session_id!r}: {verb} changes the store: open a manager without read_only=True for that"
+    session_id: str
+    verb: str
 
 
 class SessionLostError(TurnwiseError):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import ray
 
+from engines import process_of
 from turnwise import Session
 
 WIDTH = 50
@@ -76,7 +77,7 @@ def prompt_of(chars: int, seed: int = 0) -> str:
 
 def retire(session: Session) -> None:
     """End a session's process, so that the next measurement has the machine to itself."""
-    end_process(session.actor, session.info().pid)
+    end_process(session.actor, process_of(session.info()))
 
 
 def end_process(actor: Any, pid: int) -> None:

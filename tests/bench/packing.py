@@ -13,6 +13,7 @@ import ray
 import sqlalchemy as sa
 from harness import Samples, Table, end_process, prompt_of
 
+from engines import process_of
 from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, Session, SessionManager, SQLStore
 from turnwise.memory import sql_schema as schema
 from turnwise.memory.blocks import User, encode
@@ -232,7 +233,7 @@ def kills(
     for at in range(-1, times):
         after_kill(at, floor, ray.get(bare.pid.remote()), lambda: ray.get(bare.call.remote()))
         for session, samples in sessions:
-            after_kill(at, samples, session.info().pid, verb(session))
+            after_kill(at, samples, process_of(session.info()), verb(session))
         if at < 0:
             for samples in (floor, session_s, host_s):
                 samples.clear()
@@ -241,4 +242,4 @@ def kills(
     for what, samples in (("session", session_s), ("packed session", host_s)):
         table.judge(f"{what}: kill -9 to the next turn", samples.median / floor.median, 1.5, samples=samples)
     for session, _ in sessions:
-        end_process(session.actor, session.info().pid)
+        end_process(session.actor, process_of(session.info()))

@@ -51,7 +51,7 @@ class SessionKiller:
         try:
             session = await self._manager.get(dice.choice(self._session_ids))
             info = await asyncio.wait_for(session.info(), ASK_S)
-            if info.node_id != self._node_id or info.pid == os.getpid():
+            if info.pid is None or info.node_id != self._node_id or info.pid == os.getpid():
                 return False
             os.kill(info.pid, signal.SIGKILL)
         except (TimeoutError, ProcessLookupError, SessionNotFoundError, SessionLostError, OverloadedError, StoreError):

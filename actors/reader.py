@@ -1,0 +1,108 @@
+"""The verbs of a session that change nothing, as callers ask for them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from turnwise.actors.reads import SessionReads
+from turnwise.actors.stored_session import StoredSession
+from turnwise.actors.wire import PackedOutcome, PackedTurn, SessionInfo
+from turnwise.memory.blocks import Block, Summary
+from turnwise.memory.calls import PendingCall
+from turnwise.memory.events import Event
+from turnwise.memory.runs import RunRecord
+from turnwise.memory.spans import Spans, union
+from turnwise.memory.turns import Turn
+
+READS = frozenset(("events", "expand", "info", "latest", "pending", "run", "runs", "turn", "turns", "wait"))
+"""The names of the verbs."""
+
+
+class Reader:
+    """Answers reads from a session in memory, or from its store."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def _reads(self) -> SessionReads:
+        """What is asked."""
+
+    @property
+    @abstractmethod
+    def _process(self) -> tuple[int | None, str | None]:
+        """The id of the process that has the session, and its node."""
+
+    async def carry_out(self, verb: str, args: Sequence[Any]) -> Any:
+        """Carry out a verb and return its answer, or raise its error."""
+        return await getattr(self, f"do_{verb}")(*args)
+
+    async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
+        outcome = await self._reads.wait(run_id, timeout_s)
+        return PackedOutcome.pack(outcome, held) if outcome else None
+
+    async def do_pending(self, run_id: str) -> list[PendingCall]:
+        return await self._reads.pending(run_id)
+
+    async def do_expand(self, summary: Summary) -> tuple[Block, ...]:
+        return await self._reads.expand(summary)
+
+    async def do_run(self, run_id: str) -> RunRecord:
+        return await self._reads.run(run_id)
+
+    async def do_runs(self, after: int, limit: int) -> list[RunRecord]:
+        return await self._reads.runs(after, limit)
+
+    async def do_latest(self, held: Spans) -> PackedTurn | None:
+        turn = await self._reads.latest()
+        return PackedTurn.pack(turn, held) if turn else None
+
+    async def do_turn(self, index: int, held: Spans) -> PackedTurn:
+        return PackedTurn.pack(await self._reads.turn(index), held)
+
+    async def do_turns(self, after: int, limit: int, held: Spans) -> list[PackedTurn]:
+        packed = []
+        for turn in await self._reads.turns(after, limit):
+            packed.append(PackedTurn.pack(turn, held))
+            held = _with(held, turn)
+        return packed
+
+    async def do_events(
+        self, after: int, limit: int, run_id: str | None, timeout_s: float
+    ) -> tuple[list[Event], int, bool]:
+        return await self._reads.events(after, limit, run_id=run_id, timeout_s=timeout_s)
+
+    async def do_info(self) -> SessionInfo:
+        reads = self._reads
+        session = await reads.session()
+        pid, node_id = self._process
+        return SessionInfo(
+            session=session,
+            active_run_id=reads.active_run_id,
+            queued_run_ids=tuple(reads.queued_run_ids),
+            pid=pid,
+            node_id=node_id,
+        )
+
+
+class StoreReader(Reader):
+    """Answers from the store, where no process of this Ray has the session."""
+
+    __slots__ = ("_stored",)
+
+    def __init__(self, stored: StoredSession) -> None:
+        self._stored = stored
+
+    @property
+    def _reads(self) -> SessionReads:
+        return self._stored
+
+    @property
+    def _process(self) -> tuple[None, None]:
+        return None, None
+
+
+def _with(held: Spans, turn: Turn) -> Spans:
+    return union(held, turn.record.prompt, turn.record.spans)

@@ -44,6 +44,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.blocks import Block, ToolResult, ToolUse, encode
 from turnwise.memory.calls import CallState, Verdict, decode_calls, encode_calls
+from turnwise.memory.erasing import Verify
 from turnwise.memory.events import CallDecided, PromptAppended, RunQueued, RunResumed, RunStarted, SessionEnded
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.frozen import FrozenDict, freeze
@@ -361,7 +362,9 @@ class SessionCore(RunningSession):
 
         await self._atomically(change)
 
-    async def delete(self, *, memory: bool = True, verify: bool = False, updated_at: float | None = None) -> Forgotten:
+    async def delete(
+        self, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
+    ) -> Forgotten:
         """Delete the session for good, and what memories have of it; forks keep what they span.
 
         The memories first, so that a delete that fails can be repeated.

@@ -17,6 +17,7 @@ from turnwise.actors.inputs import (
     Folder,
     Lifetime,
     Limit,
+    Look,
     RunId,
     SessionId,
     Text,
@@ -265,7 +266,7 @@ class Door:
             raise ReadOnlyStoreError(session_id, verb)
 
     @checked
-    def _forget(self, user_id: UserId, verify: bool) -> Request[Forgotten]:
+    def _forget(self, user_id: UserId, verify: Look) -> Request[Forgotten]:
         self._check_writes("*", "forget")
         done = Forgotten()
         while page := (yield from self._consult("query", user_id=user_id, limit=_PAGE)):
@@ -278,7 +279,7 @@ class Door:
             if is_read_only(slot.memory):
                 continue
             if verify and isinstance(slot.memory, Eraser):
-                erased[slot.name] = yield Consult(partial(slot.memory.erase, scope))
+                erased[slot.name] = yield Consult(partial(slot.memory.erase, scope, files=verify == "files"))
                 items[slot.name] = erased[slot.name].items
             else:
                 items[slot.name] = yield Consult(partial(slot.memory.forget, scope))

@@ -12,7 +12,7 @@ from turnwise.actors.originals import originals
 from turnwise.actors.saving import SavingSession
 from turnwise.errors import LongTermMemoryError, SessionBusyError, TurnNotFoundError
 from turnwise.memory.blocks import Summary
-from turnwise.memory.erasing import Erasure, erase
+from turnwise.memory.erasing import Erasure, Verify, erase
 from turnwise.memory.events import TurnForgotten
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.long_term import is_read_only
@@ -33,11 +33,11 @@ class ForgettingSession(SavingSession):
     The history keeps the turn as it was, until the session is deleted.
     """
 
-    async def forget_turn(self, index: int, *, verify: bool = False) -> Forgotten:
+    async def forget_turn(self, index: int, *, verify: Verify = False) -> Forgotten:
         """Forget what a turn added; return what was removed. May be repeated, and is to be if a memory fails.
 
         Args:
-            verify: also leave nothing of it in the memories' files, and search them: O(all that they keep).
+            verify: how what memories forget is looked for afterwards: see `erasing.Verify`.
 
         Raises:
             TurnNotFoundError: there is no such turn, or it has not ended.
@@ -114,7 +114,7 @@ class ForgettingSession(SavingSession):
                 parts += _less((span,), own)
         return join(parts), summaries
 
-    async def _forget_in_memories(self, index: int | None = None, *, verify: bool = False) -> Forgotten:
+    async def _forget_in_memories(self, index: int | None = None, *, verify: Verify = False) -> Forgotten:
         """Let memories forget the session, or a turn of it; what is on its way to them arrives before.
 
         Raises:
@@ -144,12 +144,16 @@ class ForgettingSession(SavingSession):
             notes = await self._gear.notes.forget(self._memory_scope)
         return Forgotten(items=items, erased=erased, notes=notes)
 
-    async def _forget_in(self, slot: MemorySlot, index: int | None, *, verify: bool) -> int | Erasure:
+    async def _forget_in(self, slot: MemorySlot, index: int | None, *, verify: Verify) -> int | Erasure:
         which: dict[str, Any] = {} if index is None else {"turn_index": index}
         if not verify:
             return await slot.memory.forget(self._memory_scope, **which)
         if isinstance(slot.memory, Eraser):
-            return await slot.memory.erase(self._memory_scope, **which)
+            return await slot.memory.erase(self._memory_scope, files=verify == "files", **which)
+        if verify == "files":
+            from turnwise.memory.file_search import erase_and_search  # whose numpy few processes need
+
+            return await erase_and_search(slot.memory, self._memory_scope, **which)
         return await erase(slot.memory, self._memory_scope, **which)
 
 

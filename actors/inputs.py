@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.categories import MemoryType
+from turnwise.memory.erasing import Verify
 from turnwise.memory.frozen import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.ids import check_id
 from turnwise.memory.memory_use import MemoryUse, memory_use
@@ -91,6 +92,12 @@ def _type(value: Any) -> MemoryType:
         raise ValueError(f"must be one of {', '.join(MemoryType)}") from None
 
 
+def _look(value: Any) -> Verify:
+    if value is True or value is False or (isinstance(value, str) and value == "files"):
+        return cast(Verify, value)
+    raise ValueError("must be True, False or 'files'")
+
+
 def _folder(value: Any) -> Path:
     if not isinstance(value, str | os.PathLike) or not isinstance(path := os.fspath(value), str):
         raise ValueError("must be the path of a folder")
@@ -119,6 +126,7 @@ Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Text = Annotated[str, AfterValidator(_text)]
 ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]
 """Of a memory's item: may be longer than other ids, since it says where what it holds stands."""
+Look = Annotated[Verify, PlainValidator(_look)]
 Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
 Use = Annotated[MemoryUse | bool, PlainValidator(memory_use)]
 Type = Annotated[MemoryType, PlainValidator(_type)]

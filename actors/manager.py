@@ -17,6 +17,7 @@ from turnwise.actors.placement import Dedicated, Placement
 from turnwise.actors.session import AsyncSession, Session
 from turnwise.actors.steps import Request, Result, carry_out, carry_out_async
 from turnwise.memory.encryption import Encryption
+from turnwise.memory.erasing import Verify
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.long_term import LongTermMemory
 from turnwise.memory.memory_use import MemoryUse
@@ -179,14 +180,18 @@ class SessionManager(Door):
         """Return what the runs of all sessions that match have spent, up to their last commits."""
         return carry_out(self._usage(user_id, agent), self._portal)
 
-    def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
+    def forget(self, user_id: str, *, verify: Verify = True) -> Forgotten:
         """Delete all of a user's sessions, and all that this manager's memories have of them; return what was removed.
 
         Runs that are active are cancelled. The sessions go first, so that nothing is saved meanwhile; may be repeated,
         and is to be if something fails in between. What others have said of the user stays with them.
 
+        With `verify="files"` it returns before the files are searched: `progress` of what it returns says how far that
+        is. The same call again says so again, and `verified` when `progress` is 1. No kill makes it begin anew.
+
         Args:
-            verify: also leave nothing of it in the memories' files, and search them. Takes as long as they are large.
+            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
+                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
 
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.
@@ -289,7 +294,7 @@ class AsyncSessionManager(Door):
         """See `SessionManager.usage`."""
         return await self._carry_out(self._usage(user_id, agent))
 
-    async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
+    async def forget(self, user_id: str, *, verify: Verify = True) -> Forgotten:
         """See `SessionManager.forget`."""
         return await self._carry_out(self._forget(user_id, verify))
 

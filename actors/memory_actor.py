@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 import ray
 from ray import cloudpickle
@@ -23,9 +22,9 @@ from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.nodes import ANYWHERE, here
 from turnwise.actors.wire import Refused
 from turnwise.errors import ConfigError, LongTermMemoryError, TurnwiseError
-from turnwise.memory.background import tell
+from turnwise.memory.background import persist, tell
 from turnwise.memory.categories import MemoryType
-from turnwise.memory.erasing import Erasure, erase
+from turnwise.memory.erasing import Erasing, Erasure, erase, searches_of
 from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope, is_local, is_read_only
 from turnwise.memory.retention import Sweeping
 from turnwise.memory.text_model import TextModel
@@ -33,6 +32,9 @@ from turnwise.memory.vector_memory import Recall
 from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.summarize import Summarize
+
+if TYPE_CHECKING:
+    from turnwise.memory.file_search import FileSearch
 
 MAX_CALLS = 1000
 """How many calls the actor answers at once."""
@@ -83,6 +85,10 @@ class MemoryHost:
         self._sweeping: asyncio.Task[None] | None = None
         self._gifts: dict[str, set[asyncio.Future[Collection[str]]]] = {}
         """What a memory that is not `Batched` is being given, by user."""
+        self._erasing: dict[Hashable, asyncio.Task[Erasure]] = {}
+        """What is being erased: who asks for the same again waits for the same."""
+        self._searches: dict[str, tuple[FileSearch, asyncio.Task[None]]] = {}
+        """What is searched for, by its name."""
         self._recalls = Batcher(self._recall_many)
         self._writes = Batcher(self._write_many)
 
@@ -127,38 +133,63 @@ class MemoryHost:
         return await (await self._memory()).update(scope, id, text, type=type)
 
     async def do_forget(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> int:
-        return cast(int, await self._forget(_Forget(scope, ids, turn_index, erases=False)))
+        memory = await self._behind_gifts(scope)
+        count = await memory.forget(scope, ids, **_turn(turn_index))
+        self._catch_up_soon(memory)
+        return count
 
-    async def do_erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
-        return cast(Erasure, await self._forget(_Forget(scope, ids, turn_index, erases=True)))
+    async def do_erase(
+        self, scope: Scope, ids: Collection[str] | None, turn_index: int | None, files: bool = False
+    ) -> Erasure:
+        asked = scope, None if ids is None else frozenset(ids), turn_index, files
+        if (erasing := self._erasing.get(asked)) is None:
+            work = self._erase_and_search if files else self._erase
+            erasing = self._erasing[asked] = asyncio.create_task(work(scope, ids, turn_index))
+            erasing.add_done_callback(lambda _: self._erasing.pop(asked))
+        return await asyncio.shield(erasing)
 
-    async def _forget(self, which: _Forget) -> int | Erasure:
-        """Forget behind what the user was given before, so that what is forgotten stays so."""
-        if isinstance(await self._memory(), Batched):
-            return cast(int | Erasure, await self._writes.ask(which))
-        if gifts := self._gifts.get(which.scope.user_id):
-            await asyncio.wait(set(gifts))
-        return await self._forget_now(which)
+    async def _erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
+        return await erase(await self._behind_gifts(scope), scope, ids, **_turn(turn_index))
 
-    async def _forget_now(self, which: _Forget) -> int | Erasure:
+    async def _erase_and_search(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
+        from turnwise.memory import file_search  # whose numpy a memory that searches nothing need not load
+
+        memory = await self._behind_gifts(scope)
+        name = file_search.name_of(scope, ids, turn_index)
+        known, _ = self._searches.get(name, (None, None))
+        erasure, search = await file_search.begin(memory, scope, ids, search=known, **_turn(turn_index))
+        if search is not None and search.is_under_way and name not in self._searches:
+            self._search_on(name, search)
+        return erasure
+
+    def _search_on(self, name: str, search: FileSearch) -> None:
+        task = asyncio.create_task(self._search(search))
+        self._searches[name] = search, task
+        task.add_done_callback(lambda _: self._searches.pop(name))
+
+    async def _search(self, search: FileSearch) -> None:
+        while search.is_under_way:
+            await persist(search.step, f"a search in the files of {await self._memory()}")
+
+    async def _behind_gifts(self, scope: Scope) -> LongTermMemory:
+        """Return the memory once it has what the user was given before, so that what is then forgotten stays so."""
         memory = await self._memory()
-        options: dict[str, Any] = {} if which.turn_index is None else {"turn_index": which.turn_index}
-        if which.erases:
-            return await erase(memory, which.scope, which.ids, **options)
-        return await memory.forget(which.scope, which.ids, **options)
+        if isinstance(memory, Batched):
+            await self._writes.ask(None)
+        elif gifts := self._gifts.get(scope.user_id):
+            await asyncio.wait(set(gifts))
+        return memory
 
-    async def _write_many(self, batch: Sequence[_Write]) -> Sequence[Any]:
-        """Do what changes a memory that is `Batched`, in the order in which it was asked."""
+    async def _write_many(self, batch: Sequence[_Gift | None]) -> Sequence[Any]:
+        """Give a memory that is `Batched` what it is to remember. Who asked with None waits for what came before."""
         memory = cast(Batched, await self._memory())
-        answers: list[Any] = []
-        for forgets, group in groupby(batch, lambda write: isinstance(write, _Forget)):
-            if forgets:
-                answers += [await _settled(self._forget_now(write)) for write in group if isinstance(write, _Forget)]
-            else:
-                gifts = [write for write in group if not isinstance(write, _Forget)]
-                given = await _settled(memory.remember_many(gifts))
-                answers += [given] * len(gifts) if isinstance(given, BaseException) else given
-        return answers
+        gifts = [gift for gift in batch if gift is not None]
+        try:
+            answers: list[Any] = await memory.remember_many(gifts) if gifts else []
+        except Exception as error:  # noqa: BLE001 - it is for those who gave, and not for those who wait
+            answers = [error] * len(gifts)
+        left = iter(answers)
+        return [None if gift is None else next(left) for gift in batch]
 
     async def _recall_many(self, batch: Sequence[Recall]) -> Sequence[Sequence[MemoryItem] | BaseException]:
         return await cast(Batched, await self._memory()).recall_many(batch)
@@ -173,9 +204,23 @@ class MemoryHost:
             raise
         if self._catching_up is None:
             self._catch_up_soon(memory)  # with what an earlier process left
+            self._take_up_searches(memory)
         if self._sweeping is None and isinstance(memory, Sweeping):
             self._sweeping = asyncio.create_task(self._sweep(memory))
         return memory
+
+    def _take_up_searches(self, memory: LongTermMemory) -> None:
+        if isinstance(memory, Erasing) and (files := searches_of(memory)):
+            from turnwise.memory.file_search import FileSearch
+
+            for name in (file.name.rpartition("-")[2] for file in files):
+                try:
+                    search = FileSearch(memory, name)
+                except TurnwiseError as error:
+                    tell(f"a search in the files of {memory}", error)
+                    continue
+                if search.is_under_way and name not in self._searches:
+                    self._search_on(name, search)
 
     async def _sweep(self, memory: Sweeping) -> None:
         while True:
@@ -219,19 +264,12 @@ def _open(pickled: bytes) -> LongTermMemory:
     return memory
 
 
-@dataclass(frozen=True, slots=True)
-class _Forget:
-    scope: Scope
-    ids: Collection[str] | None
-    turn_index: int | None
-    erases: bool
+_Gift = tuple[Scope, Sequence[MemoryItem]]
 
 
-_Write = tuple[Scope, Sequence[MemoryItem]] | _Forget
-
-
-async def _settled(work: Awaitable[Answer]) -> Answer | BaseException:
-    return (await asyncio.gather(work, return_exceptions=True))[0]
+def _turn(index: int | None) -> dict[str, Any]:
+    """Return the option of verbs that need not know turns."""
+    return {} if index is None else {"turn_index": index}
 
 
 class RemoteMemory:
@@ -318,10 +356,13 @@ class RemoteMemory:
         return int(await self._ask("forget", scope, ids, turn_index))
 
     async def erase(
-        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None, files: bool = False
     ) -> Erasure:
-        """See `erasing.erase`."""
-        return cast(Erasure, await self._ask("erase", scope, ids, turn_index))
+        """See `erasing.erase`; with `files`, `file_search.begin`, and search on behind everything else.
+
+        What takes longer than the deadline goes on; the same call again waits for the same answer.
+        """
+        return cast(Erasure, await self._ask("erase", scope, ids, turn_index, files))
 
     def warm(self) -> None:
         """Let its process start and the memory be opened, without waiting for it."""

@@ -28,6 +28,6 @@ class Eraser(Protocol):
     """A memory that lives elsewhere, and has what it forgets looked for there."""
 
     async def erase(
-        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None, files: bool = False
     ) -> Erasure:
-        """See `erasing.erase`."""
+        """See `erasing.erase`; with `files`, `file_search.begin`, and search on behind everything else."""

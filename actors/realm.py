@@ -32,6 +32,7 @@ from turnwise.actors.wire import EngineWanted, Refused, StartAnswer
 from turnwise.errors import ConfigError, ReadOnlyStoreError, SessionFencedError, SessionLostError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.encryption import Encryption
+from turnwise.memory.erasing import Verify
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.long_term import LongTermMemory, is_local
@@ -296,7 +297,7 @@ class Realm:
         return found[0]
 
     def delete(
-        self, session_id: str, *, memory: bool, verify: bool, updated_at: float | None = None
+        self, session_id: str, *, memory: bool, verify: Verify, updated_at: float | None = None
     ) -> Request[Forgotten]:
         """Delete a session; this realm's memories forget it if `memory` is set."""
         done: Forgotten = yield from (
@@ -306,7 +307,7 @@ class Realm:
         )
         return done
 
-    def forget_turn(self, session_id: str, index: int, *, verify: bool) -> Request[Forgotten]:
+    def forget_turn(self, session_id: str, index: int, *, verify: Verify) -> Request[Forgotten]:
         """Let a session and this realm's memories forget a turn."""
         done: Forgotten = yield from self._equipped(session_id, "forget_turn", index, verify)
         return done

@@ -16,6 +16,7 @@ from turnwise.actors.stored_session import StoredSession, UnattendedError
 from turnwise.actors.supplies import Supplies
 from turnwise.actors.wire import EngineWanted, PackedOutcome, StartAnswer
 from turnwise.errors import TurnwiseError
+from turnwise.memory.erasing import Verify
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.memory_use import MemoryUse
 from turnwise.memory.sessions import SessionRecord
@@ -141,7 +142,7 @@ class Resident(Reader):
         await self.core.refresh()
 
     async def do_delete(
-        self, engine_id: str, memory: bool, verify: bool, updated_at: float | None
+        self, engine_id: str, memory: bool, verify: Verify, updated_at: float | None
     ) -> Forgotten | EngineWanted:
         if not await self._has(engine_id):
             return EngineWanted()
@@ -155,7 +156,7 @@ class Resident(Reader):
         await self.core.activate()
         return (await getattr(self.core.desk(), verb)(*args, **options),)
 
-    async def do_forget_turn(self, engine_id: str, index: int, verify: bool) -> Forgotten | EngineWanted:
+    async def do_forget_turn(self, engine_id: str, index: int, verify: Verify) -> Forgotten | EngineWanted:
         if not await self._has(engine_id):
             return EngineWanted()
         return await self.core.forget_turn(index, verify=verify)

@@ -14,6 +14,7 @@ from turnwise.actors.inputs import (
     IdempotencyKey,
     Labels,
     Limit,
+    Look,
     Number,
     RunId,
     Seconds,
@@ -27,6 +28,7 @@ from turnwise.actors.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.steps import Request, carry_out, carry_out_async
 from turnwise.actors.wire import PackedTurn, SessionInfo, StartAnswer
 from turnwise.memory.blocks import Block, Summary
+from turnwise.memory.erasing import Verify
 from turnwise.memory.events import Event
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.ids import is_own_id, new_id, own_id, public_id
@@ -139,7 +141,7 @@ class _Session:
         return tuple((yield from self._ask("expand", summary)))
 
     @checked
-    def _delete(self, memory: bool, verify: bool) -> Request[Forgotten]:
+    def _delete(self, memory: bool, verify: Look) -> Request[Forgotten]:
         return (yield from self._realm.delete(self._stored_id, memory=memory, verify=verify))
 
 
@@ -294,12 +296,13 @@ class Session(_Session):
         """Take no more runs and cancel those there are; ending twice is fine."""
         carry_out(self._ask("end"), self._portal)
 
-    def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:
+    def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
         """Delete the session for good, and what this manager's memories have of it; its forks stay whole.
 
         Args:
             memory: whether memories forget it too.
-            verify: also leave nothing of it in the memories' files, and search them. Takes as long as they are large.
+            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
+                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
 
         Raises:
             SessionBusyError: a run is active or queued.
@@ -404,7 +407,7 @@ class AsyncSession(_Session):
         """See `Session.end`."""
         await carry_out_async(self._ask("end"))
 
-    async def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:
+    async def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
         """See `Session.delete`."""
         return await carry_out_async(self._delete(memory, verify))
 

@@ -9,6 +9,7 @@ from turnwise.actors.inputs import (
     MAX_JSON_BYTES,
     ItemId,
     Limit,
+    Look,
     Number,
     Patience,
     Text,
@@ -21,6 +22,7 @@ from turnwise.actors.inputs import (
 from turnwise.actors.realm import Realm
 from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
 from turnwise.memory.categories import MemoryType
+from turnwise.memory.erasing import Verify
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.frozen import plain_json
 from turnwise.memory.ids import new_id
@@ -56,7 +58,7 @@ class _SessionMemory:
         return self._desk("delete", ids)
 
     @checked
-    def _forget(self, turn_index: Number, verify: bool) -> Request[Forgotten]:
+    def _forget(self, turn_index: Number, verify: Look) -> Request[Forgotten]:
         return self._realm.forget_turn(self._session_id, turn_index, verify=verify)
 
     @checked
@@ -132,14 +134,15 @@ class SessionMemory(_SessionMemory):
         """
         return int(carry_out(self._delete(ids), self._portal))
 
-    def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:
+    def forget(self, turn_index: int, *, verify: Verify = False) -> Forgotten:
         """Forget what a turn added; return what was removed.
 
         Nothing that memories have made of it stays, no summary that stands for it, and no later request holds it. The
         history shows it as it was until the session is deleted. May be repeated.
 
         Args:
-            verify: also leave nothing of it in the memories' files, and search them. Takes as long as they are large.
+            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
+                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
 
         Raises:
             TurnNotFoundError: there is no such turn, or it has not ended.
@@ -200,7 +203,7 @@ class AsyncSessionMemory(_SessionMemory):
         """See `SessionMemory.delete`."""
         return int(await carry_out_async(self._delete(ids)))
 
-    async def forget(self, turn_index: int, *, verify: bool = False) -> Forgotten:
+    async def forget(self, turn_index: int, *, verify: Verify = False) -> Forgotten:
         """See `SessionMemory.forget`."""
         return await carry_out_async(self._forget(turn_index, verify))
 

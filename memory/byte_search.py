@@ -1,16 +1,21 @@
-"""A search of files for the bytes of texts. Run as a program: see `search`."""
+"""A search of files for the bytes of texts, of which it knows fingerprints only. Run as a program: see `search`."""
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+if __name__ == "__main__":
+    os.nice(10)  # others wait for nothing that this does
 
 import numpy as np
 
@@ -25,7 +30,35 @@ LINE = 20
 
 _CHUNK = 32 << 20
 _ANCHOR = 8
-_BITS = 20
+_CODE, _BITS, _FACTOR = 32, 20, 0x9E3779B97F4A7C15
+
+
+class Print(NamedTuple):
+    """The fingerprint of bytes that are looked for: enough to know them when they are met, and not what they are."""
+
+    width: int
+    """How many bytes of them are looked at first."""
+    at: int
+    """Where these begin."""
+    length: int
+    code: int
+    """Of those that are looked at first, 32 bits."""
+    digest: str
+    """Of all."""
+    is_json: bool
+    """Whether they are a text within JSON, other than the text itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a file."""
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+    """The end of the file, if left out."""
+    pages: Sequence[int] | None = None
+    """Of a file of SQLite: only what is free in these pages, from 1. What is in use there belongs to what it keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +73,8 @@ class Found:
     """Files that could not be read, and why."""
 
 
-def search(paths: Iterable[Path], texts: Iterable[str]) -> Found:
-    """Look for all pieces of these texts in files, and in all files of folders. O(the files + the texts); blocks.
+def search(parts: Iterable[Part], prints: Iterable[Print], salt: bytes) -> Found:
+    """Look for the bytes of these prints in parts of files. O(the parts); blocks.
 
     What a SQLite file says of its own tables does not count. The files are read by another process: as long as one has
     a database open, it must not close the file otherwise, since its locks would be gone.
@@ -49,16 +82,42 @@ def search(paths: Iterable[Path], texts: Iterable[str]) -> Found:
     Raises:
         OSError: there can be no other process, or it failed.
     """
-    asked = {
-        "paths": [str(path) for path in paths],
-        "pieces": sorted({each for text in texts for each in pieces(text)}),
-    }
+    asked = {"parts": [asdict(part) for part in parts], "prints": list(prints), "salt": salt.hex()}
+    if not asked["parts"]:
+        return Found(0, {}, [])
     done = subprocess.run(  # noqa: S603 - this file
         [sys.executable, "-I", __file__], input=json.dumps(asked), capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise OSError(f"the search of files ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return Found(**json.loads(done.stdout))
+
+
+def parts_of(paths: Iterable[Path], pages: Mapping[Path, Collection[int]] | None = None) -> list[Part]:
+    """Return the files, and all files in folders, as they are now; of some only pages."""
+    pages = pages or {}
+    return [
+        Part(path=str(file), pages=sorted(pages[file]))
+        if file in pages
+        else Part(path=str(file), stop=file.stat().st_size)
+        for file in _files(paths)
+        if file.exists()
+    ]
+
+
+def prints_of(texts: Iterable[str], salt: bytes) -> list[Print]:
+    """Return the prints of all pieces of these texts, in all forms that they may have in a file."""
+    wanted = {piece for text in texts for piece in pieces(text)}
+    return sorted({print_of(form, salt, is_json=is_json) for piece in wanted for form, is_json in forms(piece).items()})
+
+
+def print_of(needle: bytes, salt: bytes, *, is_json: bool = False) -> Print:
+    """Return the print of some bytes; others have another for each salt."""
+    width = min(_ANCHOR, len(needle))
+    at = (len(needle) - width) // 2
+    number = int.from_bytes(needle[at : at + width], "little") ^ int.from_bytes(salt[:8], "little")
+    code = number * _FACTOR % (1 << 64) >> (64 - _CODE)
+    return Print(width, at, len(needle), code, _digest(needle, salt), is_json)
 
 
 def pieces(text: str) -> set[str]:
@@ -73,88 +132,154 @@ def _stretches(text: str) -> Iterator[str]:
     yield text[-STRETCH:]
 
 
-def forms(piece: str) -> set[bytes]:
-    """Return the bytes that a text may be in a file: as it is, or within JSON of either kind."""
-    return {form.encode() for form in (piece, *(json.dumps(piece, ensure_ascii=each)[1:-1] for each in (True, False)))}
+def forms(piece: str) -> dict[bytes, bool]:
+    """Return the bytes that a text may be in a file: as it is, or within JSON of either kind, for which it says so."""
+    escaped = (json.dumps(piece, ensure_ascii=each)[1:-1] for each in (True, False))
+    return {form.encode(): form != piece for form in (*escaped, piece)}
 
 
 class Needles:
-    """Byte strings that are looked for all at once."""
+    """Byte strings that are looked for all at once, by their prints."""
 
-    def __init__(self, needles: Sequence[bytes]) -> None:
-        self.longest = max(map(len, needles), default=1)
-        self._short = [needle for needle in needles if len(needle) < _ANCHOR]
-        self._long: dict[int, list[tuple[int, bytes]]] = {}
-        """Those that have these 8 bytes in their middle, and where that is."""
-        for needle in needles:
-            if len(needle) >= _ANCHOR:
-                at = (len(needle) - _ANCHOR) // 2
-                anchor = int.from_bytes(needle[at : at + _ANCHOR], "little")
-                self._long.setdefault(anchor, []).append((at, needle))
-        self._anchors = np.array(sorted(self._long), dtype=np.uint64)
-        self._table = np.zeros(1 << _BITS, dtype=bool)
-        self._table[_hash(self._anchors)] = True
+    def __init__(self, prints: Iterable[Print], salt: bytes) -> None:
+        self._salt = salt
+        self.longest = 1
+        self._of: dict[int, dict[int, list[Print]]] = {}
+        """The prints by width and code."""
+        for each in prints:
+            self.longest = max(self.longest, each.length)
+            self._of.setdefault(each.width, {}).setdefault(each.code, []).append(each)
+        self._codes = {width: np.array(sorted(of_code), dtype=np.uint64) for width, of_code in self._of.items()}
+        self._tables = {width: np.zeros(1 << _BITS, dtype=bool) for width in self._of}
+        for width, codes in self._codes.items():
+            self._tables[width][codes >> np.uint64(_CODE - _BITS)] = True
 
-    def within(self, data: bytes) -> set[bytes]:
-        """Return those that are in the data."""
-        found = {needle for needle in self._short if needle in data}
-        for offset in range(_ANCHOR if self._long else 0):
-            count = (len(data) - offset) // _ANCHOR
-            if count <= 0:
-                break
-            numbers = np.frombuffer(data, dtype="<u8", offset=offset, count=count)
-            places = np.flatnonzero(self._table[_hash(numbers)])
-            for place in places[np.isin(numbers[places], self._anchors)].tolist():
-                for at, needle in self._long[int(numbers[place])]:
-                    start = place * _ANCHOR + offset - at
-                    if start >= 0 and needle not in found and data.startswith(needle, start):
-                        found.add(needle)
-        return found
-
-
-def _hash(numbers: Any) -> Any:
-    return (numbers * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - _BITS)
+    def within(self, data: bytes) -> set[tuple[bytes, bool]]:
+        """Return those that are in the data, and whether they are JSON."""
+        found: dict[Print, bytes] = {}
+        padded = data + bytes(_ANCHOR)
+        for offset in range(_ANCHOR if self._of else 0):
+            numbers = np.frombuffer(padded, dtype="<u8", offset=offset, count=(len(padded) - offset) // _ANCHOR)
+            for width, of_code in self._of.items():
+                codes = _codes(numbers & np.uint64((1 << 8 * width) - 1), self._salt)
+                places = np.flatnonzero(self._tables[width][codes >> np.uint64(_CODE - _BITS)])
+                for place in places[np.isin(codes[places], self._codes[width])].tolist():
+                    for each in of_code[int(codes[place])]:
+                        start = place * _ANCHOR + offset - each.at
+                        needle = data[max(start, 0) : start + each.length]
+                        if each not in found and start >= 0 and _digest(needle, self._salt) == each.digest:
+                            found[each] = needle
+        return {(needle, each.is_json) for each, needle in found.items()}
 
 
-def _search(paths: Iterable[str], wanted: Iterable[str]) -> Found:
-    of_form: dict[bytes, set[str]] = {}
-    for piece in wanted:
-        for form in forms(piece):
-            of_form.setdefault(form, set()).add(piece)
-    needles = Needles(sorted(of_form))
+def _codes(numbers: Any, salt: bytes) -> Any:
+    salted = numbers ^ np.uint64(int.from_bytes(salt[:8], "little"))
+    return (salted * np.uint64(_FACTOR)) >> np.uint64(64 - _CODE)
+
+
+def _digest(needle: bytes, salt: bytes) -> str:
+    return blake2b(needle, digest_size=16, key=salt).hexdigest()
+
+
+def _search(parts: Iterable[Part], needles: Needles) -> Found:
     found: dict[str, list[str]] = {}
     unread = []
     told = []
-    count = 0
-    for file in _files(paths):
+    searched = set()
+    for part in parts:
         try:
-            there = _within(file, needles)
+            there = _within(part, needles)
+            told.append(_told_of_tables(Path(part.path)))
         except FileNotFoundError:
             continue  # a log that was emptied meanwhile
         except OSError as error:
-            unread.append(f"{file}: {error.strerror}")
+            unread.append(f"{part.path}: {error.strerror}")
             continue
-        count += 1
-        told.append(_told_of_tables(file))
-        for piece in sorted({piece for needle in there for piece in of_form[needle]}):
-            found.setdefault(piece, []).append(str(file))
+        searched.add(part.path)
+        for needle, is_json in sorted(there):
+            piece = json.loads(f'"{needle.decode()}"') if is_json else needle.decode()
+            if part.path not in found.setdefault(piece, []):
+                found[piece].append(part.path)
     known = "\n".join(told)
-    return Found(count, {piece: files for piece, files in found.items() if piece not in known}, unread)
+    return Found(len(searched), {piece: files for piece, files in found.items() if piece not in known}, unread)
 
 
-def _files(paths: Iterable[str]) -> Iterator[Path]:
-    for path in map(Path, paths):
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
         yield from (file for file in sorted(path.rglob("*")) if file.is_file()) if path.is_dir() else [path]
 
 
-def _within(file: Path, needles: Needles) -> set[bytes]:
-    found: set[bytes] = set()
-    with file.open("rb") as opened:
+def _within(part: Part, needles: Needles) -> set[tuple[bytes, bool]]:
+    found: set[tuple[bytes, bool]] = set()
+    with Path(part.path).open("rb") as opened:
+        if part.pages is not None:
+            return needles.within(b"".join(_free_of(opened, part.pages)))
+        at = opened.seek(max(part.start - needles.longest, 0))  # what begins in the part before, too
         before = b""
-        while data := opened.read(_CHUNK):
+        while data := opened.read(_CHUNK if part.stop is None else min(_CHUNK, part.stop - at)):
+            at += len(data)
             found |= needles.within(before + data)
             before = (before + data)[-needles.longest :]
     return found
+
+
+# Pages of SQLite (https://www.sqlite.org/fileformat.html)
+
+_MAGIC = b"SQLite format 3\0"
+_INNER_INDEX, _INNER_TABLE, _INDEX, _TABLE = 2, 5, 10, 13
+
+
+def _free_of(opened: Any, pages: Sequence[int]) -> Iterator[bytes]:
+    """Yield these pages, with what is in use blanked."""
+    head = opened.read(100)
+    size = int.from_bytes(head[16:18], "big")
+    size = 65536 if size == 1 else size
+    for number in pages if head[: len(_MAGIC)] == _MAGIC else ():
+        opened.seek((number - 1) * size)
+        page = bytearray(opened.read(size))
+        with suppress(IndexError):  # it is being written: then what is in use is searched, too
+            _blank_cells(page, 100 if number == 1 else 0, size - head[20])
+        yield bytes(page)
+
+
+def _blank_cells(page: bytearray, head: int, usable: int) -> None:
+    """Blank the rows and keys of a page of a table or an index. What else a page may be is left as it is."""
+    kind = page[head]
+    if kind not in (_INNER_INDEX, _INNER_TABLE, _INDEX, _TABLE):
+        return
+    start = head + (12 if kind in (_INNER_INDEX, _INNER_TABLE) else 8)
+    count = int.from_bytes(page[head + 3 : head + 5], "big")
+    cells = [int.from_bytes(page[at : at + 2], "big") for at in range(start, start + 2 * count, 2)]
+    ends = [_cell_end(page, at, kind, usable) for at in cells]
+    for at, end in zip(cells, ends, strict=True):
+        page[at:end] = bytes(len(page[at:end]))
+
+
+def _cell_end(page: bytearray, at: int, kind: int, usable: int) -> int:
+    if kind in (_INNER_INDEX, _INNER_TABLE):
+        at += 4
+    payload, at = _number(page, at)  # of a table's inner page it is the key, and all
+    if kind == _INNER_TABLE:
+        return at
+    if kind == _TABLE:
+        _, at = _number(page, at)
+    most = usable - 35 if kind == _TABLE else (usable - 12) * 64 // 255 - 23
+    if payload <= most:
+        return at + payload
+    least = (usable - 12) * 32 // 255 - 23
+    local = least + (payload - least) % (usable - 4)
+    return at + (local if local <= most else least) + 4
+
+
+def _number(page: bytearray, at: int) -> tuple[int, int]:
+    """Return the number that begins here, and where it ends."""
+    number = 0
+    for _ in range(8):
+        number = number << 7 | page[at] & 0x7F
+        at += 1
+        if page[at - 1] < 0x80:  # noqa: PLR2004
+            return number, at
+    return number << 8 | page[at], at + 1
 
 
 def _told_of_tables(file: Path) -> str:
@@ -172,7 +297,6 @@ def _told_of_tables(file: Path) -> str:
     return "\n".join(str(value) for row in (*schema, *rows) for value in row)
 
 
-_MAGIC = b"SQLite format 3\0"
 _ABOUT = (
     *("turnwise_meta", "collections", "collection_metadata", "databases", "embeddings_queue_config", "migrations"),
     *("segments", "segment_metadata", "tenants"),
@@ -181,5 +305,7 @@ _ABOUT = (
 
 if __name__ == "__main__":
     given = json.load(sys.stdin)
-    result = _search(given["paths"], given["pieces"])
+    salt = bytes.fromhex(given["salt"])
+    asked = Needles([Print(*each) for each in given["prints"]], salt)
+    result = _search([Part(**each) for each in given["parts"]], asked)
     json.dump({"files": result.files, "pieces": result.pieces, "unread": result.unread}, sys.stdout)

@@ -233,9 +233,9 @@ class ExtractiveMemory:
         """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
         return await self._found.keeps(texts)
 
-    async def scrub(self) -> None:
-        """Leave nothing of what was forgotten in the files of the store, if it can do that."""
-        await self._found.scrub()
+    async def scrub(self, files: Collection[str] | None = None) -> None:
+        """Write the files of the store anew, if it can do that."""
+        await self._found.scrub(files)
 
     def paths(self) -> Sequence[Path]:
         """Return the files of the store; none if it does not say so."""

@@ -130,7 +130,8 @@ class SQLFacts(ErasingDatabase):
             self._forget(connection, scope.user_id, seen, [name for name in ids if name not in rows])
             return [row.id for row in seen]
 
-        return await self._erase(delete)
+        (gone,) = await self._erase(delete)
+        return gone
 
     async def purge(self, user_id: str, *, session_id: str | None = None, turn_index: int | None = None) -> list[str]:
         check_turn(session_id, turn_index)
@@ -143,7 +144,8 @@ class SQLFacts(ErasingDatabase):
             self._forget(connection, user_id, rows)
             return [row.id for row in rows]
 
-        return await self._erase(purge)
+        (gone,) = await self._erase(purge)
+        return gone
 
     async def touch(self, user_id: str, ids: Collection[str], at: float) -> None:
         digests = [digest_of(user_id, name) for name in ids]
@@ -174,7 +176,8 @@ class SQLFacts(ErasingDatabase):
                 self._forget(connection, user, rows)
             return sum(map(len, gone.values()))
 
-        return await self._erase(sweep)
+        (swept,) = await self._erase(sweep)
+        return swept
 
     async def scan(self, user_id: str | None = None, *, cursor: str | None = None, limit: int = 1000) -> Page[Fact]:
         statement = sa.select(facts).where(facts.c.key > parse_position(cursor))

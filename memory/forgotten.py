@@ -24,12 +24,17 @@ class Forgotten:
     items: Mapping[str, int] = field(default_factory=dict)
     """What long-term memories had, by the name of the memory."""
     erased: Mapping[str, Erasure] = field(default_factory=dict)
-    """What a search of the files of each has shown, where that was asked for."""
+    """What the look for it in each has shown, where that was asked for."""
 
     @property
     def verified(self) -> bool:
-        """Whether the files of all long-term memories were searched, and nothing was found."""
+        """Whether it was looked for in all long-term memories, as was asked for, and nothing was found."""
         return bool(self.erased) and all(erasure.verified for erasure in self.erased.values())
+
+    @property
+    def progress(self) -> float:
+        """How much of what is to be searched was, from 0 to 1, of the memory that has come the least far."""
+        return min((erasure.progress for erasure in self.erased.values()), default=1.0)
 
     def __add__(self, other: Forgotten) -> Forgotten:
         counts = {

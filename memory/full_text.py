@@ -1,9 +1,9 @@
-"""What a vector memory keeps in a SQLite file: its items, and the words they have (FTS5, porter)."""
+"""What a vector memory keeps in a SQLite file: its items, and the words they have."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,11 +15,16 @@ from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import said_in
 from turnwise.memory.facts import FactFilter, check_change, check_turn, holds, kept, owner_after
 from turnwise.memory.full_text_rows import NOTHING, Pending, Revision, Row, Rows, key_of
-from turnwise.memory.full_text_schema import SCHEMA, dropped, items
+from turnwise.memory.full_text_schema import SCHEMA, dropped, items, stems_for_sqlite
 from turnwise.memory.long_term import MemoryItem, Scope
 from turnwise.memory.retention import Expiry, Use
 from turnwise.memory.sql_erasing import ErasingDatabase
-from turnwise.memory.terms import Term, words_of
+from turnwise.memory.terms import Term
+
+AT_ONCE = 200
+"""How many items are deleted in one transaction."""
+
+_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +49,7 @@ class FullText(ErasingDatabase):
 
     Each verb is one transaction; one that writes is on disk when it returns. A user's rows are numbered within a range
     of their own, so a search reads nothing of another's. An id that was deleted stays so, also if it is given later.
-    What is deleted is overwritten, as `SQLFacts` does, but for words, which FTS5 keeps until it merges what it wrote:
-    `scrub` sees to that. Pickles as its settings.
+    What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
 
     Args:
         url: `sqlite:///path/to/file.db`. Stores of other kinds may be in the same file.
@@ -60,7 +64,8 @@ class FullText(ErasingDatabase):
     def __init__(self, url: str, *, lock_timeout_s: float = 5.0) -> None:
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=1)
         if not self._is_sqlite:
-            raise StoreURLError(self._name, "words are indexed by SQLite's FTS5")
+            raise StoreURLError(self._name, "its items are kept in a file of SQLite")
+        sa.event.listen(self._engine, "connect", _teach_to_stem)
 
     def __reduce__(self) -> tuple[Any, ...]:
         url, lock_timeout_s, _ = self._settings
@@ -140,23 +145,32 @@ class FullText(ErasingDatabase):
     async def forget(self, scope: Scope, ids: Collection[str] | None, *, turn_index: int | None = None) -> int:
         """Delete those of these items that the scope sees, or all of its turn, session or user; return how many.
 
-        An id that nobody has yet is deleted too. What was superseded by a deleted item takes over its end.
+        An id that nobody has yet is deleted too. What was superseded by a deleted item takes over its end. Each
+        `AT_ONCE` are a transaction of their own, between which others read and write; if one fails, call it again.
 
         Raises:
             InvalidInputError: a turn without its session, or together with ids.
         """
         check_turn(scope.session_id, turn_index, ids)
 
-        def work(connection: sa.Connection) -> int:
+        names = [row.item.id for row in await self.doomed(scope, None, turn_index)] if ids is None else [*ids]
+
+        def work(connection: sa.Connection, some: Sequence[str]) -> int:
             rows = _rows(connection)
-            doomed = _doomed(rows, scope, ids, turn_index)
-            missing = set(ids or ()) - rows.there(scope.user_id, ids or ())
+            doomed = rows.of_ids(scope.user_id, some) if ids is None else rows.find(scope, some)
+            missing = set(some) - rows.there(scope.user_id, some) if ids is not None else ()
             rows.forget(scope.user_id, doomed, missing)
-            if ids is None and scope.session_id is None:
-                _cursor(connection).execute("DELETE FROM turnwise_vector_owners WHERE user_id = ?", (scope.user_id,))
             return len(doomed)
 
-        return await self._erase(work)
+        def leave(connection: sa.Connection) -> int:
+            _rows(connection).leave(scope.user_id)
+            return 0
+
+        slices = (names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE))
+        works: list[Callable[[sa.Connection], int]] = [partial(work, some=some) for some in slices]
+        if ids is None and scope.session_id is None:
+            works.append(leave)
+        return sum(await self._erase(*works))
 
     async def touch(self, uses: Sequence[Use]) -> None:
         """Note that items were used, unless they were later."""
@@ -180,43 +194,38 @@ class FullText(ErasingDatabase):
                 rows.forget(user_id, unused)
             return [user_id for user_id, unused in gone.items() for _ in unused]
 
-        return await self._erase(work)
+        (swept,) = await self._erase(work)
+        return swept
 
-    async def doomed(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[MemoryItem]:
-        """Return the items that `forget` would delete if it were called so."""
+    async def doomed(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Sequence[Row]:
+        """Return the rows that `forget` would delete if it were called so."""
         check_turn(scope.session_id, turn_index, ids)
-        found = await self._read(lambda connection: _doomed(_rows(connection), scope, ids, turn_index))
-        return [row.item for row in found]
+        return await self._read(lambda connection: _doomed(_rows(connection), scope, ids, turn_index))
+
+    async def words_left(self, rows: Sequence[int]) -> int:
+        """Return how many words of rows that were deleted are indexed still: O(what their users have)."""
+        return await self._read(lambda connection: _rows(connection).words_left(rows))
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
-        """Return those of these texts that are a part of what some item says, of its words, or of its record."""
+        """Return those of these texts that are a part of what some item says, or of its record: O(all)."""
 
-        def work(connection: sa.Connection) -> set[str]:
-            left = set(texts)
-            for item, record in _rows(connection).everything() if left else ():
-                for said in (item.text, item.topic, words_of(item.text), record):
-                    left -= said_in(said, left)
-            return set(texts) - left
+        def work(connection: sa.Connection, after: int) -> int | None:
+            page = _rows(connection).page(after, _PAGE)
+            for row, record in page:
+                for said in (row.item.text, row.item.topic, record):
+                    left.difference_update(said_in(said, left))
+            return page[-1][0].row if page else None
 
-        return await self._read(work)
+        left: set[str] = set(texts)
+        after: int | None = 0
+        while left and after is not None:
+            after = await self._read(partial(work, after=after))
+        return set(texts) - left
 
     async def count(self) -> int:
         """Return how many items there are, of all users."""
         query = sa.select(sa.func.count()).select_from(items)
         return await self._read(lambda connection: connection.scalar(query) or 0)
-
-    async def scrub(self) -> None:
-        """Write the file anew, so that nothing that was deleted is in it: O(all that is in the file).
-
-        Raises:
-            StoreError: another process reads or writes for longer than the lock timeout; again.
-        """
-
-        def work(connection: sa.Connection) -> None:
-            _cursor(connection).execute("INSERT INTO turnwise_vector_words (turnwise_vector_words) VALUES ('optimize')")
-
-        await self._write(work)
-        await super().scrub()
 
     # Vectors are kept elsewhere: which are missing there, and which are of no item any more
 
@@ -272,9 +281,9 @@ class FullText(ErasingDatabase):
 
         return await self._read(work)
 
-    async def dropped(self) -> list[str]:
-        """Return the keys of vectors that are of no item any more."""
-        return await self._read(lambda connection: list(connection.scalars(sa.select(dropped.c.key))))
+    async def dropped(self, limit: int | None = None) -> list[str]:
+        """Return the keys of vectors that are of no item any more, of `limit` at most."""
+        return await self._read(lambda connection: list(connection.scalars(sa.select(dropped.c.key).limit(limit))))
 
     async def undrop(self, keys: Sequence[str]) -> None:
         """Write down that these vectors are gone."""
@@ -283,6 +292,10 @@ class FullText(ErasingDatabase):
             cursor.executemany("DELETE FROM turnwise_vector_dropped WHERE key = ?", [(key,) for key in keys])
 
         await self._write_fast(work)
+
+
+def _teach_to_stem(connection: Any, _: object) -> None:
+    connection.create_function("turnwise_stems", 2, stems_for_sqlite, deterministic=True)
 
 
 def _cursor(connection: sa.Connection) -> Any:

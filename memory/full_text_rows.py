@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from turnwise.memory.facts import HOLDS, digest_of, end_without, owner_of
 from turnwise.memory.long_term import MemoryItem, Scope, Source
 from turnwise.memory.retention import Expiry
 from turnwise.memory.spans import Span
-from turnwise.memory.terms import day_of, match_expression, words_of
+from turnwise.memory.terms import stems_of
+from turnwise.memory.vocabulary import stem
 
 ROWS = 1 << 32
 """How many row numbers a user has: those from the user's number times this. So a user's rows are one range."""
@@ -99,11 +100,12 @@ class Rows:
 
     def find(self, scope: Scope, ids: Collection[str]) -> list[Row]:
         """Return the rows of these ids that the scope sees."""
-        found = []
-        for name in dict.fromkeys(ids):
-            values = self._all(f"{_SELECT} digest = ?", digest_of(scope.user_id, name))
-            found += [_decode(scope.user_id, row) for row in values]
-        return [row for row in found if row.agent in (None, scope.agent)]
+        return [row for row in self.of_ids(scope.user_id, ids) if row.agent in (None, scope.agent)]
+
+    def of_ids(self, user_id: str, ids: Collection[str]) -> list[Row]:
+        """Return the user's rows of these ids, whichever agent sees them."""
+        digests = [digest_of(user_id, name) for name in dict.fromkeys(ids)]
+        return [_decode(user_id, row) for digest in digests for row in self._all(f"{_SELECT} digest = ?", digest)]
 
     def there(self, user_id: str, ids: Collection[str]) -> set[str]:
         """Return those of the ids that the user has or had."""
@@ -119,12 +121,16 @@ class Rows:
         """Return the numbers of the rows that have any of these words, in ascending order."""
         if not words or not owner:
             return []
-        found = self._all(
-            "SELECT rowid FROM turnwise_vector_words WHERE turnwise_vector_words MATCH ? AND rowid BETWEEN ? AND ?",
-            match_expression(words),
-            *_range(owner),
-        )
+        stems = {stem(word) for word in words}
+        which = f"owner = ? AND word IN ({', '.join('?' * len(stems))}) ORDER BY row"
+        found = self._all(f"SELECT DISTINCT row FROM turnwise_vector_terms WHERE {which}", owner, *stems)  # noqa: S608
         return [row for (row,) in found]
+
+    def words_left(self, rows: Collection[int]) -> int:
+        """Return how many words are indexed of these rows, which their users do not have any more."""
+        wanted, owners = set(rows), {row // ROWS for row in rows}
+        select = "SELECT row FROM turnwise_vector_terms WHERE owner = ?"
+        return sum(row in wanted for owner in owners for (row,) in self._all(select, owner))
 
     def expired(self, user_id: str, owner: int, expiry: Expiry) -> list[int]:
         """Return the numbers of a user's rows that are expired."""
@@ -143,11 +149,10 @@ class Rows:
             rows.setdefault(user_id, []).append(_decode(user_id, values))
         return rows
 
-    def everything(self) -> Iterator[tuple[MemoryItem, str]]:
-        """Yield each item, of all users, and as what it is kept but for its text."""
-        self._cursor.execute(f"{_SELECT} TRUE")
-        for values in self._cursor:
-            yield _decode("", values).item, values[-1]
+    def page(self, after: int, limit: int) -> list[tuple[Row, str]]:
+        """Return rows of all users in ascending order, each with what is kept of it but for its text."""
+        found = self._all(f"{_SELECT} row > ? ORDER BY row LIMIT ?", after, limit)
+        return [(_decode("", values), values[-1]) for values in found]
 
     # Writing
 
@@ -207,6 +212,13 @@ class Rows:
         if rows or left:
             self._bump(user_id)
 
+    def leave(self, user_id: str) -> None:
+        """Delete what is known of a user who has nothing any more: the number, and what is left of words."""
+        owner = self.revision(user_id).owner
+        if not self._all("SELECT 1 FROM turnwise_vector_items WHERE row BETWEEN ? AND ? LIMIT 1", *_range(owner)):
+            self._cursor.execute("DELETE FROM turnwise_vector_terms WHERE owner = ?", (owner,))
+            self._cursor.execute("DELETE FROM turnwise_vector_owners WHERE owner = ?", (owner,))
+
     def _put(self, row: int, user_id: str, agent: str | None, item: MemoryItem, used: float) -> Pending:
         digest = digest_of(user_id, item.id)
         columns = f"{_ROW}, digest, superseded_by, used"
@@ -214,10 +226,7 @@ class Rows:
             f"INSERT INTO turnwise_vector_items ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
             (row, item.id, agent, item.text, item.type.value, _record(item), digest, item.superseded_by, used),
         )
-        self._cursor.execute(
-            "INSERT INTO turnwise_vector_words (rowid, words, day) VALUES (?, ?, ?)",
-            (row, words_of(item.text), day_of(item.created_at)),
-        )
+        self._cursor.executemany("INSERT INTO turnwise_vector_terms VALUES (?, ?, ?)", _terms(row, item))
         key = key_of(user_id, item.id, item.text)
         self._cursor.execute("DELETE FROM turnwise_vector_dropped WHERE key = ?", (key,))
         return Pending(row=row, user_id=user_id, key=key, text=item.text)
@@ -225,7 +234,8 @@ class Rows:
     def _drop(self, rows: Sequence[Row]) -> None:
         numbers = [(row.row,) for row in rows]
         self._cursor.executemany("DELETE FROM turnwise_vector_items WHERE row = ?", numbers)
-        self._cursor.executemany("DELETE FROM turnwise_vector_words WHERE rowid = ?", numbers)
+        delete = "DELETE FROM turnwise_vector_terms WHERE owner = ? AND word = ? AND row = ?"
+        self._cursor.executemany(delete, [term for row in rows for term in _terms(row.row, row.item)])
         keys = [(row.key,) for row in rows]
         self._cursor.executemany("INSERT OR IGNORE INTO turnwise_vector_dropped VALUES (?)", keys)
 
@@ -236,6 +246,10 @@ class Rows:
         self._cursor.execute(statement, values)
         found: list[Any] = self._cursor.fetchall()
         return found
+
+
+def _terms(row: int, item: MemoryItem) -> list[tuple[int, str, int]]:
+    return [(row // ROWS, word, row) for word in sorted(stems_of(item.text, item.created_at))]
 
 
 def _range(owner: int) -> tuple[int, int]:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
 
 import sqlalchemy as sa
 
 from turnwise.memory.sql_database import Schema
+from turnwise.memory.terms import stems_of
 
 tables = sa.MetaData()
 
-SCHEMA = Schema(name="vector_memory", version=1, tables=tables, migrations={})
+_WORDS_OF_THEIR_OWN = (
+    """CREATE TABLE turnwise_vector_terms (
+        owner INTEGER NOT NULL, word TEXT NOT NULL, row INTEGER NOT NULL, PRIMARY KEY (owner, word, row)
+    ) WITHOUT ROWID""",
+    """INSERT INTO turnwise_vector_terms SELECT row >> 32, value, row FROM turnwise_vector_items, json_each(
+        turnwise_stems(text, json_extract(record, '$.created_at'))
+    )""",
+    "DROP TABLE turnwise_vector_words",
+)
+
+SCHEMA = Schema(name="vector_memory", version=2, tables=tables, migrations={1: _WORDS_OF_THEIR_OWN})
 
 owners = sa.Table(
     "turnwise_vector_owners",
@@ -44,10 +55,16 @@ forgotten = sa.Table("turnwise_vector_forgotten", tables, sa.Column("digest", sa
 
 dropped = sa.Table("turnwise_vector_dropped", tables, sa.Column("key", sa.Text, primary_key=True))
 
+terms = sa.Table(
+    "turnwise_vector_terms",
+    tables,
+    sa.Column("owner", sa.Integer, primary_key=True),
+    sa.Column("word", sa.Text, primary_key=True),
+    sa.Column("row", sa.Integer, primary_key=True),
+    sqlite_with_rowid=False,  # so that the words of a user are one range: found, and deleted, without another's
+)
 
-@sa.event.listens_for(tables, "after_create")
-def _create_words(_: sa.MetaData, connection: sa.Connection, **__: Any) -> None:
-    connection.exec_driver_sql(
-        "CREATE VIRTUAL TABLE IF NOT EXISTS turnwise_vector_words "
-        "USING fts5(words, day, columnsize = 0, tokenize = \"porter unicode61 categories 'L* N* M* Co'\")"
-    )
+
+def stems_for_sqlite(text: str, created_at: float) -> str:
+    """Return the stems of an item as JSON, for the migration from version 1, which had them from FTS5."""
+    return json.dumps(sorted(stems_of(text, created_at)))

@@ -154,8 +154,8 @@ class LexicalMemory:
                 left -= said_in(fact.item.text, left) | said_in(fact.item.topic, left)
         return set(texts) - left
 
-    async def scrub(self) -> None:
-        """Leave nothing of what was forgotten in the files of the store, if it can do that."""
+    async def scrub(self, files: Collection[str] | None = None) -> None:
+        """Write the files of the store anew, if it can do that."""
         if isinstance(self._facts, Scrubbing):
             await self._facts.scrub()
 

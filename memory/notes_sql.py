@@ -73,7 +73,8 @@ class SQLNotes(ErasingDatabase):
             self._lock_user(connection, user_id)
             return connection.execute(sa.delete(notes).where(*which)).rowcount
 
-        return await self._erase(purge)
+        (purged,) = await self._erase(purge)
+        return purged
 
 
 def _is(scope: Scope) -> tuple[sa.ColumnElement[bool], ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -12,10 +13,14 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from turnwise.errors import StoreError
+from turnwise.memory.erasing import note_pages, notes_pages
 from turnwise.memory.sql_database import Schema, SQLDatabase
 from turnwise.memory.urls import resolve_url
 
 Result = TypeVar("Result")
+
+_LOG_HEADER, _FRAME_HEADER = 32, 24
+"""How many bytes stand before the pages of a log, and before each page."""
 
 _EMPTYING_MS = 1000
 """How long to wait for those who read, until the log of SQLite can be emptied."""
@@ -72,12 +77,34 @@ class ErasingDatabase(SQLDatabase):
             number = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), signed=True)
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
 
-    async def _erase(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """Return what `work`, which deletes, returns of a transaction; if that is something, nothing of it stays."""
-        found = await self._write(work)
-        if found and self._is_sqlite:
-            await self._on_thread(self._empty_log)
-        return found
+    async def _erase(self, *works: Callable[[sa.Connection], Result]) -> list[Result]:
+        """Return what each work, which deletes, returns of a transaction of its own; nothing of what they delete stays.
+
+        The pages of the file that they wrote are noted for `erase`.
+        """
+        done: list[Result] = []
+        try:
+            for work in works:
+                if self._is_sqlite and notes_pages():
+                    result, pages = await self._on_thread(partial(self._noting_pages, work))
+                    note_pages(self.paths()[0], pages)
+                else:
+                    result = await self._write(work)
+                done.append(result)
+            return done
+        finally:
+            if any(done) and self._is_sqlite:
+                await self._on_thread(self._empty_log)
+
+    def _noting_pages(self, work: Callable[[sa.Connection], Result]) -> tuple[Result, set[int]]:
+        """Return what the work returns, and which pages it wrote, with those that were in SQLite's log before."""
+        file, log, *_ = self.paths()
+        # While this reads, nobody begins the log anew, so all that the work writes is in it.
+        with closing(self._driver.connect(file, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT 1 FROM sqlite_master").fetchone()
+            result = self._connected(self._engine, work)
+            return result, _pages_in(log) if result else set()
 
     def _rewrite(self) -> None:
         with self._engine.connect() as connection:
@@ -98,6 +125,18 @@ class ErasingDatabase(SQLDatabase):
                 cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             finally:
                 cursor.execute(f"PRAGMA busy_timeout = {timeout_ms}")
+
+
+def _pages_in(log: Path) -> set[int]:
+    """Return the numbers of the pages in a log of SQLite; of those that it had long ago too, which does no harm."""
+    try:
+        written = log.read_bytes()
+    except FileNotFoundError:
+        return set()
+    if len(written) < _LOG_HEADER:
+        return set()
+    size = int.from_bytes(written[8:12], "big") + _FRAME_HEADER
+    return {int.from_bytes(written[at : at + 4], "big") for at in range(_LOG_HEADER, len(written), size)}
 
 
 def _overwrite_what_is_deleted(connection: Any, _: object) -> None:

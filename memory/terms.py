@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -37,18 +36,12 @@ def terms(query: str) -> list[Term]:
     return list(found.values())
 
 
-def match_expression(words: Iterable[str]) -> str:
-    """Return the FTS5 query for any of these words. Quoted, so that nothing in it is syntax."""
-    return " OR ".join(f'"{word}"' for word in words)
+def stems_of(text: str, created_at: float = 0.0) -> set[str]:
+    """Return the words that an item is found by, without their endings: those of its text, and of its day (UTC)."""
+    return {stem(word) for word in (*words(text), *_day_of(created_at).split())}
 
 
-def words_of(text: str) -> str:
-    """Return the words of a text as they are indexed."""
-    return " ".join(words(text))
-
-
-def day_of(created_at: float) -> str:
-    """Return the words of the day when something was created (UTC), by which it is found too; none if nobody knows."""
+def _day_of(created_at: float) -> str:
     try:
         day = datetime.fromtimestamp(created_at, UTC)
     except (OverflowError, ValueError, OSError):

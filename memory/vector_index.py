@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
-import sqlite3
-import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -18,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory import folder_lock
+from turnwise.memory import chroma_files, folder_lock
 from turnwise.memory.embedding import HashEmbedding, register
 
 if TYPE_CHECKING:
@@ -30,6 +27,9 @@ if TYPE_CHECKING:
 PAGE = 2_000
 """How many vectors are read or written at once; Chroma has a limit of its own, a little over 5,000."""
 
+
+SYNC_CHANGES = 1_000
+"""After how many changes Chroma writes the files of its index, if a collection does not say otherwise."""
 
 MAX_EMBEDDED = 8_000
 """How many characters of a text are embedded: more says nothing clearer, and models refuse it."""
@@ -51,8 +51,17 @@ class ChromaPlace(Protocol):
     def disconnect(self, client: Any) -> None:
         """Let go of a client that `connect` returned."""
 
+    def blank(self) -> None:
+        """Blank what Chroma has filled with whatever its memory held. Only while no client writes."""
+
+    def overwrite(self, keys: Collection[str]) -> int:
+        """Overwrite what deletions have left, as far as that can be done from here, also while a client writes.
+
+        Returns how many of these keys are there still.
+        """
+
     def scrub(self) -> None:
-        """Overwrite what was deleted, as far as that can be done from here."""
+        """Write all files anew, as far as that can be done from here, while no client is open."""
 
     def paths(self) -> Sequence[Path] | None:
         """Return the folders of this machine that it is kept in; None if a server keeps it."""
@@ -81,45 +90,28 @@ class ChromaFolder:
     def disconnect(self, client: Any) -> None:
         try:
             client.close()
-            for header in Path(self.path).glob("*/header.bin"):
-                _blank_unused(header)
+            chroma_files.blank_rooms(Path(self.path))
         finally:
             folder_lock.leave(self.path)
 
     def scrub(self) -> None:
         """Leave nothing of what was deleted in Chroma's files. Only while no client has them open."""
-        file = Path(self.path) / "chroma.sqlite3"
-        if file.exists():
+        folder = Path(self.path)
+        if (folder / chroma_files.DATABASE).exists():
             folder_lock.take(self.path)
             try:
-                self._rewrite(file)
+                chroma_files.rewrite(folder)
             finally:
                 folder_lock.leave(self.path)
 
-    def _rewrite(self, file: Path) -> None:
-        with closing(sqlite3.connect(file)) as connection:
-            connection.execute("VACUUM")
-            used = {name for (name,) in connection.execute("SELECT id FROM segments")}
-        for header in Path(self.path).glob("*/header.bin"):
-            if header.parent.name in used:
-                _blank_unused(header)
-            else:
-                shutil.rmtree(header.parent)  # Chroma leaves the vectors of a collection it deletes
+    def blank(self) -> None:
+        chroma_files.blank_rooms(Path(self.path))
+
+    def overwrite(self, keys: Collection[str]) -> int:
+        return chroma_files.overwrite(Path(self.path), keys)
 
     def paths(self) -> list[Path]:
         return [Path(self.path).absolute()]
-
-
-def _blank_unused(header: Path) -> None:
-    """Blank the room for vectors to come: Chroma fills it with what was in its memory, be it what somebody said."""
-    version, _, _, count, size = struct.unpack_from("<i4Q", header.read_bytes())
-    for name, start in (("data_level0.bin", count * size), ("length.bin", count * 4)) if version == 1 else ():
-        file = header.with_name(name)
-        room = file.stat().st_size - start
-        if room > 0:
-            with file.open("r+b") as opened:
-                opened.seek(start)
-                opened.write(bytes(room))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +139,13 @@ class ChromaServer:
         for session in _http_sessions(client):
             session.close()  # Chroma leaves its connections to the garbage collector
 
+    def blank(self) -> None:
+        """Do nothing: a server's files are its own."""
+
+    def overwrite(self, keys: Collection[str]) -> int:
+        """Do nothing: a server's files are its own."""
+        return 0
+
     def scrub(self) -> None:
         """Do nothing: a server's files are its own."""
 
@@ -165,6 +164,13 @@ class ChromaInMemory:
 
     def disconnect(self, client: Any) -> None:
         client.close()
+
+    def blank(self) -> None:
+        """Do nothing: there are no files."""
+
+    def overwrite(self, keys: Collection[str]) -> int:
+        """Do nothing: there are no files."""
+        return 0
 
     def scrub(self) -> None:
         """Do nothing: there are no files."""
@@ -286,10 +292,37 @@ class VectorIndex:
         return found
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete the vectors of those keys that are there."""
+        """Delete the vectors of those keys that are there, also those of other embedding functions.
+
+        Chroma only marks a vector in its index as deleted, so another is put in its place first, made by chance. That
+        takes some milliseconds each, so better delete a few at a time.
+        """
+        import numpy as np
+
         with self._opened() as collection:
-            for page in _pages(len(keys)):
-                collection.delete(ids=list(keys[page]))
+            for each in (collection, *self._others()):
+                for page in _pages(len(keys)):
+                    found = each.get(ids=list(keys[page]), include=["embeddings"])
+                    if there := list(found["ids"]):
+                        chance = np.random.default_rng().normal(size=np.shape(found["embeddings"]))
+                        each.update(ids=there, embeddings=chance.astype(np.float32))
+                        each.delete(ids=there)
+
+    def push(self, changes: int) -> None:
+        """Have Chroma take so many changes nearer to its index's files, which it writes after `SYNC_CHANGES`."""
+        with self._opened() as collection:
+            for each in (collection, *self._others()):
+                each.delete(ids=[f"nothing-{number}" for number in range(changes)])
+
+    def overwrite(self, keys: Collection[str]) -> int:
+        """Overwrite what deletions have left in Chroma's files, after it has written those of its index.
+
+        Returns how many of these keys are there still, or in files that Chroma has not written since.
+        """
+        with self._lock, _translated(f"vectors in {self._place!r}"):
+            self._place.blank()
+        with _translated(f"vectors in {self._place!r}"):
+            return self._place.overwrite(keys)
 
     def search(self, user: str, vector: Vectors, limit: int) -> list[str]:
         """Return the keys of the user's vectors nearest to this one, by Chroma's own search."""
@@ -351,15 +384,13 @@ class VectorIndex:
     def drop_others(self) -> int:
         """Delete the collections of this name that other embedding functions made; return how many."""
         with self._opened():
-            names = [collection.name for collection in self._client.list_collections()]
-            ours = re.compile(re.escape(self._name) + "-[0-9a-f]{16}")
-            names = [name for name in names if ours.fullmatch(name) and name != self._collection_name]
-            for name in names:
-                self._client.delete_collection(name)
-        return len(names)
+            others = self._others()
+            for other in others:
+                self._client.delete_collection(other.name)
+        return len(others)
 
     def scrub(self) -> None:
-        """Overwrite what was deleted, as far as the place lets one."""
+        """Write the files anew, as far as the place lets one: O(all)."""
         with self._lock, _translated(f"vectors in {self._place!r}"):
             self.close()
             self._place.scrub()
@@ -399,6 +430,12 @@ class VectorIndex:
             except BaseException:
                 self._collection = None  # it may have been deleted by another, or the server be another one
                 raise
+
+    def _others(self) -> list[Any]:
+        """Return the collections of this name that other embedding functions made."""
+        ours = re.compile(re.escape(self._name) + "-[0-9a-f]{16}")
+        found = self._client.list_collections()
+        return [each for each in found if ours.fullmatch(each.name) and each.name != self._collection_name]
 
     def _open(self) -> None:
         if self._client is None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from turnwise.errors import StoreError
 from turnwise.memory.categories import MemoryType
@@ -20,8 +20,8 @@ from turnwise.memory.full_text_rows import Pending
 from turnwise.memory.fusion import Weights
 from turnwise.memory.long_term import MemoryItem, Scope
 from turnwise.memory.retention import Expiry, Retention, Uses
-from turnwise.memory.terms import Term, terms, words_of
-from turnwise.memory.vector_index import Health, VectorIndex
+from turnwise.memory.terms import Term, terms
+from turnwise.memory.vector_index import SYNC_CHANGES, Health, VectorIndex
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,8 +29,15 @@ if TYPE_CHECKING:
 
     from turnwise.memory.shelf import Shelf
 
+Given = TypeVar("Given")
+
 BATCH = 256
-"""How many texts are embedded at once."""
+"""How many texts are embedded at once, and how many vectors of forgotten items are deleted before `forget` returns;
+`catch_up` deletes the rest."""
+
+DELETED, NOTED, PUSHED = 4, 64, 50
+"""How many vectors are deleted, and how many changes are pushed, while nobody else is at Chroma; how many deletions are
+written down together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +111,7 @@ class VectorMemory:
         self._retention = retention
         self._clock = clock
         self._uses = Uses(text.touch)
+        self._deleting = asyncio.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {
@@ -143,7 +151,7 @@ class VectorMemory:
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         count = await self._text.forget(scope, ids, turn_index=turn_index)
-        await self._put_away([scope.user_id] if count else [])
+        await self._put_away([scope.user_id] * min(count, BATCH))
         return count
 
     async def sweep(self) -> int:
@@ -212,9 +220,9 @@ class VectorMemory:
     # What keeps it whole
 
     async def catch_up(self, *, limit: int = BATCH) -> int:
-        """Make up to `limit` missing vectors, and delete those of items that are gone.
+        """Make up to `limit` missing vectors, and delete as many of items that are gone.
 
-        Returns how many vectors are missing still, counted up to `limit`.
+        Returns how many vectors are missing still, counted up to `limit`, and how many are to be deleted.
 
         Raises:
             StoreError: the embedding function or Chroma fails still; nothing is lost.
@@ -223,9 +231,11 @@ class VectorMemory:
         if pending:
             vectors = await self._embed(self._index.embed, [one.text for one in pending], self._embed_s)
             await self._add(pending, vectors)
-        await self._delete_dropped()
+        for _ in range(0, limit, NOTED):
+            if not await self._delete_dropped():
+                break
         self._recover()
-        return len(await self._text.pending(self._index.embedding, limit))
+        return len(await self._text.pending(self._index.embedding, limit)) + len(await self._text.dropped(limit))
 
     async def rebuild(self) -> int:
         """Make all vectors anew, into a new collection; return how many.
@@ -254,28 +264,54 @@ class VectorMemory:
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
-        """Return texts and topics of all that `forget` would delete if it were called so, and words as indexed."""
-        said = texts_of(await self._text.doomed(scope, ids, turn_index))
-        return list(dict.fromkeys([*said, *map(words_of, said)]))
+        """Return texts and topics of all that `forget` would delete if it were called so."""
+        return texts_of(row.item for row in await self._text.doomed(scope, ids, turn_index))
+
+    async def keys(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
+        """Return the row numbers and the keys of the vectors of all that `forget` would delete if it were called so."""
+        return [f"{row.row} {row.key}" for row in await self._text.doomed(scope, ids, turn_index)]
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
         return await self._text.keeps(texts)
 
-    async def scrub(self) -> None:
-        """Leave nothing of what was forgotten in the files: O(all that is kept), as all vectors are made anew.
+    async def settle(self, keys: Collection[str]) -> None:
+        """Overwrite vectors that were deleted in Chroma's files, and see that nothing of these keys is anywhere.
+
+        Goes in small steps, between which others recall and save. Costs what was deleted and what Chroma has not
+        written into its files yet, at most some thousand vectors. Of those that a server keeps it sees that they are
+        deleted; what its files have then is for the server.
+
+        Raises:
+            StoreError: Chroma fails, or something is there. Nothing is lost; again.
+        """
+        while await self._delete_dropped():
+            pass
+        rows, names = zip(*(key.split() for key in keys), strict=True) if keys else ((), ())
+        left = await self._text.words_left([int(row) for row in rows])
+        left += len(await asyncio.to_thread(self._index.get, names))
+        if self._index.paths():
+            for _ in range(0, SYNC_CHANGES, PUSHED):
+                await _in_turn(self._index.push, PUSHED)
+            left += await asyncio.to_thread(self._index.overwrite, names)
+        if left:
+            raise StoreError(f"{left} vectors or words of what was deleted are there still; forget it again")
+
+    async def scrub(self, files: Collection[str] | None = None) -> None:
+        """Write all files anew, or only these: O(all that they hold). Nobody recalls or saves meanwhile.
 
         Those that a server keeps are deleted there; what its files have then is for the server.
 
         Raises:
-            StoreError: the embedding function or Chroma fails, or another process is at the file. Nothing is lost;
-                again.
+            StoreError: Chroma fails, or another process is at the file. Nothing is lost; again.
         """
-        await self._text.scrub()
-        if self._index.paths() is None:
-            await self._delete_dropped()
-        else:
-            await self.rebuild()
+        of_text = {str(path) for path in self._text.paths()}
+        if files is None or not of_text.isdisjoint(files):
+            await self._text.scrub()
+        if files is None or not of_text.issuperset(files):
+            await self.settle([])
             await asyncio.to_thread(self._index.scrub)
 
     def paths(self) -> Sequence[Path]:
@@ -321,7 +357,8 @@ class VectorMemory:
         try:
             if pending:
                 await self._add(pending, np.array(vectors))
-                await self._delete_dropped()
+                if not self._deleting.locked():
+                    await self._delete_dropped(DELETED)
                 self._recover()
         except StoreError as error:
             self._pause(error)
@@ -332,21 +369,25 @@ class VectorMemory:
         await self._text.mark(pending, self._index.embedding)
 
     async def _put_away(self, users: Collection[str]) -> None:
-        """Let go of what is held of these users, some of whose items are gone, and of the vectors of those."""
+        """Let go of what is held of these users, one for each item that is gone, and of the vectors of those."""
         with self._lock:
             for user in users:
                 self._take_down(user)
         try:
-            if users:
-                await self._delete_dropped()
+            for _ in range(0, len(users), NOTED):
+                if not await self._delete_dropped():
+                    break
         except StoreError as error:
             self._pause(error)
 
-    async def _delete_dropped(self) -> None:
-        """Delete from Chroma the vectors of items that are gone."""
-        if keys := await self._text.dropped():
-            await asyncio.to_thread(self._index.delete, keys)
-            await self._text.undrop(keys)
+    async def _delete_dropped(self, limit: int = NOTED) -> int:
+        """Delete from Chroma some vectors of items that are gone; return how many it took, none if there are none."""
+        async with self._deleting:
+            if keys := await self._text.dropped(limit):
+                for start in range(0, len(keys), DELETED):
+                    await _in_turn(self._index.delete, keys[start : start + DELETED])
+                await self._text.undrop(keys)
+            return len(keys)
 
     def _pauses(self) -> bool:
         return self.trouble is not None and time.monotonic() < self._again_at
@@ -425,3 +466,10 @@ class VectorMemory:
     def _take_down(self, user: str) -> None:
         if self._shelves.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)
+
+
+async def _in_turn(work: Callable[[Given], object], given: Given) -> None:
+    """Do some work on a thread, and leave the machine to others for as long as it took."""
+    began = time.monotonic()
+    await asyncio.to_thread(work, given)
+    await asyncio.sleep(time.monotonic() - began)

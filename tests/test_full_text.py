@@ -1,19 +1,24 @@
 """`FullText`: items of users in a SQLite file, found by word."""
 
+import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedError, StoreURLError
+from turnwise.memory import erasing
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.full_text import FullText
 from turnwise.memory.full_text_rows import NOTHING, key_of
 from turnwise.memory.long_term import MemoryItem, Scope, Source
 from turnwise.memory.spans import Span
-from turnwise.memory.terms import MAX_TERMS, match_expression, terms
+from turnwise.memory.terms import MAX_TERMS, terms
+from turnwise.memory.vocabulary import words
 from vectorbox import bytes_in, item, sync
 
 ANN = Scope(user_id="ann")
@@ -48,10 +53,6 @@ async def ids_with(text: FullText, user: str, query: str) -> list[str]:
 
 @given(st.text(max_size=300))
 def test_any_query_is_safe(query: str) -> None:
-    database = sqlite3.connect(":memory:")
-    database.execute("CREATE VIRTUAL TABLE words USING fts5(word, tokenize = porter)")
-    for term in terms(query):
-        database.execute("SELECT * FROM words WHERE words MATCH ?", (match_expression(term.forms),)).fetchall()
     assert len(terms(query)) <= MAX_TERMS
 
 
@@ -171,17 +172,101 @@ async def test_what_needs_vectors_is_told_until_it_has_them(text: FullText) -> N
 
 
 @sync
-async def test_a_search_of_the_files_bytes_finds_nothing_of_what_was_forgotten(text: FullText, tmp_path: Path) -> None:
+async def test_words_of_what_was_forgotten_are_in_no_file_either(text: FullText, tmp_path: Path) -> None:
     await text.add(
         [(ANN, [item(str(at), f"xylophone{at} quizzical") for at in range(50)] + [item("stays", "lighthouse")])]
     )
     await text.forget(ANN, [str(at) for at in range(50)])
-    await text.scrub()
     await text.close()
     held = bytes_in(tmp_path)
     assert b"lighthous" in held
     assert b"xylophon" not in held
     assert b"quizzic" not in held
+
+
+OLD_WORDS = (
+    "CREATE VIRTUAL TABLE turnwise_vector_words "
+    "USING fts5(words, day, columnsize = 0, tokenize = \"porter unicode61 categories 'L* N* M* Co'\")"
+)
+
+
+def as_it_was(path: Path) -> None:
+    """Make of a file one of version 1, which had words in FTS5."""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DROP TABLE turnwise_vector_terms")
+        database.execute(OLD_WORDS)
+        rows = database.execute("SELECT row, text FROM turnwise_vector_items").fetchall()
+        for row, text in rows:
+            values = row, " ".join(words(text)), "2023 may 8 monday"
+            database.execute("INSERT INTO turnwise_vector_words (rowid, words, day) VALUES (?, ?, ?)", values)
+        database.execute("UPDATE turnwise_meta SET value = '1' WHERE name = 'vector_memory'")
+
+
+@sync
+async def test_a_file_of_the_version_before_finds_the_same(text: FullText, tmp_path: Path) -> None:
+    path = tmp_path / "memory.db"
+    await text.add([(ANN, [item("go", "She went to hike, Žilina", created_at=1683547200.0), item("x", "A xylophone")])])
+    await text.add([(Scope(user_id="bob"), [item("go", "Bob hikes")])])
+    await text.close()
+    as_it_was(path)
+    later = FullText(f"sqlite:///{path}")
+    for query in ("hike", "zilina", "May", "2023", "did she go?"):
+        assert await ids_with(later, "ann", query) == ["go"]
+    assert await ids_with(later, "bob", "hiking") == ["go"]
+    assert await later.forget(ANN, None) == 2
+    await later.close()
+    held = bytes_in(tmp_path)
+    assert b"xylophon" not in held and b"zilina" not in held and b"turnwise_vector_words" not in held
+
+
+@sync
+async def test_to_delete_one_user_of_many_writes_what_that_user_has_and_no_more(tmp_path: Path) -> None:
+    """In pages of the file that were written, and in rows: as many when others have ten times as much."""
+    counts = []
+    for others in (10, 100):
+        text = FullText(f"sqlite:///{tmp_path}/{others}.db")
+        for user in range(others):
+            items = [item(str(at), f"fact {at} of user {user}: the zyzzyva is a weevil {at}") for at in range(20)]
+            await text.add([(Scope(user_id=f"user-{user}"), items)])
+
+        async def changes(text: FullText = text) -> int:
+            return await text._read(lambda connection: cast(Any, connection.connection.dbapi_connection).total_changes)
+
+        await text._on_thread(text._empty_log)
+        before = await changes()
+        pages: dict[Path, set[int]] = {}
+        token = erasing._touched.set(pages)
+        assert await text.forget(Scope(user_id="user-5"), None) == 20
+        erasing._touched.reset(token)
+        counts.append((sum(map(len, pages.values())), await changes() - before))
+        assert await text.count() == 20 * (others - 1)
+        await text.close()
+        assert b"of user 5:" not in (tmp_path / f"{others}.db").read_bytes()
+    (few, rows), (many, more_rows) = counts
+    assert few > 0 and many < 2 * few and rows == more_rows
+
+
+@sync
+async def test_many_items_are_deleted_in_transactions_between_which_others_write(
+    text: FullText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnwise.memory.full_text.AT_ONCE", 3)
+    await text.add([(ANN, [item(str(at), f"xylophone {at}") for at in range(20)])])
+    done: list[str] = []
+
+    async def forget() -> None:
+        assert await text.forget(ANN, None) == 20
+        done.append("forgotten")
+
+    async def write() -> None:
+        for at in range(3):
+            await text.add([(Scope(user_id="bob"), [item(str(at))])])
+            done.append("written")
+
+    await asyncio.gather(forget(), write())
+    assert done == ["written", "written", "written", "forgotten"]
+    assert await text.count() == 3
+    assert await ids_with(text, "ann", "xylophone") == []
 
 
 @sync

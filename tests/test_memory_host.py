@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from turnwise.actors.memory_actor import MemoryHost
+from turnwise.errors import InvalidMemoryError
+from turnwise.memory.erasing import Erasure
+from turnwise.memory.facts_memory import InMemoryFacts
+from turnwise.memory.file_search import FileSearch
+from turnwise.memory.full_text import FullText
+from turnwise.memory.lexical_memory import LexicalMemory
 from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.vector_index import ChromaFolder, VectorIndex
+from turnwise.memory.vector_memory import VectorMemory
 
 ADA, BOB = Scope(user_id="ada"), Scope(user_id="bob")
 
@@ -63,3 +74,86 @@ def test_nobody_waits_for_what_another_asks_and_what_is_forgotten_stays_so() -> 
         assert (await asked)[0] and not host._gifts
 
     asyncio.run(story())
+
+
+class Slow(LexicalMemory):
+    """Forgets when it is told to."""
+
+    def __init__(self, facts: InMemoryFacts) -> None:
+        super().__init__(facts)
+        self.goes_on = asyncio.Event()
+        self.forgets = 0
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        self.forgets += 1
+        await self.goes_on.wait()
+        return await super().forget(scope, ids, turn_index=turn_index)
+
+
+def test_who_asks_again_for_what_is_being_erased_waits_for_the_same_answer() -> None:
+    """So a caller whose time is up does not begin anew."""
+
+    async def story() -> None:
+        memory, host = Slow(InMemoryFacts()), MemoryHost(b"")
+        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        await host.do_remember(ADA, [MemoryItem(id="1", text="a zyzzyva")])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(host.do_erase(ADA, None, None), 0.01)
+        again = asyncio.create_task(host.do_erase(ADA, None, None))
+        await asyncio.sleep(0)
+        memory.goes_on.set()
+        assert (await again).items == 1 and memory.forgets == 1
+        assert (await host.do_erase(ADA, None, None)).items == 0 and not host._erasing
+
+    asyncio.run(story())
+
+
+def test_a_gift_that_fails_is_told_to_its_giver_and_not_to_who_forgets_behind_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        memory, host = _vector_memory(tmp_path), MemoryHost(b"")
+        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        bad = host.do_remember(ADA, [MemoryItem(id="1", text=" ")])
+        given, erased = await asyncio.gather(bad, host.do_erase(BOB, None, None), return_exceptions=True)
+        assert isinstance(given, InvalidMemoryError)
+        assert isinstance(erased, Erasure) and erased.verified
+        await memory.close()
+
+    asyncio.run(story())
+
+
+def test_a_search_of_all_files_goes_on_in_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself; and who asks again is told how far it is."""
+    monkeypatch.setattr("turnwise.memory.file_search.STEP_BYTES", 100_000)
+    monkeypatch.setattr("turnwise.memory.file_search.FileSearch.step", _stuck)
+
+    async def first() -> None:
+        memory, host = _vector_memory(tmp_path), MemoryHost(b"")
+        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        await host.do_remember(ADA, [MemoryItem(id="1", text="The zyzzyva is a weevil.")])
+        begun = await host.do_erase(ADA, None, None, True)
+        assert (begun.items, begun.verified, begun.progress) == (1, False, 0)
+        assert (await host.do_erase(ADA, None, None, True)).items == 1 and len(host._searches) == 1
+        await memory.close()
+
+    async def second() -> None:
+        memory, host = _vector_memory(tmp_path), MemoryHost(b"")
+        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        await host.do_recall(BOB, "weevil")
+        ((_, task),) = host._searches.values()
+        await task
+        done = await host.do_erase(ADA, None, None, True)
+        assert (done.items, done.verified, done.progress) == (1, True, 1) and done.files > 2
+        assert not host._searches
+        await memory.close()
+
+    asyncio.run(first())
+    monkeypatch.undo()
+    asyncio.run(second())
+
+
+async def _stuck(_: FileSearch) -> None:
+    await asyncio.Event().wait()
+
+
+def _vector_memory(folder: Path) -> VectorMemory:
+    return VectorMemory(FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(ChromaFolder(folder / "chroma")))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from turnwise.errors import ConfigError, InvalidMemoryError, StoreError
 from turnwise.memory import long_term_contract as contract
 from turnwise.memory.categories import MemoryType
+from turnwise.memory.erasing import erase
 from turnwise.memory.full_text import FullText
 from turnwise.memory.full_text_rows import key_of
 from turnwise.memory.ids import new_id
@@ -351,3 +352,23 @@ def test_no_text_and_no_query_breaks_it(tmp_path_factory: pytest.TempPathFactory
         await memory.close()
 
     check()
+
+
+@sync
+async def test_what_is_forgotten_is_deleted_from_the_vectors_of_other_embedding_functions_too(
+    make: MakeMemory,
+) -> None:
+    memory = make(FlakyEmbedding(64, "before"))
+    await memory.remember(ANN, [item("1", "a walrus"), item("2", "a lighthouse")])
+    await memory.close()
+    memory = make(FlakyEmbedding(128, "after"))
+    while await memory.catch_up():
+        pass
+    keys = [key.split()[1] for key in await memory.keys(ANN, ["1"])]
+    erased = await erase(memory, ANN, ["1"])
+    assert (erased.items, erased.verified, erased.why) == (1, True, None)
+    assert await ids(memory, "lighthouse") == ["2"]
+    await memory.close()
+    before = make(FlakyEmbedding(64, "before"))
+    assert before._index.count() == 1 and not before._index.get(keys)
+    await before.close()

@@ -30,6 +30,7 @@ from unittest import mock
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
+import forgetting
 import openai
 import packing
 import ray
@@ -99,6 +100,8 @@ class Scale:
     activations: int
     busy: int
     kills: int
+    users: int
+    forgets: int
 
 
 FULL = Scale(
@@ -123,6 +126,8 @@ FULL = Scale(
     activations=1000,
     busy=1000,
     kills=15,
+    users=500,
+    forgets=20,
 )
 QUICK = Scale(
     rounds=5,
@@ -146,6 +151,8 @@ QUICK = Scale(
     activations=20,
     busy=40,
     kills=1,
+    users=10,
+    forgets=2,
 )
 
 
@@ -558,6 +565,10 @@ class Bench:
         remembering.turns_with_memory(self.table, self.manager, self.folder, self.scale.talks)
         remembering.recalls(self.table, NAMESPACE, self.folder, self.scale.talks)
 
+    def forgetting(self) -> None:
+        """Measure what others notice while users are forgotten."""
+        forgetting.forgets(self.table, self.manager, self.folder, self.scale.users, self.scale.forgets)
+
     def packed(self) -> None:
         """Measure what packed hosts hold and how fast, and what comes back after a kill."""
         scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
@@ -656,6 +667,7 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "openings": Bench.openings,
     "window": Bench.window,
     "memory": Bench.memory,
+    "forgetting": Bench.forgetting,
     "packed": Bench.packed,
 }
 """In this order. `packed` compares with what a bare actor costs, which `openings` measures."""

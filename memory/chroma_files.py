@@ -1,0 +1,97 @@
+"""What Chroma leaves of deleted vectors in the files of a folder, and how that is overwritten. Run as a program, too.
+
+Chroma (1.5) has a record's vector in three places: in `embeddings_queue` of `chroma.sqlite3`, until it has written the
+index; in the index in memory; and in the index's files, which it writes after so many changes. It overwrites nothing in
+SQLite, marks vectors in the index as deleted, and fills the room for vectors to come with what was in its memory.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import struct
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from pathlib import Path
+
+DATABASE = "chroma.sqlite3"
+
+_BUSY_S = 5.0
+_NAMED_AT_ONCE = 500
+
+
+def overwrite(folder: Path, ids: Collection[str]) -> int:
+    """Overwrite what deletions have left in a folder; return how many of these records are in it still, in any place.
+
+    Costs what Chroma has not yet written into its index, however much that holds. Another process does it: as long as
+    this one has the database open, it must not close the file otherwise, since its locks would be gone. Blocks; who
+    writes to the database meanwhile waits some milliseconds.
+
+    Raises:
+        OSError: there can be no other process, or it failed.
+    """
+    asked = json.dumps({"folder": str(folder), "ids": list(ids)})
+    done = subprocess.run([sys.executable, "-I", __file__], input=asked, capture_output=True, text=True, check=False)  # noqa: S603 - this file
+    if done.returncode:
+        raise OSError(f"what Chroma keeps was not overwritten ({done.returncode}): {done.stderr.strip()[-500:]}")
+    return int(done.stdout)
+
+
+def rewrite(folder: Path) -> None:
+    """Write the database anew and remove what is of no collection: O(all). Only while nobody has it open."""
+    with closing(sqlite3.connect(folder / DATABASE)) as connection:
+        connection.execute("VACUUM")
+        used = {name for (name,) in connection.execute("SELECT id FROM segments")}
+    for header in folder.glob("*/header.bin"):
+        if header.parent.name not in used:
+            shutil.rmtree(header.parent)  # Chroma leaves the vectors of a collection it deletes
+    blank_rooms(folder)
+
+
+def blank_rooms(folder: Path) -> None:
+    """Blank the room for vectors to come, where it is not blank."""
+    for header in folder.glob("*/header.bin"):
+        version, _, _, count, size = struct.unpack_from("<i4Q", header.read_bytes())
+        for name, start in (("data_level0.bin", count * size), ("length.bin", count * 4)) if version == 1 else ():
+            with header.with_name(name).open("r+b") as opened:
+                opened.seek(start)
+                room = opened.read()
+                if room.strip(b"\0"):
+                    opened.seek(start)
+                    opened.write(bytes(len(room)))
+
+
+def _overwrite(folder: Path, ids: Sequence[str]) -> int:
+    with closing(sqlite3.connect(folder / DATABASE, timeout=_BUSY_S, isolation_level=None)) as connection:
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("BEGIN IMMEDIATE")
+        left = sum(_count(connection, ids[at : at + _NAMED_AT_ONCE]) for at in range(0, len(ids), _NAMED_AT_ONCE))
+        # The pages of the queue have old vectors between those that are in use.
+        connection.execute("CREATE TEMP TABLE waiting AS SELECT * FROM embeddings_queue")
+        connection.execute("DELETE FROM embeddings_queue")
+        connection.execute("INSERT INTO embeddings_queue SELECT * FROM waiting")
+        # Free pages are used first, so a row as large as all of them overwrites all of them.
+        (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute("CREATE TABLE turnwise_blank (bytes BLOB)")
+        connection.execute("INSERT INTO turnwise_blank VALUES (zeroblob(?))", (free * size,))
+        connection.execute("DROP TABLE turnwise_blank")
+        connection.execute("COMMIT")
+    return left
+
+
+def _count(connection: sqlite3.Connection, ids: Sequence[str]) -> int:
+    """Return how many records there are of these ids, and how many of their vectors the index's files may have."""
+    named = f"IN ({', '.join('?' * len(ids))})"
+    records = f"SELECT count(*) FROM embeddings WHERE embedding_id {named}"  # noqa: S608
+    waiting = f"SELECT count(DISTINCT id) FROM embeddings_queue WHERE id {named}"  # noqa: S608
+    return sum(connection.execute(select, ids).fetchone()[0] for select in (records, waiting))
+
+
+if __name__ == "__main__":
+    given = json.load(sys.stdin)
+    json.dump(_overwrite(Path(given["folder"]), given["ids"]), sys.stdout)

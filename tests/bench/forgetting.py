@@ -1,0 +1,78 @@
+"""What others notice while users are forgotten: the turns of those who chat in the meantime."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from harness import Samples, Table, prompt_of, retire
+from remembering import Model, vector_memory
+
+from turnwise import Scope, Session, SessionManager
+from turnwise.memory.long_term import MemoryItem
+
+CHATTERS = 4
+"""How many users chat, one turn after the other."""
+
+
+def forgets(table: Table, manage: Callable[..., SessionManager], folder: Path, users: int, rounds: int) -> None:
+    """Measure turns while users are forgotten, in alternation with as many while nobody is; each has 100 items."""
+    each = 100
+    memory = vector_memory(folder, "crowded")
+
+    async def fill() -> None:
+        for user in range(users):
+            texts = [prompt_of(200, user * each + number) for number in range(each)]
+            items = [MemoryItem(id=str(number), text=text) for number, text in enumerate(texts)]
+            await memory.remember(Scope(user_id=f"user-{user}"), items)
+        await memory.close()
+
+    asyncio.run(fill())
+    alone, beside, taken = Samples(), Samples(), Samples()
+    verified = []
+    with manage("crowded", Model(), memories=[vector_memory(folder, "crowded")]) as manager:
+        chats = [manager.open(user_id=f"user-{number}") for number in range(CHATTERS)]
+        for chat in chats:
+            chat.run(prompt_of(60)).wait()
+        leavers = iter(range(CHATTERS, users))
+        for _ in range(rounds):
+            with taken.timed():
+                _chat(chats, beside, lambda: verified.append(manager.forget(f"user-{next(leavers)}").verified))
+            _chat(chats, alone, partial(time.sleep, taken[-1]))
+        for chat in chats:
+            retire(chat)
+    several = f"{users * each:,} items of {users} users"
+    table.line(
+        f"turn beside {CHATTERS - 1} others, {several}", alone, f"floor, p95 {alone.percentile(95) * 1000:.1f} ms"
+    )
+    table.judge(
+        "  while users are forgotten: p95",
+        beside.percentile(95) / alone.percentile(95),
+        1.5,
+        samples=beside,
+    )
+    table.line("manager.forget() of a user, verified", taken, f"{sum(verified)} of {len(verified)} verified")
+
+
+def _chat(chats: list[Session], samples: Samples, work: Callable[[], object]) -> None:
+    """Let all of them chat while some work is done."""
+    done = threading.Event()
+
+    def talk(chat: Session) -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            with samples.timed():
+                chat.run(prompt_of(100, number)).wait()
+
+    with ThreadPoolExecutor(len(chats)) as threads:
+        talks = [threads.submit(talk, chat) for chat in chats]
+        try:
+            work()
+        finally:
+            done.set()
+        for each in talks:
+            each.result()

@@ -525,15 +525,19 @@ class QuirkServer:
 
     def __init__(self, *answers: tuple[int, str, bytes]) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.heads: list[tuple[str, dict[str, str]]] = []
+        """Of each request, its target and its headers."""
         server = self
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                length = 0
-                while line := self.rfile.readline().strip():
-                    name, _, value = line.partition(b":")
-                    length = int(value) if name.lower() == b"content-length" else length
-                server.requests.append(json.loads(self.rfile.read(length)))
+                target = self.rfile.readline().split()[1].decode()
+                headers = {}
+                while line := self.rfile.readline().strip().decode():
+                    name, _, value = line.partition(":")
+                    headers[name.lower()] = value.strip()
+                server.heads.append((target, headers))
+                server.requests.append(json.loads(self.rfile.read(int(headers["content-length"]))))
                 status, content_type, body = answers[min(len(server.requests), len(answers)) - 1]
                 head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\nconnection: close\r\n\r\n"
                 self.wfile.write(head.encode() + body)

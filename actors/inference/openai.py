@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 import math
 import os
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from turnwise.actors.inference.engine import RequestFrame, SessionView
 from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
@@ -27,8 +29,11 @@ from turnwise.memory.frozen import freeze
 from turnwise.memory.rules import CHAT, RESPONSES
 from turnwise.memory.urls import redact
 
+if TYPE_CHECKING:
+    import httpx2
+
 _RESERVED = {
-    "chat": {"model", "messages", "stream", "stream_options"},
+    "chat": {"model", "messages", "stream", "stream_options", "store"},
     "responses": {"model", "input", "instructions", "stream", "store"},
 }
 
@@ -50,8 +55,18 @@ _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _NO_KEY = "no-api-key"
 """What a server that asks for no key is sent as one."""
 
-_CONNECT_S = 5.0
-"""How long a connection may take; the rest of `timeout_s` is for the answer."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzureOpenAI:
+    """A resource of Azure OpenAI. The engine's `model` is the name of the deployment."""
+
+    endpoint: str
+    """Such as https://my-resource.openai.azure.com, without a path."""
+    api_version: str | None = None
+    """Such as 2024-10-21: the older path, with a version in each request. The v1 path, which has none, if left out."""
+
+    def __post_init__(self) -> None:
+        _check_url("endpoint", self.endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +88,33 @@ class OpenAIEngine:
     system: str | None = None
     """Instructions that take the place of the conversation's own system prompt in every request; never stored."""
     base_url: str | None = None
-    """Where the API is; OPENAI_BASE_URL, else OpenAI's own, if left out."""
-    api_key: str | None = field(default=None, repr=False)
-    """OPENAI_API_KEY if left out; may be missing if there is a base URL."""
+    """Where the API is; OPENAI_BASE_URL, else OpenAI's own, if left out. Its query goes along with each request."""
+    azure: AzureOpenAI | None = None
+    """In place of `base_url`."""
+    api_key: str | Callable[[], str | Awaitable[str]] | None = field(default=None, repr=False)
+    """OPENAI_API_KEY if left out; may be missing if there is a base URL. A function is asked before each request, so
+    that it may return tokens which expire; it travels by pickle."""
+    organization: str | None = None
+    """Of OpenAI: whose account is charged; OPENAI_ORG_ID if left out."""
+    project: str | None = None
+    """Of OpenAI, likewise; OPENAI_PROJECT_ID if left out."""
+    default_headers: Mapping[str, str] | None = field(default=None, repr=False)
+    """More headers of each request. They travel by pickle, as the key does."""
+    default_query: Mapping[str, str] | None = None
+    """More of the query of each request."""
+    http_client: Callable[[], httpx2.AsyncClient] | None = None
+    """Makes the HTTP client of a session, for proxies, certificates of one's own and the like; travels by pickle."""
+    stream: bool = True
+    """Whether answers are streamed. Some gateways cannot; then the text comes in one piece."""
+    store: bool | None = None
+    """Whether OpenAI keeps the answer. With "responses" it does not, unless this is True."""
+    connect_timeout_s: float = 5.0
+    """How long a connection may take."""
+    first_byte_s: float | None = None
+    """How long the answer may take to begin, with all retries: raise it for a server that loads its model when it is
+    first asked. As `timeout_s` if left out."""
     timeout_s: float = 60.0
-    """The longest silence of the provider, before its answer and within it. `run(timeout_s=...)` bounds the whole."""
+    """The longest silence of the provider within its answer. `run(timeout_s=...)` bounds the whole."""
     max_retries: int = 2
     """How often the client repeats a request that was refused for now (408, 409, 429, 5xx) or met a dead line."""
     temperature: float | None = None
@@ -98,8 +135,18 @@ class OpenAIEngine:
         _check("api", self.api, self.api in _RESERVED, "must be 'chat' or 'responses'")
         _check("provider", self.provider, self.provider in (None, *PROFILES), f"must be one of {', '.join(PROFILES)}")
         _check_url("base_url", self.base_url)
-        _check("api_key", "***", self.api_key is None or _is_key(self.api_key), "must be ASCII text without spaces")
-        _check("timeout_s", self.timeout_s, 0 < self.timeout_s < math.inf, "must be more than 0 seconds")
+        _check("azure", self.azure, self.azure is None or self.base_url is None, "has an endpoint: leave base_url out")
+        is_key = self.api_key is None or callable(self.api_key) or _is_key(self.api_key)
+        _check("api_key", "***", is_key, "must be ASCII text without spaces, or a function that returns such")
+        for name in ("timeout_s", "connect_timeout_s", "first_byte_s"):
+            seconds = getattr(self, name)
+            _check(name, seconds, seconds is None or 0 < seconds < math.inf, "must be more than 0 seconds")
+        for name in ("default_headers", "default_query"):
+            given = getattr(self, name)
+            is_text = given is None or all(isinstance(each, str) for pair in given.items() for each in pair)
+            _check(name, sorted(given or ()), is_text, "must map texts to texts")
+            object.__setattr__(self, name, freeze(given))
+        _check("http_client", self.http_client, self.http_client is None or callable(self.http_client), "is a function")
         _check("max_retries", self.max_retries, self.max_retries >= 0, "must be 0 or more")
         _check("temperature", self.temperature, 0 <= (self.temperature or 0) < math.inf, "must be 0 or more")
         tokens = self.max_output_tokens
@@ -180,24 +227,71 @@ class OpenAIEngine:
         """Return a runner that tells the model of these tools."""
         import openai
 
-        base_url = self.base_url or os.environ.get("OPENAI_BASE_URL") or None
+        base_url = self.base_url or (None if self.azure else os.environ.get("OPENAI_BASE_URL")) or None
         api_key = self.api_key or os.environ.get("OPENAI_API_KEY") or None
         if api_key is None and base_url is None:
             raise EngineError("there is no API key: set OPENAI_API_KEY where the session runs, or pass api_key=")
-        if api_key is not None and not _is_key(api_key):
+        if api_key is not None and not callable(api_key) and not _is_key(api_key):
             raise EngineError("OPENAI_API_KEY must be ASCII text without spaces")
         try:
             _check_url("OPENAI_BASE_URL", base_url)
         except ConfigError as error:
             raise EngineError(str(error)) from error
-        client = openai.AsyncOpenAI(
-            api_key=api_key or _NO_KEY,
-            base_url=base_url,
-            timeout=openai.Timeout(self.timeout_s, connect=min(self.timeout_s, _CONNECT_S)),
-            max_retries=self.max_retries,
-            http_client=openai.DefaultAsyncHttpxClient(verify=_ssl_context()),
-        )
+        base_url, query = _without_query(base_url)
+        settings: dict[str, Any] = {
+            "api_key": (_asked(api_key) if callable(api_key) else api_key) or _NO_KEY,
+            "default_headers": self.default_headers,
+            "default_query": {**query, **(self.default_query or {})} or None,
+            "timeout": openai.Timeout(max(self.begins_within_s, self.timeout_s), connect=self.connect_timeout_s),
+            "max_retries": self.max_retries,
+            "http_client": self.http_client() if self.http_client else _http_client(),
+        }
+        client: openai.AsyncOpenAI
+        if self.azure and self.azure.api_version:
+            token = {"azure_ad_token_provider": settings.pop("api_key")} if callable(api_key) else {}
+            deployment = self.model if self.api == "chat" else None
+            client = openai.AsyncAzureOpenAI(
+                azure_endpoint=self.azure.endpoint,
+                azure_deployment=deployment,
+                api_version=self.azure.api_version,
+                **token,
+                **settings,
+            )
+        else:
+            base_url = f"{self.azure.endpoint.rstrip('/')}/openai/v1" if self.azure else base_url
+            client = openai.AsyncOpenAI(
+                base_url=base_url, organization=self.organization, project=self.project, **settings
+            )
         return OpenAIRunner(self, client, self._api(tools, str(client.base_url), client.base_url.host))
+
+    @property
+    def begins_within_s(self) -> float:
+        """How long an answer may take to begin."""
+        return self.timeout_s if self.first_byte_s is None else self.first_byte_s
+
+
+def _without_query(base_url: str | None) -> tuple[str | None, dict[str, str]]:
+    """Return the URL without its query, which the client would lose, and the query."""
+    parts = urlsplit(base_url or "")
+    return base_url and urlunsplit(parts._replace(query="")), dict(parse_qsl(parts.query, keep_blank_values=True))
+
+
+def _asked(api_key: Callable[[], str | Awaitable[str]]) -> Callable[[], Awaitable[str]]:
+    """Return the function as the client takes it: one that is awaited. One that blocks is asked on a thread."""
+
+    async def ask() -> str:
+        if inspect.iscoroutinefunction(api_key):
+            return str(await api_key())
+        found = await asyncio.to_thread(api_key)
+        return str(await found) if inspect.isawaitable(found) else str(found)
+
+    return ask
+
+
+def _http_client() -> httpx2.AsyncClient:
+    import openai
+
+    return openai.DefaultAsyncHttpxClient(verify=_ssl_context())
 
 
 @functools.cache

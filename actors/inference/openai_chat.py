@@ -52,8 +52,12 @@ class ChatAPI:
     @property
     def fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        if self._profile.stream_options and "stream_options" not in self._refused:
+        if not self._settings.stream:
+            fields["stream"] = False
+        elif self._profile.stream_options and "stream_options" not in self._refused:
             fields["stream_options"] = {"include_usage": True}
+        if self._settings.store is not None:
+            fields["store"] = self._settings.store
         if self._settings.temperature is not None:
             fields["temperature"] = self._settings.temperature
         if self._settings.max_output_tokens is not None:
@@ -73,7 +77,7 @@ class ChatAPI:
         return {"messages": encode(blocks, self._profile)}
 
     def adapt(self, refused: str) -> bool:
-        own = {"stream_options": self._profile.stream_options, self._limit_field: self._settings.max_output_tokens}
+        own = {"stream_options": "stream_options" in self.fields, self._limit_field: self._settings.max_output_tokens}
         for field, is_sent in own.items():
             if is_sent and field not in (self._settings.extra or ()) and names(refused, field):
                 is_new = field not in self._refused

@@ -52,7 +52,9 @@ class ResponsesAPI:
 
     @property
     def fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"store": bool(self._settings.store)}
+        if not self._settings.stream:
+            fields["stream"] = False
         if "include" not in self._refused:
             fields["include"] = ["reasoning.encrypted_content"]
         if self._settings.temperature is not None:
@@ -90,7 +92,6 @@ class ResponsesAPI:
         stream: openai.AsyncStream[Any] = await client.responses.create(
             model=self._settings.model,
             stream=True,
-            store=False,
             # What is given here goes out as it is: the client takes up to half a millisecond to look at one item.
             extra_body={**request, **self.fields},
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -159,13 +160,12 @@ class OpenAIRunner:
 
         while True:
             try:
-                return await self._api.open(self._client, request)
-            except openai.APITimeoutError as error:
-                why = (
-                    f"sent nothing within timeout_s={self._settings.timeout_s}, {self._tries}: "
-                    "raise it, or check base_url="
-                )
-                raise self._error(why) from error
+                async with asyncio.timeout(self._settings.begins_within_s):  # the client's own is for each try
+                    return await self._api.open(self._client, request)
+            except (openai.APITimeoutError, TimeoutError) as error:
+                name = "timeout_s" if self._settings.first_byte_s is None else "first_byte_s"
+                limit = f"{name}={self._settings.begins_within_s}, retries included"
+                raise self._error(f"sent nothing within {limit}: raise it, or check base_url=") from error
             except openai.APIConnectionError as error:
                 why = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
                 raise self._error(why) from error
@@ -193,13 +193,14 @@ class OpenAIRunner:
         """Take the answer in, event by event; return whether the provider said that it is all."""
         import httpx2
 
-        events = AnswerStream(stream.response)
+        loop, silence_s = asyncio.get_running_loop(), self._settings.timeout_s
+        events = AnswerStream(stream.response, lambda: limit.reschedule(loop.time() + silence_s))
         try:
-            async with stream:
+            async with stream, asyncio.timeout(silence_s) as limit:
                 async for event in events:
                     for part in answer.add(event):
                         context.emit(part)
-        except httpx2.TimeoutException as error:
+        except (httpx2.TimeoutException, TimeoutError) as error:
             why = f"fell silent for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
             raise self._error(why) from error
         except httpx2.TransportError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,14 @@ class AnswerStream:
 
     A blank event and one that is called `ping` are passed over. What is no stream of events at all is read whole: an
     object is the one event; anything else is a ValueError that quotes how it begins.
+
+    Args:
+        heard: is called for each line, pings and comments too.
     """
 
-    def __init__(self, response: httpx2.Response) -> None:
+    def __init__(self, response: httpx2.Response, heard: Callable[[], None]) -> None:
         self._response = response
+        self._heard = heard
         self._other: deque[str] = deque(maxlen=_MOST_LINES)
         """Lines that are of no event."""
         self.is_done = False
@@ -44,6 +48,7 @@ class AnswerStream:
         name, data, has_events = "", list[str](), False
         lines = self._response.aiter_lines()
         async for line in lines:
+            self._heard()
             field, colon, value = line.partition(":")
             if colon and field in _FIELDS:
                 has_events = True

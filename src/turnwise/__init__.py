@@ -18,7 +18,7 @@ if _typing.TYPE_CHECKING:
     )
     from turnwise.actors.inference.memory_tools import memory_tools, notes_tools
     from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt
-    from turnwise.actors.inference.openai import OpenAIEngine
+    from turnwise.actors.inference.openai import AzureOpenAI, OpenAIEngine
     from turnwise.actors.inference.registry import ToolRegistry
     from turnwise.actors.inference.tool_context import ToolContext
     from turnwise.actors.inference.tool_loop import ToolLoop
@@ -149,6 +149,7 @@ __all__ = [
     "AsyncSession",
     "AsyncSessionManager",
     "AsyncSessionMemory",
+    "AzureOpenAI",
     "Budget",
     "ByteCounter",
     "CallDecidedError",
@@ -352,7 +353,7 @@ _HOMES = {
             "StepContext",
             "Suspend",
         ],
-        "turnwise.actors.inference.openai": ["OpenAIEngine"],
+        "turnwise.actors.inference.openai": ["AzureOpenAI", "OpenAIEngine"],
         "turnwise.actors.inference.memory_tools": ["memory_tools", "notes_tools"],
         "turnwise.actors.inference.registry": ["ToolRegistry"],
         "turnwise.actors.inference.tool_context": ["ToolContext"],

@@ -83,7 +83,7 @@ class Asking:
     ) -> NoReturn:
         self.end_call()
 
-    async def make_room(self) -> NoReturn:
+    async def make_room(self, *, too_long: bool = False) -> NoReturn:
         self.end_call()
 
 

@@ -17,6 +17,7 @@ from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
 from turnwise.actors.run_events import about
 from turnwise.errors import (
     CompactionError,
+    ContextOverflowError,
     EngineError,
     LimitError,
     SessionEndedError,
@@ -196,6 +197,12 @@ class CompactingSession(SessionChanges):
                 raise
             self._leave_out_recalled(run)
             return await self._fitting(run)
+
+    async def _shrink(self, run: ActiveRun) -> None:
+        """Hold the session's requests below what this run's takes, since the provider refused that as too long."""
+        if run.compactor is None:
+            raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
+        await run.compactor.shrink(run.turn, self._journal.cache, run.recalled)
 
     def _leave_out_recalled(self, run: ActiveRun) -> None:
         """Send the run's next requests without what was recalled for it."""

@@ -82,6 +82,10 @@ def frame_of(builder: EngineBuilder) -> RequestFrame:
     return builder.frame() if isinstance(builder, Framed) else RequestFrame()
 
 
+SHRINKS_TO = 0.75
+"""What part of a request that was refused as too long the next one may take."""
+
+
 class Compactor:
     """Looks at a session's windows with the eyes of a strategy. Changes nothing.
 
@@ -113,6 +117,16 @@ class Compactor:
         other = copy.copy(self)
         other.budget = replace(self.budget, overhead=self.budget.overhead + self._index.counter.count(more))
         return other
+
+    async def shrink(self, turn: TurnRecord, cache: BlockCache, more: Block | None) -> None:
+        """Allow requests less than what this turn takes with another block: a provider has refused it as too long.
+
+        By a quarter each time: no server counts tokens as another does, and few say how many they take.
+        """
+        window = await self.window(turn, cache)
+        taken = window.taken(self.beside(more).budget)
+        self._limit = max(1, min(self._limit, int(taken * SHRINKS_TO)))
+        self.budget = replace(self.budget, max_tokens=self._limit)
 
     async def window(self, turn: TurnRecord, cache: BlockCache, *, base: bool = False) -> Window:
         """Return a view of what the turn holds, or, as its `base`, of what it hands on; the cache has all of it.

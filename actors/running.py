@@ -464,8 +464,10 @@ class RunningSession(ForgettingSession):
                 raise LimitError(f"{why}: raise SessionConfig({of}_budget=...)", "budget")
             raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=why)})
 
-    async def make_room(self, run: ActiveRun) -> Turn:
+    async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
         """See `StepContext.make_room`."""
+        if too_long:
+            await self._shrink(run)
         return await self._make_room(run)
 
     async def record(

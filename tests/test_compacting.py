@@ -24,6 +24,7 @@ from turnwise.actors.reads import Outcome
 from turnwise.errors import (
     CompactionError,
     ConfigError,
+    ContextOverflowError,
     EngineError,
     InvalidInputError,
     StoreError,
@@ -346,6 +347,53 @@ def test_a_tool_loop_that_outgrows_the_window_goes_on_with_less_before_it(overfl
         turns = await stage.core.turns()
         assert turns[-1].blocks[:-1] == stage.engine.given[-1], "it reads as its last request was"
         assert said(turns[-2].blocks)[-1] == prompts(7, 8)[0]
+
+    play(story())
+
+
+class Narrow(Talker):
+    """A provider whose window is smaller than the session thinks."""
+
+    def __init__(self, most_chars: int) -> None:
+        super().__init__()
+        self.most_chars = most_chars
+        self.refused = 0
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return ToolLoop(self, ToolRegistry())
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        if sum(len(block.text) for block in turn.blocks if isinstance(block, User | Text)) > self.most_chars:
+            self.refused += 1
+            raise ContextOverflowError("this model's maximum context length is shorter")
+        return await super().run(turn, context)
+
+
+def test_a_provider_that_finds_the_conversation_too_long_is_asked_again_with_less() -> None:
+    async def story() -> None:
+        engine = Narrow(most_chars=250)
+        stage = await opened(Trim(), engine)
+        for prompt in prompts(0, 12):
+            outcome = await chat(stage, prompt)
+            assert outcome.run.state == "completed"
+        # What was refused is remembered, so later runs are refused seldom.
+        assert 1 <= engine.refused <= 3
+        assert said(engine.given[-1])[-1] == prompts(11, 12)[0]
+
+    play(story())
+
+
+def test_a_conversation_that_is_too_long_fails_its_run_where_nothing_can_go() -> None:
+    async def story() -> None:
+        stage = await opened(None, Narrow(most_chars=60))
+        first, second = prompts(0, 2)
+        assert (await chat(stage, first)).run.state == "completed"
+        outcome = await chat(stage, second)
+        assert (outcome.run.state, outcome.run.code) == ("failed", "window")
+        assert "maximum context length" in (outcome.run.why or "")
+        alone = await opened(Trim(), Narrow(most_chars=5))
+        outcome = await chat(alone, first)
+        assert (outcome.run.state, outcome.run.code) == ("failed", "window")
 
     play(story())
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quirks import EVENTS, HI, JSON, QUIRKS, STREAM, Quirk, QuirkServer, chunk, completed, events, spoken
 from test_openai_engine import answer, failure
 from turnwise.actors.inference.openai import OpenAIEngine
-from turnwise.errors import ConfigError, EngineError
+from turnwise.errors import ConfigError, ContextOverflowError, EngineError
 from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse, User
 from turnwise.memory.transcript import settle
 
@@ -64,6 +64,33 @@ def test_an_answer_that_is_cut_anywhere_is_an_error_that_keeps_what_came(cut: in
             block for block in quirk.blocks if isinstance(block, Text)
         ]
         assert context.stop_reason or b"[DONE]" in served
+
+
+# A conversation that is too long, in the words of one server or another
+
+TOO_LONG = {
+    "OpenAI": '{"error": {"message": "Your input exceeds the context window", "code": "context_length_exceeded"}}',
+    "vLLM": '{"object": "error", "message": "This model\'s maximum context length is 2048 tokens. However, your request'
+    ' has 8 input tokens plus 2045 \'max_tokens\'.", "type": "BadRequestError", "code": 400}',
+    "llama.cpp": '{"error": {"code": 400, "message": "the request exceeds the available context size", "type":'
+    ' "exceed_context_size_error", "n_prompt_tokens": 14429, "n_ctx": 8192}}',
+    "LiteLLM": '{"error": {"message": "litellm.ContextWindowExceededError: AnthropicError - prompt is too long: 212345'
+    ' tokens > 200000 maximum", "type": null, "code": "400"}}',
+    "Mistral": '{"object": "error", "message": "Prompt contains 40000 tokens, too large for model with 32768 maximum'
+    ' context length", "code": 3051}',
+    "Bedrock": '{"message": "Input is too long for requested model."}',
+}
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 200])
+@pytest.mark.parametrize("server_name", TOO_LONG)
+def test_a_conversation_that_a_server_finds_too_long_is_known_by_its_words(server_name: str, status: int) -> None:
+    if status == 200 and server_name == "Bedrock":
+        return  # its object says by its status alone that it is an error
+    with QuirkServer((status, JSON, TOO_LONG[server_name].encode())) as server:
+        error, _ = failure(engine(server), "Hello")
+    assert isinstance(error, ContextOverflowError)
+    assert "pass an overflow strategy" in str(error)
 
 
 # Requests that a server refuses at first

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
 from turnwise.errors import (
     CompactionError,
+    ContextOverflowError,
     EngineError,
     LimitError,
     RequestRefusedError,
@@ -42,7 +43,7 @@ class Desk(Protocol):
     def price(self, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost."""
 
-    async def make_room(self, run: ActiveRun) -> Turn:
+    async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
         """See `StepContext.make_room`."""
 
     async def record(
@@ -231,10 +232,10 @@ class Attempt:
         self._flush()
         return await self._desk.record(self, blocks, events, calls or {})
 
-    async def make_room(self) -> Turn:
+    async def make_room(self, *, too_long: bool = False) -> Turn:
         if self.closed:
             raise _ended()
-        return await self._desk.make_room(self.run)
+        return await self._desk.make_room(self.run, too_long=too_long)
 
     # Publishing
 
@@ -311,6 +312,7 @@ REFUSED = "refused"
 
 _CODES: Mapping[type[TurnwiseError], str] = {
     WindowOverflowError: "window",
+    ContextOverflowError: "window",
     StrategyError: "compaction",
     CompactionError: "compaction",
     RequestRefusedError: REFUSED,

@@ -111,15 +111,20 @@ class StepContext(RunContext, Protocol):
             StoreError: it could not be stored within `SessionConfig.store_retry_s`.
         """
 
-    async def make_room(self) -> Turn:
+    async def make_room(self, *, too_long: bool = False) -> Turn:
         """Return the run's turn, such that a request with it fits the model's window. For after each record.
 
         Where it does not, the session's overflow strategy decides what goes, and the turn's input holds less from here
         on: a commit of its own. The run's prompt and output stay. Before an engine is asked this has been done.
 
+        Args:
+            too_long: the provider has refused the turn as it is as too long. From now on the session's requests take
+                less than that one did, whatever the model's window is said to be.
+
         Raises:
             WindowOverflowError: the newest turn alone does not fit.
             StrategyError, CompactionError: the strategy does not make room.
+            ContextOverflowError: `too_long`, and there is no strategy.
         """
 
 

@@ -11,7 +11,7 @@ from turnwise.actors.inference.engine import RunContext
 from turnwise.actors.inference.openai_fields import BrokenOffError
 from turnwise.actors.inference.openai_stream import AnswerStream
 from turnwise.actors.inference.redaction import redacted
-from turnwise.errors import EngineError, RequestRefusedError
+from turnwise.errors import ContextOverflowError, EngineError, RequestRefusedError
 from turnwise.memory.blocks import Block, System, Text, ToolUse
 from turnwise.memory.rules import Rules
 from turnwise.memory.turns import Turn
@@ -38,8 +38,18 @@ _REMEDIES = {
 _REFUSALS = (400, 413, 415, 422)
 """What a provider says of a request that it would refuse again."""
 
+_TOO_LONG = "context_length_exceeded"
+
+_TOO_LONG_SAID = re.compile(
+    r"maximum context length|exceeds? (the|its|this model's) (available )?context|context (window|length|size) exceeded"
+    r"|exceed_context_size|prompt is too long|input is too long|too many (input )?tokens|input tokens exceed"
+    r"|longer than the (model's )?(maximum )?(context|model)|too large for model|length of all messages is too long",
+    re.IGNORECASE,
+)
+"""How servers say so: OpenAI and vLLM, llama.cpp, Anthropic and Bedrock behind LiteLLM, Mistral, Perplexity."""
+
 _REMEDIES_BY_CODE = {
-    "context_length_exceeded": "the conversation is longer than the model's window: pass an overflow strategy",
+    _TOO_LONG: "the conversation is longer than the model's window: pass an overflow strategy",
     "insufficient_quota": "check the account's plan and billing",
 }
 
@@ -186,8 +196,11 @@ class OpenAIRunner:
     def _refused(self, error: openai.APIStatusError) -> EngineError:
         remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)
         remedy = remedy or f"the same {self._tries}: run the prompt again later"
+        said = self._said(error)
+        if error.code == _TOO_LONG or _TOO_LONG_SAID.search(f"{error.message} {error.body}"):
+            return self._error(f"refused the request: {said}; {_REMEDIES_BY_CODE[_TOO_LONG]}", ContextOverflowError)
         kind = RequestRefusedError if self._is_of_conversation(error) else EngineError
-        return self._error(f"refused the request: {self._said(error)}; {remedy}", kind)
+        return self._error(f"refused the request: {said}; {remedy}", kind)
 
     async def _read(self, stream: openai.AsyncStream[Any], answer: Answer, context: RunContext) -> bool:
         """Take the answer in, event by event; return whether the provider said that it is all."""
@@ -207,9 +220,10 @@ class OpenAIRunner:
             why = f"cut the connection within its answer ({error}): run the prompt again"
             raise self._error(why) from error
         except BrokenOffError as error:
-            remedy = _REMEDIES_BY_CODE.get(error.code or "", "run the prompt again")
+            too_long = error.code == _TOO_LONG or _TOO_LONG_SAID.search(error.message)
+            remedy = _REMEDIES_BY_CODE.get(_TOO_LONG if too_long else error.code or "", "run the prompt again")
             why = f"broke its answer off: {self._redacted(error.message)}; {remedy}"
-            raise self._error(why) from self._safe(error)
+            raise self._error(why, ContextOverflowError if too_long else EngineError) from self._safe(error)
         except ValueError as error:
             why = f"sent a malformed stream ({self._redacted(str(error))}): check base_url="
             raise self._error(why) from self._safe(error)

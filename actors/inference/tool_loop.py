@@ -16,7 +16,7 @@ from turnwise.actors.inference.redaction import redacted
 from turnwise.actors.inference.registry import ToolOutcome, ToolRegistry
 from turnwise.actors.inference.tool_context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools import Tool
-from turnwise.errors import ToolAbortError
+from turnwise.errors import ContextOverflowError, ToolAbortError
 from turnwise.memory.blocks import Block, ToolResult, ToolUse
 from turnwise.memory.calls import CallState, Wants
 from turnwise.memory.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
@@ -30,6 +30,9 @@ Hook = Callable[[Phase, Turn, RunContext], Awaitable[None] | None]
 """Is shown the turn as it stands at each phase. Called on the event loop, so it must not block; travels by pickle."""
 
 LOST = "the process was lost while this tool ran, so it may have taken effect or not: find out before you call it again"
+
+MOST_SHRINKS = 8
+"""How often a conversation that a provider refuses as too long is made shorter: to a tenth of what it was."""
 
 STOP_S = 1.0
 """How long tools may take to stop when another of their answer has aborted the run."""
@@ -83,7 +86,8 @@ class ToolLoop:
         while True:
             context.begin_call(limit=self._tools.max_steps)
             await self._show("before_inference", turn, context)
-            answer = _with_own_ids(await self._runner.run(turn, context), turn.output)
+            turn, answer = await self._ask(turn, context)
+            answer = _with_own_ids(answer, turn.output)
             uses = [block for block in answer if isinstance(block, ToolUse)]
             if not uses:
                 await self._show("after_inference", _with(turn, answer), context)
@@ -93,6 +97,18 @@ class ToolLoop:
             turn = await calls.settle(uses)
             await self._show("after_tools", turn, context)
             turn = await context.make_room()
+
+    async def _ask(self, turn: Turn, context: StepContext) -> tuple[Turn, Sequence[Block]]:
+        """Return the model's answer, and the turn that it answers: with less in it, if it was too long at first."""
+        for _ in range(MOST_SHRINKS):
+            try:
+                return turn, await self._runner.run(turn, context)
+            except ContextOverflowError as error:
+                try:
+                    turn = await context.make_room(too_long=True)
+                except ContextOverflowError:  # there is no strategy; the provider's own words say more
+                    raise error from None
+        return turn, await self._runner.run(turn, context)
 
     def check_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
         """Return why a tool cannot be called with these arguments: where they do not fit its schema; None if it can."""

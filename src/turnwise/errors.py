@@ -37,6 +37,7 @@ TurnwiseError
 │   ├── InvalidRequestError    the provider would refuse the conversation
 │   │   └── UnsupportedBlockError
 │   ├── RequestRefusedError    the provider refused what the conversation holds
+│   ├── ContextOverflowError   the provider refused the conversation as too long
 │   ├── LimitError
 │   └── ToolAbortError
 ├── ToolError                  what a tool raises to tell the model something
@@ -414,6 +415,14 @@ class RequestRefusedError(EngineError):
 
     The run fails with the code `refused`. Later requests of the session hold a text in the place of the pictures and
     files that no model has answered yet; of all, if there are none such.
+    """
+
+
+class ContextOverflowError(EngineError):
+    """The provider refused the conversation as longer than its model's window, whatever that was said to be.
+
+    A session with an overflow strategy has it make room and asks again; without one, or where nothing may go, the run
+    fails with the code `window`.
     """
 
 

@@ -200,9 +200,10 @@ class CompactingSession(SessionChanges):
 
     async def _shrink(self, run: ActiveRun) -> None:
         """Hold the session's requests below what this run's takes, since the provider refused that as too long."""
-        if run.compactor is None:
+        compactor = run.gear.compactor
+        if compactor is None:
             raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
-        await run.compactor.shrink(run.turn, self._journal.cache, run.recalled)
+        await compactor.shrink(run.turn, self._journal.cache, run.recalled)
 
     def _leave_out_recalled(self, run: ActiveRun) -> None:
         """Send the run's next requests without what was recalled for it."""

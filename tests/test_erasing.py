@@ -13,6 +13,7 @@ import pytest
 
 from test_extractive import Model, told
 from turnwise.errors import InvalidInputError
+from turnwise.memory import full_text_rows
 from turnwise.memory.erasing import Erasing, Erasure, Scrubbing, erase
 from turnwise.memory.extractive import ExtractiveMemory
 from turnwise.memory.facts_memory import InMemoryFacts
@@ -27,7 +28,7 @@ from turnwise.memory.sql import SQLStore
 from turnwise.memory.static import StaticMemory
 from turnwise.memory.vector_index import ChromaFolder, ChromaInMemory, ChromaPlace, VectorIndex
 from turnwise.memory.vector_memory import VectorMemory
-from vectorbox import bytes_in, chroma_server, item
+from vectorbox import FlakyEmbedding, bytes_in, chroma_server, item
 
 Make = Callable[[], LongTermMemory]
 Look = Callable[..., Awaitable[Erasure]]
@@ -309,6 +310,40 @@ def test_vectors_of_the_forgotten_are_in_no_file_of_chroma(tmp_path: Path) -> No
         assert left() == 0
 
     run(story)
+
+
+def test_to_erase_one_user_of_many_makes_nothing_of_others_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in texts that are embedded and in items that are read: as many with two users as with twenty."""
+    read = 0
+    decode = full_text_rows._decode
+
+    def counted(user_id: str, values: Sequence[Any]) -> full_text_rows.Row:
+        nonlocal read
+        read += 1
+        return decode(user_id, values)
+
+    monkeypatch.setattr(full_text_rows, "_decode", counted)
+
+    async def story(users: int) -> tuple[int, int]:
+        nonlocal read
+        embedding = FlakyEmbedding()
+        index = VectorIndex(ChromaFolder(tmp_path / f"chroma-{users}"), embedding)
+        memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/{users}.db"), index)
+        for user in range(users):
+            items = [item(str(at), f"user {user} has {new_id()}") for at in range(30)]
+            await memory.remember(Scope(user_id=str(user)), items)
+        embedding.calls.clear()
+        read = 0
+        erased = await erase(memory, Scope(user_id="1"))
+        assert (erased.items, erased.verified) == (30, True)
+        count = read
+        await memory.close()
+        return sum(embedding.calls), count
+
+    few, many = asyncio.run(story(2)), asyncio.run(story(20))
+    assert few == many and few[0] == 0 and 30 <= few[1] <= 200
 
 
 def test_others_recall_and_save_while_a_user_is_erased(tmp_path: Path) -> None:

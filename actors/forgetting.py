@@ -16,7 +16,7 @@ from turnwise.memory.erasing import Erasure, Verify, erase
 from turnwise.memory.events import TurnForgotten
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.long_term import is_read_only
-from turnwise.memory.spans import Span, Spans, cut, join, overlap, size, subtract
+from turnwise.memory.spans import Seen, Span, Spans, cut, join, overlap, size, subtract
 from turnwise.memory.turns import TurnRecord
 
 
@@ -112,7 +112,8 @@ class ForgettingSession(SavingSession):
                 summaries += 1
             else:
                 parts += _less((span,), own)
-        return join(parts), summaries
+        seen = Seen()
+        return join(part for span in parts for part in seen.take(span)), summaries
 
     async def _forget_in_memories(self, index: int | None = None, *, verify: Verify = False) -> Forgotten:
         """Let memories forget the session, or a turn of it; what is on its way to them arrives before.

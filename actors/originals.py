@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from turnwise.memory.blocks import Block, Summary
-from turnwise.memory.spans import Span, Spans, join, union
+from turnwise.memory.spans import Seen, Span, Spans, join, union
 
 Read = Callable[[Spans], Awaitable[tuple[Block, ...]]]
 """Returns the blocks of spans, in order."""
@@ -13,28 +15,34 @@ Read = Callable[[Spans], Awaitable[tuple[Block, ...]]]
 
 async def find(summary: Summary, spans: Spans, read: Read) -> bool:
     """Return whether the summary is in `spans`, or folded into one that is. One read, and one for each further fold."""
-    found = await _summaries(spans, read)
-    while found:
+    seen = Seen()
+    while spans:
+        found = await _summaries(spans, read)
         if summary in found:
             return True
-        found = await _folded(found, read)
+        spans = _folded(found, seen)
     return False
 
 
 async def originals(summary: Summary, read: Read) -> Spans:
     """Return where all is that a summary stands for, in order, with that in place of the summaries folded into it.
 
-    One read for each of these.
+    Each place once. One read for each of these summaries.
     """
-    spans = _spans(summary.of)
-    folded = list(summary.folded)
-    while folded:
-        log, at = folded.pop()
-        place = Span(log, at, at + 1)
-        for inner in await _summaries((place,), read):
-            spans = _replaced(spans, place, _spans(inner.of))
-            folded += inner.folded
-    return spans
+    seen = Seen()
+    spans: list[Span] = []
+    parts = [_parts(summary)]
+    while parts:
+        part = next(parts[-1], None)
+        if part is None:
+            parts.pop()
+            continue
+        span, is_folded = part
+        new = seen.take(span)
+        inner = await _summaries((span,), read) if is_folded and new else ()
+        spans += () if inner else new
+        parts += map(_parts, inner)
+    return join(spans)
 
 
 async def reach(spans: Spans, read: Read) -> Spans:
@@ -42,33 +50,39 @@ async def reach(spans: Spans, read: Read) -> Spans:
 
     One read, and one for each further fold.
     """
-    found = union(spans)
-    summaries = await _summaries(spans, read)
-    while summaries:
-        found = union(found, *(_spans(summary.of) for summary in summaries))
-        summaries = await _folded(summaries, read)
-    return found
+    seen = Seen()
+    reached = list(spans)
+    while spans:
+        summaries = await _summaries(spans, read)
+        reached += (span for summary in summaries for span in _spans(summary.of))
+        spans = _folded(summaries, seen)
+    return union(reached)
 
 
-async def _folded(summaries: Iterable[Summary], read: Read) -> list[Summary]:
-    places = tuple(Span(log, at, at + 1) for summary in summaries for log, at in summary.folded)
-    return await _summaries(places, read) if places else []
+def _folded(summaries: Iterable[Summary], seen: Seen) -> Spans:
+    """Return the places of the summaries folded into these that were not seen before."""
+    places = (Span(log, at, at + 1) for summary in summaries for log, at in summary.folded)
+    return union(new for place in places for new in seen.take(place))
+
+
+def _parts(summary: Summary) -> Iterator[tuple[Span, bool]]:
+    """Yield what a summary stands for, in order; each place of a summary folded into it apart, and marked."""
+    folded: dict[str, list[int]] = {}
+    for log, at in sorted(summary.folded):
+        folded.setdefault(log, []).append(at)
+    for log, start, stop in summary.of:
+        places = folded.get(log, [])
+        for at in places[bisect_left(places, start) : bisect_left(places, stop)]:
+            yield Span(log, start, at), False
+            yield Span(log, at, at + 1), True
+            start = at + 1  # noqa: PLW2901
+        yield Span(log, start, stop), False
 
 
 async def _summaries(spans: Spans, read: Read) -> list[Summary]:
+    await asyncio.sleep(0)  # a walk over many summaries stands in nobody's way
     return [block for block in await read(spans) if isinstance(block, Summary)]
 
 
 def _spans(places: Iterable[tuple[str, int, int]]) -> Spans:
     return tuple(Span(*place) for place in places)
-
-
-def _replaced(spans: Spans, place: Span, by: Spans) -> Spans:
-    """Return the spans with others in this place."""
-    parts: list[Span] = []
-    for span in spans:
-        if span.log == place.log and span.start <= place.start < span.stop:
-            parts += [Span(span.log, span.start, place.start), *by, Span(span.log, place.stop, span.stop)]
-        else:
-            parts.append(span)
-    return join(parts)

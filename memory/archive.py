@@ -10,11 +10,11 @@ it.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
 from turnwise.errors import ArchiveError, InvalidIdError, SessionChangedError, SessionNotFoundError
+from turnwise.memory.archive_check import check_session_line
 from turnwise.memory.archive_ends import interrupt
 from turnwise.memory.archive_import import Incoming
 from turnwise.memory.archive_lines import OWN_ID, LineWriter, event_line, read_lines, record_line
@@ -84,6 +84,9 @@ async def import_session(
 ) -> SessionRecord:
     """Store the session of an archive, and return its row. It goes on as any other.
 
+    What is in it is checked as if it came from a caller, so what is imported can be opened, read, expanded, forked and
+    run.
+
     It comes in page by page, under an epoch of its own, and holds one page at a time. While it does, the session is an
     ended one whose metadata is `{"turnwise.import": "unfinished"}`; one last commit makes it what it was. A call that
     fails or is cancelled deletes what has come in. A kill in between leaves the unfinished session: delete it and
@@ -108,10 +111,9 @@ async def import_session(
     except InvalidIdError as error:
         raise ArchiveError(first.number, str(error)) from error
     session = replace(first, value=first.value.get("session")).record(SessionRecord, session_id=session_id)
+    check_session_line(first, session)
     if first.value.get(OWN_ID) is True:
         session = replace(session, session_id=own_id(session.user_id, session.session_id))
-    if not all(map(math.isfinite, (session.created_at, session.updated_at, session.ttl_s or 0.0))):
-        first.refuse("a time of the session is no number, by which it could be listed")
     if is_sealed(session.metadata):
         first.refuse("its metadata says that it is encrypted")
     incoming = Incoming(store, session if now is None else replace(session, updated_at=now), str(named))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, TypeVar
@@ -20,6 +21,14 @@ VERSION = 1
 """Goes up with every change of the lines that an older turnwise would take wrongly."""
 
 Kind = Literal["session", "block", "turn", "run", "event", "end"]
+
+MAX_LINE = 16 * 1024**2
+"""Characters of a line that is no block's."""
+
+MAX_BLOCK_LINE = 16 * MAX_LINE
+
+MAX_DEPTH = 100
+"""How deeply values of a record may be nested."""
 
 _ORDER: tuple[Kind, ...] = ("session", "block", "turn", "run", "event", "end")
 
@@ -56,8 +65,6 @@ class Line:
             return decode_record(cls, self.kind, json.dumps(self.value), **others)
         except CorruptRecordError as error:
             raise ArchiveError(self.number, error.why) from error
-        except RecursionError as error:
-            raise ArchiveError(self.number, "it is nested too deeply") from error
 
     def text(self) -> str:
         """Return the text that it holds.
@@ -75,9 +82,10 @@ class Line:
         """
         try:
             seq, at, turn_index, run_id, key, kind, body = self.value
+            _check_values(self.number, json.loads(body))
             about = {"seq": seq, "at": at, "turn_index": turn_index, "run_id": run_id, "key": key}
             return decode_event(kind, body, session_id=session_id, **about)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ArchiveError(self.number, f"no event: {error}") from error
 
 
@@ -157,15 +165,58 @@ def read_lines(lines: Iterable[str]) -> Iterator[Line]:
 
 
 _NEWLINES = "\r\n"
+_BLOCK = '{"block":"'
+
+
+def _block_line(text: str) -> dict[str, Any]:
+    """Return a line that holds one text. Of anything else, nothing is made before it is refused."""
+    value, end = json.decoder.scanstring(text, len(_BLOCK))  # type: ignore[attr-defined]
+    if text[end:].rstrip() != "}":
+        raise ValueError("a line of a block holds one text and no more")
+    return {"block": value}
+
+
+def _check_values(number: int, value: Any) -> None:
+    """Raise if a store could not keep what was parsed."""
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_DEPTH:
+            raise ArchiveError(number, "it is nested too deeply")
+        inner: list[Any] = []
+        for found in level:
+            if isinstance(found, dict):
+                inner += (*found, *found.values())
+            elif isinstance(found, list):
+                inner += found
+            elif isinstance(found, str):
+                _check_text(number, found)
+            elif isinstance(found, float) and not math.isfinite(found):
+                raise ArchiveError(number, f"{found} is no number that a session can have")
+            elif isinstance(found, int) and abs(found) >= 2**63:
+                raise ArchiveError(number, "a number has more than 64 bits")
+        level, depth = inner, depth + 1
+
+
+def _check_text(number: int, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ArchiveError(number, "a text holds half a character (a lone surrogate)") from error
 
 
 def _parsed(number: int, text: str, *, is_first: bool) -> Line:
+    is_block = text.startswith(_BLOCK)
+    if len(text) > (MAX_BLOCK_LINE if is_block else MAX_LINE):
+        raise ArchiveError(number, f"it has {len(text)} characters")
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = _block_line(text) if is_block else json.loads(text)
+    except RecursionError as error:
+        raise ArchiveError(number, "it is nested too deeply") from error
+    except ValueError as error:
         raise ArchiveError(number, f"it is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise ArchiveError(number, "it is no JSON object")
+    _check_values(number, found)
     if is_first:
         if (version := found.get("turnwise_archive")) != VERSION:
             known = f"this turnwise reads version {VERSION}"

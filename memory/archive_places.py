@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
@@ -61,10 +62,10 @@ async def find_places(store: SessionStore, session: SessionRecord) -> Places:
         others = union(others, subtract(_spans_of(turn), (own,)))
     new: Spans = (own, *others)
     while new:
-        found: Spans = ()
+        found: list[Span] = []
         async for text in blocks_of(store, new):
             if summary := _summary(text):
-                found = union(found, _stands_for(summary))
+                found += _stands_for(summary)
         new = subtract(found, (own, *others))
         others = union(others, new)
     return Places(session, others)
@@ -83,6 +84,7 @@ async def blocks_of(store: SessionStore, spans: Iterable[Span]) -> AsyncIterator
     """Yield the encoded blocks of spans, in order."""
     for log, start, stop in spans:
         for at in range(start, stop, PAGE):
+            await asyncio.sleep(0)
             for text in await store.blocks([Span(log, at, min(at + PAGE, stop))]):
                 yield text
 
@@ -106,11 +108,14 @@ def move_turn(turn: TurnRecord, move: Move) -> TurnRecord:
 def move_block(text: str, move: Move) -> str:
     """Return an encoded block; if it is a summary, with where that stands what it stands for."""
     summary = _summary(text)
-    if summary is None:
-        return text
+    return encode(move_summary(summary, move)) if summary else text
+
+
+def move_summary(summary: Summary, move: Move) -> Summary:
+    """Return a summary with where that stands what it stands for."""
     of = tuple(tuple(move(Span(*place))) for place in summary.of)
     folded = tuple(tuple(move(Span(log, at, at + 1)))[:2] for log, at in summary.folded)
-    return encode(summary.model_copy(update={"of": of, "folded": folded}))
+    return summary.model_copy(update={"of": of, "folded": folded})
 
 
 def _summary(text: str) -> Summary | None:

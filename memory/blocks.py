@@ -246,12 +246,15 @@ def decode(encoded: str) -> Block:
     Raises:
         ValueError: not a JSON object with a `kind`, or its fields do not fit the kind.
     """
-    data: Any = pydantic_core.from_json(encoded)
-    if not isinstance(data, dict) or not isinstance(kind := data.pop("kind", None), str):
-        raise ValueError("a block is a JSON object with a kind")
-    if cls := KINDS.get(kind):
-        return cls.model_validate(data)
-    return Unknown(kind=kind, payload=freeze(data))
+    try:
+        data: Any = pydantic_core.from_json(encoded)
+        if not isinstance(data, dict) or not isinstance(kind := data.pop("kind", None), str):
+            raise ValueError("a block is a JSON object with a kind")
+        if cls := KINDS.get(kind):
+            return cls.model_validate(data)
+        return Unknown(kind=kind, payload=freeze(data))
+    except TypeError as error:  # of lone surrogates, and of numbers that are none
+        raise ValueError(str(error)) from error
 
 
 def described(block: Image | Document) -> str:

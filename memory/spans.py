@@ -5,6 +5,7 @@ Every session appends to one log. A span names its log, so a fork can point into
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -47,31 +48,58 @@ def union(*groups: Iterable[Span]) -> Spans:
 
 
 def subtract(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
-    """Return the positions of `spans` that are not in `held`."""
-    left = list(union(spans))
-    for log, start, stop in union(held):
-        left = [
-            part
-            for span in left
-            for part in (
-                (Span(span.log, span.start, min(span.stop, start)), Span(span.log, max(span.start, stop), span.stop))
-                if span.log == log
-                else (span,)
-            )
-            if part.start < part.stop
-        ]
-    return tuple(left)
+    """Return the positions of `spans` that are not in `held`, each once, sorted. O(n log n)."""
+    seen = Seen()
+    for span in held:
+        seen.add(span)
+    return tuple(part for span in union(spans) for part in seen.new(span))
 
 
 def overlap(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
-    """Return the positions of `spans` that are in `held` too, in the order of `spans`."""
-    held = union(held)
-    return join(
-        Span(log, max(start, other.start), min(stop, other.stop))
-        for log, start, stop in spans
-        for other in held
-        if other.log == log
-    )
+    """Return the positions of `spans` that are in `held` too, in the order of `spans`. O(n log n)."""
+    seen = Seen()
+    for span in held:
+        seen.add(span)
+    return join(part for span in spans for part in seen.common(span))
+
+
+class Seen:
+    """Positions that were seen, as spans that do not touch. Each verb is O(log n) and what it finds."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, tuple[list[int], list[int]]] = {}
+        """By log, where the spans start and where they stop."""
+
+    def add(self, span: Span) -> None:
+        """Note that these positions were seen."""
+        if span.start >= span.stop:
+            return
+        starts, stops = self._logs.setdefault(span.log, ([], []))
+        first, last = bisect_left(stops, span.start), bisect_right(starts, span.stop)
+        start, stop = min([span.start, *starts[first:last][:1]]), max([span.stop, *stops[first:last][-1:]])
+        starts[first:last], stops[first:last] = [start], [stop]
+
+    def common(self, span: Span) -> list[Span]:
+        """Return the positions of the span that were seen."""
+        starts, stops = self._logs.get(span.log, ([], []))
+        first, last = bisect_right(stops, span.start), bisect_left(starts, span.stop)
+        return [
+            Span(span.log, max(span.start, start), min(span.stop, stop))
+            for start, stop in zip(starts[first:last], stops[first:last], strict=True)
+        ]
+
+    def new(self, span: Span) -> list[Span]:
+        """Return the positions of the span that were not seen."""
+        seen = self.common(span)
+        edges = [span.start, *(edge for part in seen for edge in (part.start, part.stop)), span.stop]
+        gaps = zip(edges[::2], edges[1::2], strict=True)
+        return [Span(span.log, start, stop) for start, stop in gaps if start < stop]
+
+    def take(self, span: Span) -> list[Span]:
+        """Return the positions of the span that were not seen, and note that they were."""
+        new = self.new(span)
+        self.add(span)
+        return new
 
 
 def cut(spans: Iterable[Span], count: int) -> tuple[Spans, Spans]:

@@ -146,7 +146,12 @@ async def write_fork(store: SessionStore, seed: int) -> None:
         row: dict[str, Any] = {"metadata": NESTED, "memory": "read", "saved": 1, "ttl_s": words.choice([None, 60.5])}
         await store.create(
             SessionRecord(
-                session_id=name, user_id=TEXT[5:20], agent="a", parent=parent, next_index=4 if parent else 0, **row
+                session_id=name,
+                user_id="Jürgen \u2028 🦀",
+                agent="a",
+                parent=parent,
+                next_index=4 if parent else 0,
+                **row,
             ),
             turn,
             also or (),
@@ -401,11 +406,19 @@ def nested(depth: int) -> dict[str, Any]:
         ("turnwise_archive", lambda line: line["session"].update(epoch=7), "without session_id, log, epoch"),
         ("turnwise_archive", lambda line: line["session"].update(log_size=1), "stands|spans|not there|blocks"),
         ("turnwise_archive", lambda line: line["session"].update(next_index=4), "turn .* behind turn 3, of 4"),
-        ("turnwise_archive", lambda line: line["session"].update(seq=4), "of 4"),
+        ("turnwise_archive", lambda line: line["session"].update(seq=4), "the session's last is 4"),
         ("turnwise_archive", lambda line: line["session"].update(status="x"), "none of active, ended"),
-        ("turnwise_archive", lambda line: line["session"].update(created_at=math.inf), "could be listed"),
-        ("turnwise_archive", lambda line: line["session"].update(updated_at=math.nan), "could be listed"),
-        ("turnwise_archive", lambda line: line["session"].update(ttl_s=math.inf), "could be listed"),
+        (
+            "turnwise_archive",
+            lambda line: line["session"].update(created_at=math.inf),
+            "no number that a session",
+        ),
+        (
+            "turnwise_archive",
+            lambda line: line["session"].update(updated_at=math.nan),
+            "no number that a session",
+        ),
+        ("turnwise_archive", lambda line: line["session"].update(ttl_s=math.inf), "no number that a session"),
         ("turnwise_archive", lambda line: line["session"].update(metadata={SEALED: "tw1:"}), "is encrypted"),
         ("turnwise_archive", lambda line: line["session"].update(metadata=nested(600)), "nested too deeply"),
         ("block", lambda line: line.update(block=7), "a block is text"),
@@ -456,9 +469,8 @@ def test_an_id_that_is_taken_stays_as_it_is(lines: list[str]) -> None:
         copy = [line.replace('"session_id":"s"', '"session_id":"u"') for line in lines[:-1]]
         copy = [line.replace('"run_id":"s-', f'"run_id":"{run.run_id}') for line in copy]
         same = [line for line in copy if f'"run_id":"{run.run_id}' in line and line.startswith('{"run"')]
-        first = json.loads(same[0])
-        first["run"]["run_id"] = run.run_id
-        copy[copy.index(same[0])] = f"{json.dumps(first)}\n"
+        copied = json.loads(same[0])["run"]["run_id"]
+        copy = [line.replace(f'"{copied}"', f'"{run.run_id}"') for line in copy]
         with pytest.raises(DuplicateKeyError):
             await import_session(store, sealed(copy))
         assert await store.count() == 2

@@ -107,7 +107,7 @@ class Incoming:
             ArchiveError: turns have parts of what belongs together.
         """
         if found := await self._order.check_pairs(sorted(self._owners)):
-            raise ArchiveError(*found)
+            raise ArchiveError(found[0] or line.number, found[1])
         await self._commit()
         own = replace(self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision).committed()
         await self._store.commit(own.session_id, own.epoch, Commit(session=own))

@@ -138,7 +138,7 @@ class Order:
         return None
 
     async def check_pairs(self, owners: Sequence[tuple[Span, int]]) -> tuple[int, str] | None:
-        """Return the line of a turn that has a part of a pair, and why that cannot be; None if there is none.
+        """Return the line of a turn that has a part of a pair (0 if no turn added any), and why that cannot be.
 
         Args:
             owners: the blocks that each turn added, sorted, with the turn's line.

@@ -584,9 +584,9 @@ def change_lines(draw: Any) -> Callable[[list[Any]], None]:
             lines.insert(at, json.loads(json.dumps(lines[at])))
         else:
             lines[at], lines[also] = lines[also], lines[at]
-        if counts:
+        if counts and isinstance(lines[0].get("session"), dict):
             size = sum(isinstance(one, dict) and "block" in one for one in lines)
-            lines[0].get("session", {})["log_size"] = size
+            lines[0]["session"]["log_size"] = size
 
     return attack
 

@@ -38,8 +38,15 @@ class Bundler:
         """Return the running event loop's bundler for an actor."""
         bundlers = _BUNDLERS.setdefault(asyncio.get_running_loop(), {})
         if actor not in bundlers:
+            for other in [other for other, bundler in bundlers.items() if bundler.is_idle]:
+                del bundlers[other]  # a new one is made as quickly; this one may be of a host that has left
             bundlers[actor] = cls(actor)
         return bundlers[actor]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to send and waits for no answer."""
+        return not self._waiting and not self._tasks
 
     async def ask(self, request: bytes) -> bytes:
         """Return the actor's answer.

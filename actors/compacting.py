@@ -24,7 +24,7 @@ from turnwise.errors import (
     TurnwiseError,
     WindowOverflowError,
 )
-from turnwise.memory.background import ended
+from turnwise.memory.background import ended, shielded
 from turnwise.memory.blocks import encode
 from turnwise.memory.events import CompactionFailed, WindowCompacted
 from turnwise.memory.sessions import SessionRecord
@@ -67,6 +67,8 @@ class CompactingSession(SessionChanges):
 
     _beside: asyncio.Task[Any] | None = None
     """The compaction beside the conversation."""
+    _asked: asyncio.Task[Compaction | None] | None = None
+    """The compaction that callers have asked for and that has yet to begin."""
     _failures = 0
     """Compactions that were given up since the last that was carried out."""
     _skip = 0
@@ -114,6 +116,7 @@ class CompactingSession(SessionChanges):
         """Have the strategy look at what the last turn hands on; return what became of it, None if it is to stay.
 
         One compaction at a time: this one comes after the one that is under way, and goes on if the caller gives up.
+        All who ask before it begins get its outcome.
 
         Args:
             explain: return what would become of it, and do nothing.
@@ -122,24 +125,35 @@ class CompactingSession(SessionChanges):
             TurnwiseError: nothing was changed: of the strategy, or CompactionError.
         """
         await self._loaded()
-        task: asyncio.Task[Prepared | None] | None = None
-        name = ""
-        while task is None:
-            while self._beside and self._is_compacting and not explain:
-                await asyncio.wait({self._beside})
+        if explain:
             compactor, head = self._gear.compactor, self._head
             if compactor is None or head is None:
                 return None
-            if explain:
-                window = await compactor.window(head, self._journal.cache, base=True)
-                plan = decide(compactor.strategy, window, compactor.budget)
-                return plan.explain() if plan else None
-            async with self._change:  # none begins while the session forgets, or is deleted
-                if self._journal.lost:
-                    raise self._journal.lost
-                if self._head is head and not self._is_compacting:
-                    name = type(compactor.strategy).__name__
-                    task = self._beside = self._spawn(self._compact(compactor, head))
+            window = await compactor.window(head, self._journal.cache, base=True)
+            plan = decide(compactor.strategy, window, compactor.budget)
+            return plan.explain() if plan else None
+        if self._asked is None:
+            self._asked = self._spawn(self._compact_as_asked())
+        return await shielded(self._asked, f"session {self.session_id!r}: a compaction")
+
+    async def _compact_as_asked(self) -> Compaction | None:
+        task: asyncio.Task[Prepared | None] | None = None
+        name = ""
+        try:
+            while task is None:
+                while self._beside and self._is_compacting:
+                    await asyncio.wait({self._beside})
+                compactor, head = self._gear.compactor, self._head
+                if compactor is None or head is None:
+                    return None
+                async with self._change:  # none begins while the session forgets, or is deleted
+                    if self._journal.lost:
+                        raise self._journal.lost
+                    if self._head is head and not self._is_compacting:
+                        name = type(compactor.strategy).__name__
+                        task = self._beside = self._spawn(self._compact(compactor, head))
+        finally:
+            self._asked = None  # who asks from here on asks for the next
         await ended(task, f"session {self.session_id!r}: a compaction")
         if task.cancelled():
             if self._journal.session.status == "ended":

@@ -110,6 +110,11 @@ class Compactor:
         self.budget = TokenBudget(self._limit)
         """Of a request; with its overhead once there was a window."""
 
+    def recount(self) -> None:
+        """Forget what was counted, so that only what is in a window is counted from now on. Windows keep theirs."""
+        if self._index and not self._counting.locked():
+            self._index = TokenIndex(self._index.counter)
+
     def beside(self, more: Block | None) -> Compactor:
         """Return one whose requests hold another block too, if there is one. For when there was a window."""
         if more is None or self._index is None:

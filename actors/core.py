@@ -272,8 +272,10 @@ class SessionCore(RunningSession):
                 raise
             return found
 
-    async def cancel(self, reason: str, run_id: str | None = None) -> bool:
+    async def cancel(self, reason: str, run_id: str | None = None, timeout_s: float | None = None) -> bool | None:
         """Cancel a run, or the active one; return whether the run ended as cancelled, when it has ended.
+
+        None after `timeout_s`: it has yet to end.
 
         Idempotent: the first reason stands, and cancelling a run that has ended does nothing. An engine that ignores
         it delays the return by no more than `cancel_grace_s`. A run that was only queued gives its prompts to the next
@@ -298,7 +300,8 @@ class SessionCore(RunningSession):
             await self._atomically(change)
         if run is self._active:  # or has become it while the change waited for its turn
             run.request_cancel(reason, discard=self._discards)
-        await settled(run.done)
+        if not await settled(run.done, timeout_s):
+            return None
         run.done.result()
         return run.record.state == "cancelled"
 
@@ -336,10 +339,11 @@ class SessionCore(RunningSession):
 
         await self._atomically(change)
 
-    async def end(self, reason: str = "session ended") -> None:
+    async def end(self, reason: str = "session ended", timeout_s: float | None = None) -> bool:
         """Take no more runs; cancel the active and the queued ones with this reason. Ending twice is fine.
 
-        The end is durable before the active run is cancelled; returns when that run has ended.
+        The end is durable before the active run is cancelled; returns when that run has ended, or False after
+        `timeout_s`.
         """
 
         async def change() -> None:
@@ -351,8 +355,10 @@ class SessionCore(RunningSession):
         await self._atomically(change)
         if run := self._active:
             run.request_cancel(reason, discard=self._discards)
-            await settled(run.done)
+            if not await settled(run.done, timeout_s):
+                return False
             run.done.result()
+        return True
 
     async def refresh(self) -> None:
         """Commit nothing, so that the session is as if it had been used now; durable on return."""

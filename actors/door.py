@@ -293,7 +293,7 @@ class Door:
         try:
             if self._realm.is_live(session_id):
                 try:
-                    yield from self._realm.ask(session_id, "end")
+                    yield from self._realm.end(session_id)
                     return (yield from self._realm.delete(session_id, memory=False, verify=False))
                 except KeyMissingError:
                     pass  # its process can neither read nor write it any more, and to delete it takes no key
@@ -302,6 +302,8 @@ class Door:
             yield from self._consult("delete", session_id)
         except SessionNotFoundError:
             return Forgotten()
+        finally:
+            self._realm.drop(session_id)
         return Forgotten(sessions=1)
 
     @checked

@@ -9,7 +9,7 @@ from turnwise.actors.core import Decision
 from turnwise.actors.inputs import Number, Patience, Text, checked, json_object
 from turnwise.actors.realm import Realm
 from turnwise.actors.steps import Request, carry_out, carry_out_async
-from turnwise.actors.wire import PackedOutcome
+from turnwise.actors.wire import Ended
 from turnwise.errors import (
     RunCancelledError,
     RunEndedError,
@@ -36,12 +36,6 @@ _LIMITS = ("step_limit", "budget", "timeout")
 PAGE = 1000
 """How many events are fetched at once."""
 
-FOLLOW_S = 20.0
-"""How long one call waits for the next event before it is made anew, in seconds."""
-
-ANSWER_S = 1.0
-"""How much longer than a wait its answer may take, in seconds."""
-
 
 class _Handle:
     """What both handles are: the ids of a run and the requests about it."""
@@ -49,7 +43,7 @@ class _Handle:
     __slots__ = ("_outcome", "_realm", "_stored_id", "run_id", "session_id", "turn_index")
 
     def __init__(
-        self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: PackedOutcome | None = None
+        self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: Ended | None = None
     ) -> None:
         self._realm = realm
         self._outcome = outcome
@@ -73,27 +67,22 @@ class _Handle:
 
     @checked
     def _wait(self, timeout_s: Patience | None) -> Request[Turn]:
-        cache = self._realm.cache(self._stored_id)
+        outcome = self._outcome
         try:
-            outcome = self._outcome
             if outcome is None:
-                limit_s = None if timeout_s is None else timeout_s + ANSWER_S
-                ask = self._realm.ask(self._stored_id, "wait", self.run_id, timeout_s, cache.held, timeout_s=limit_s)
-                outcome = yield from ask
+                outcome = yield from self._realm.wait(self._stored_id, self.run_id, timeout_s)
         except TimeoutError as error:
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s) from error
         if outcome is None:
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s)
-        turn = outcome.turn.unpack(cache) if outcome.turn else None
-        if outcome.state == "completed" and turn:
-            return turn
+        if outcome.state == "completed" and outcome.turn:
+            return outcome.turn
         kind = RunLimitError if outcome.code in _LIMITS else _ERRORS[outcome.state]
-        raise kind(self.session_id, self.run_id, outcome.why, turn)
+        raise kind(self.session_id, self.run_id, outcome.why, outcome.turn)
 
     @checked
     def _cancel(self, reason: Text) -> Request[bool]:
-        cancelled: bool = yield from self._realm.ask(self._stored_id, "cancel", reason, self.run_id)
-        return cancelled
+        return self._realm.cancel(self._stored_id, reason, self.run_id)
 
     @checked
     def _approve(self, call_id: Text, input: Any) -> Request[None]:
@@ -131,10 +120,7 @@ class _Handle:
 
     @checked
     def _page(self, after: Number) -> Request[tuple[list[Event], int, bool]]:
-        page: tuple[list[Event], int, bool] = yield from self._realm.ask(
-            self._stored_id, "events", after, PAGE, self.run_id, FOLLOW_S
-        )
-        return page
+        return self._realm.follow(self._stored_id, after, PAGE, self.run_id)
 
 
 class ExecutionHandle(_Handle):
@@ -147,7 +133,7 @@ class ExecutionHandle(_Handle):
     __slots__ = ("_portal",)
 
     def __init__(
-        self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: PackedOutcome | None = None
+        self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: Ended | None = None
     ) -> None:
         super().__init__(realm, session_id, run_id, turn_index, outcome)
         self._portal = realm.portal
@@ -155,8 +141,8 @@ class ExecutionHandle(_Handle):
     def wait(self, timeout_s: float | None = None) -> Turn:
         """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.
 
-        One Ray call, or none if the run had ended when its start was acknowledged. Ends at the run's end, which is
-        durable by then and has freed the session.
+        One Ray call every ten seconds, or none if the run had ended when its start was acknowledged. Ends at the run's
+        end, which is durable by then and has freed the session.
 
         Args:
             timeout_s: give up after so many seconds; the run goes on.
@@ -164,6 +150,7 @@ class ExecutionHandle(_Handle):
         Raises:
             RunCancelledError, RunFailedError, RunInterruptedError: `.turn` is what was kept.
             WaitTimeoutError: the run has not ended.
+            OverloadedError: likewise, and too many others wait: for all of `timeout_s`, or for a minute without one.
         """
         return carry_out(self._wait(timeout_s), self._portal)
 
@@ -221,6 +208,9 @@ class ExecutionHandle(_Handle):
 
         After the run, what is stored is replayed: all but the deltas, and the terminal event carries the text. Deltas
         are replayed too until the run after the next one starts. Leaving the iteration cancels nothing.
+
+        Raises:
+            OverloadedError: there is nothing new, and for a minute too many others wait.
         """
         done = False
         while not done:

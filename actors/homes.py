@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from typing import Any, Protocol
 
 import ray
@@ -18,7 +20,10 @@ from turnwise.actors.session_actor import SessionActor
 from turnwise.errors import OverloadedError, SessionLostError
 
 MAX_CALLS = 1000
-"""How many calls a dedicated session's process answers at once; each wait and each follower holds one."""
+"""How many calls a process answers at once beside those that its placement counts."""
+
+NOTED = 1000
+"""How many sessions' actors a process has noted; others are looked up by name again."""
 
 FOLLOW_S = 10.0
 """How long a manager waits for earlier hosts to hear that they were followed, in seconds."""
@@ -54,12 +59,20 @@ class _HomesOfOne(ABC):
     def __init__(self, namespace: str, realm: str) -> None:
         self._namespace = namespace
         self._realm = realm
-        self._actors: dict[str, Any] = {}
+        self._actors: OrderedDict[str, Any] = OrderedDict()
+        """The one that was asked for longest ago first."""
+        self._lock = threading.Lock()
 
     def actor(self, session_id: str) -> Any:
-        found = self._actors.get(session_id)
-        if found is None:
-            found = self._actors[session_id] = self._look_up(session_id)
+        with self._lock:
+            if found := self._actors.get(session_id):
+                self._actors.move_to_end(session_id)
+                return found
+        found = self._look_up(session_id)
+        with self._lock:
+            self._actors[session_id] = found
+            if len(self._actors) > NOTED:
+                self._actors.popitem(last=False)
         return found
 
     def miss(self, session_id: str) -> None:
@@ -116,10 +129,10 @@ class DedicatedHomes(_HomesOfOne):
                 num_cpus=0,
                 max_restarts=-1,
                 max_task_retries=-1,
-                max_concurrency=MAX_CALLS,
+                max_concurrency=self._placement.max_waits + MAX_CALLS,
                 **self._where,
             )
-            .remote(session_id, self._namespace, making)
+            .remote(session_id, self._namespace, making, self._placement.max_waits)
         )
 
 
@@ -182,7 +195,7 @@ class PackedHomes:
                 num_cpus=0,
                 max_restarts=-1,
                 max_task_retries=-1,
-                max_concurrency=self._limits.max_calls + 1000,  # room to refuse in
+                max_concurrency=self._limits.max_calls + self._limits.max_waits + MAX_CALLS,  # room to refuse in
                 **self._where,
             )
             .remote(HostPost(self._namespace, self._realm, layout, index, self._limits), making)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import time
 from collections.abc import Callable
 from functools import partial
 
 from turnwise.actors.adoptions import Adopted
 from turnwise.actors.resident import Keep, Resident
 from turnwise.actors.supplies import Supplies
+from turnwise.actors.waits import Waits
 from turnwise.actors.wire import Refused
 from turnwise.errors import (
     CorruptRecordError,
@@ -33,6 +33,7 @@ class SessionHost:
     Args:
         adopted: the engines that the session had taken over before the process was lost; if left out, it has that of
             the process.
+        max_waits: see `Dedicated`.
         keep: notes what is taken over from a later manager, for the next process that Ray makes of this actor.
         leave: ends this process, for good; called when the session has been idle for `SessionConfig.idle_s`.
     """
@@ -42,12 +43,14 @@ class SessionHost:
         session_id: str,
         supplies: Supplies,
         *,
+        max_waits: int,
         node_id: str,
         leave: Callable[[], None],
         keep: Keep,
         adopted: Adopted | None = None,
     ) -> None:
         self._session_id = session_id
+        self._waits = Waits("max_waits", max_waits)
         self._supplies = supplies
         self._node_id = node_id
         self._leave = leave
@@ -55,7 +58,7 @@ class SessionHost:
         self._adopted = adopted
         self._resident: Resident | None = None
         self._calls = 0
-        self._last_call_s = time.monotonic()
+        self._last_call_s = 0.0
         self._idle: asyncio.Task[None] | None = None
 
     async def call(self, request: bytes) -> bytes:
@@ -81,7 +84,7 @@ class SessionHost:
             return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         finally:
             self._calls -= 1
-            self._last_call_s = time.monotonic()
+            self._last_call_s = asyncio.get_running_loop().time()
 
     @property
     def _has_no_session(self) -> bool:
@@ -108,14 +111,14 @@ class SessionHost:
             adopted = self._adopted or Adopted(self._supplies.engine_id)
             core = self._supplies.make_core(self._session_id, adopted)
             keep = partial(self._keep, self._session_id)
-            self._resident = Resident(core, adopted, self._supplies, keep, self._node_id)
+            self._resident = Resident(core, adopted, self._supplies, keep, self._node_id, waits=self._waits)
             self._supplies.in_use = lambda: core.engine_ids().values()
             self._idle = asyncio.create_task(self._leave_when_idle(self._resident, self._supplies.config.idle_s))
         return self._resident
 
     async def _leave_when_idle(self, resident: Resident, idle_s: float) -> None:
         while True:
-            left_s = self._last_call_s + idle_s - time.monotonic()
+            left_s = self._last_call_s + idle_s - asyncio.get_running_loop().time()
             if left_s > 0:
                 await asyncio.sleep(left_s)
             elif self._calls or not await self._gives_up(resident):

@@ -38,6 +38,9 @@ LIVE_NUMBERS = 10_000_000
 FORGET_EVERY = 256
 """How many numbers the history is to be ahead before the store lets go of their events: it looks through what stays."""
 
+HELD_BYTES = 1 << 20
+"""How much of a session's blocks its process holds before it looks for those that nobody needs any more, in bytes."""
+
 MISSED = 1000
 """More events than a commit whose outcome was unknown, and another owner in between, can have stored."""
 
@@ -64,6 +67,8 @@ class Journal:
         self.session = SessionRecord(session_id=session_id)
         self.log = EventLog(0)
         self.cache = BlockCache()
+        self._held_bytes = HELD_BYTES
+        """When to look for blocks that nobody needs any more."""
         self.caught_up: frozenset[int] = frozenset()
         """The numbers of the events that were stored unnoticed since the last commit: by one in doubt."""
         self.stale = True
@@ -173,6 +178,17 @@ class Journal:
         )
         said = SessionReverted(session_id=self.session_id, seq=seq, at=at)
         await self.store.commit(self.session_id, found.epoch, Commit(session=session, events=[said]))
+
+    def let_go(self, spans: Spans) -> bool:
+        """Hold only what is here of `spans`, if what is held has doubled since the last time; return whether it had.
+
+        So what a session has said and shows no more leaves memory, at a constant cost for each block.
+        """
+        if self.cache.size_bytes < self._held_bytes:
+            return False
+        self.cache = self.cache.only(spans)
+        self._held_bytes = max(HELD_BYTES, 2 * self.cache.size_bytes)
+        return True
 
     async def hold(self, spans: Spans) -> None:
         """Read what is missing of `spans` into memory."""

@@ -15,6 +15,7 @@ from turnwise.actors.inference.attempt import reason
 from turnwise.actors.placement import Packed
 from turnwise.actors.resident import Keep, Resident
 from turnwise.actors.supplies import Supplies
+from turnwise.actors.waits import Waits
 from turnwise.actors.wire import Refused
 from turnwise.errors import (
     CorruptRecordError,
@@ -111,6 +112,7 @@ class PackedHost:
         """By session, the one whose last call is longest ago first."""
         self._leaving: dict[str, asyncio.Task[bool]] = {}
         self._calls = 0
+        self._waits = Waits("max_waits", limits.max_waits)
         self._is_followed = False
         self._is_recovering = False
         self._sweeping: asyncio.Task[None] | None = None
@@ -124,7 +126,7 @@ class PackedHost:
     async def call(self, request: bytes) -> bytes:
         """Carry out a pickled verb, with its session and arguments; return its answer, or `Refused`, pickled."""
         session_id, verb, *args = pickle.loads(request)
-        if self._calls >= self._limits.max_calls:
+        if self._calls - self._waits.taken >= self._limits.max_calls:
             return _dumps(Refused(OverloadedError(session_id, "max_calls", self._limits.max_calls)))
         self._calls += 1
         try:
@@ -262,7 +264,7 @@ class PackedHost:
     async def _carry_out(self, session_id: str, verb: str, args: Sequence[Any]) -> Any:
         while True:
             resident = await self._resident(session_id)
-            if resident.calls >= (most := self._limits.max_session_calls):
+            if resident.calls - resident.waits.taken >= (most := self._limits.max_session_calls):
                 raise OverloadedError(session_id, "max_session_calls", most)
             resident.calls += 1
             self._touch(session_id, resident)
@@ -306,7 +308,9 @@ class PackedHost:
     def _admit(self, session_id: str) -> Resident:
         adopted = self._adopted.pop(session_id, None) or Adopted(self._supplies.engine_id)
         core = self._supplies.make_core(session_id, adopted)
-        resident = Resident(core, adopted, self._supplies, partial(self._keep, session_id), self._node_id)
+        keep = partial(self._keep, session_id)
+        waits = Waits("max_session_waits", self._limits.max_session_waits, self._waits)
+        resident = Resident(core, adopted, self._supplies, keep, self._node_id, waits=waits)
         self._residents[session_id] = resident
         return resident
 

@@ -19,9 +19,16 @@ class Dedicated:
     """How many sessions may have a process at once, over the namespace; one more is refused with OverloadedError. Two
     that are opened at the same moment may both get the last place. No limit if left out."""
 
+    max_waits: int = 1_000
+    """How many may wait in a session's process at once, for its runs, events and memories. For others `wait` asks again
+    and again, and raises OverloadedError if that does not help. Other verbs do not count, so they always get through.
+    A process that lives keeps the limit it was made with."""
+
     def __post_init__(self) -> None:
         if self.max_live is not None and self.max_live < 1:
             raise ConfigError("max_live", self.max_live, "must be 1 or more, or None for no limit")
+        if self.max_waits < 1:
+            raise ConfigError("max_waits", self.max_waits, "must be 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +53,19 @@ class Packed:
     """How many sessions one host keeps active. If all of them run, one more is refused with OverloadedError."""
 
     max_calls: int = 20_000
-    """How many verbs one host carries out at once; waits and followers count. More are refused with OverloadedError."""
+    """How many verbs one host carries out at once, beside those that wait. More are refused with OverloadedError."""
 
     max_session_calls: int = 1_000
     """Likewise of one session, so that none takes all."""
 
+    max_waits: int = 20_000
+    """How many may wait in one host at once, for runs, events and memories; see `Dedicated.max_waits`."""
+
+    max_session_waits: int = 1_000
+    """Likewise for one session, so that none takes all."""
+
     def __post_init__(self) -> None:
-        for name in ("hosts", "max_resident", "max_calls", "max_session_calls"):
+        for name in ("hosts", "max_resident", "max_calls", "max_session_calls", "max_waits", "max_session_waits"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be 1 or more")
 

@@ -62,7 +62,7 @@ class SessionReads:
                 run.done.result()
             if ended := self._ended.get(run_id):
                 record, turn = ended
-                return Outcome(record, self._journal.turn(turn) if turn else None)
+                return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
             record = await self._journal.find_run(run_id)
             if not record.is_open:
                 turn = await self._journal.find_turn_of(record)

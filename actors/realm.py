@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import random
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -28,16 +29,28 @@ from turnwise.actors.placement import Dedicated, Packed, Placement
 from turnwise.actors.reader import READS, StoreReader
 from turnwise.actors.steps import Call, Consult, Pause, Portal, Request
 from turnwise.actors.stored_session import StoredSession, UnattendedError
-from turnwise.actors.wire import EngineWanted, Refused, StartAnswer
-from turnwise.errors import ConfigError, ReadOnlyStoreError, SessionFencedError, SessionLostError
+from turnwise.actors.waits import SLICE_S
+from turnwise.actors.wire import (
+    Ended,
+    EngineWanted,
+    PackedOutcome,
+    PackedTurn,
+    Refused,
+    StartAnswer,
+    StartedRun,
+    StillEnding,
+)
+from turnwise.errors import ConfigError, OverloadedError, ReadOnlyStoreError, SessionFencedError, SessionLostError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.encryption import Encryption
 from turnwise.memory.erasing import Verify
+from turnwise.memory.events import Event
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.long_term import LongTermMemory, is_local
 from turnwise.memory.own_names import by_public_id
 from turnwise.memory.store import SessionStore
+from turnwise.memory.turns import Turn
 from turnwise.memory.urls import check_history_url, resolve_url
 from turnwise.memory.working import WorkingMemory
 from turnwise.strategies.compaction import Compaction
@@ -49,9 +62,20 @@ REACH_S = 60.0
 REACHED_S = 10.0
 """A call that was under way for so long had reached a process: who waits through its death looks anew for the next."""
 
-CACHED_SESSIONS = 256
-"""Of how many sessions a caller holds the blocks that it has seen."""
+ANSWER_S = 1.0
+"""How much longer than a wait its answer may take, in seconds."""
 
+REFUSED_S = 60.0
+"""How long a caller without a timeout asks for a place to wait in before OverloadedError, in seconds."""
+
+PAUSE_S, MOST_PAUSE_S = 0.05, 5.0
+"""How long such a caller pauses after a refusal; at most, if there are many."""
+
+CACHED_SESSIONS, CACHED_BYTES = 256, 64 << 20
+"""Of how many sessions a caller holds the blocks that it has seen; what these take together, in bytes, roughly."""
+
+
+Answer = TypeVar("Answer")
 
 _REALMS: weakref.WeakValueDictionary[str, Realm] = weakref.WeakValueDictionary()
 """Those of the managers that are open in this process."""
@@ -170,13 +194,40 @@ class Realm:
                 await each.close()
 
     def cache(self, session_id: str) -> BlockCache:
-        """Return what this process has seen of the session's blocks."""
+        """Return what this process has seen of the session's blocks.
+
+        What the session leaves out of an answer is in the cache whose spans it was told, so the answer goes into that
+        very object: by then the realm may have let go of it.
+        """
         with self._lock:
             cache = self._caches.setdefault(session_id, BlockCache())
             self._caches.move_to_end(session_id)
             if len(self._caches) > CACHED_SESSIONS:
                 self._caches.popitem(last=False)
             return cache
+
+    def unpack(self, packed: PackedTurn, cache: BlockCache) -> Turn:
+        """Return a turn on top of the cache whose spans its session was told; keep the caches within their bounds."""
+        turn = packed.unpack(cache)
+        self._bound(turn, cache)
+        return turn
+
+    def _bound(self, turn: Turn, cache: BlockCache) -> None:
+        """Let go of caches, the least lately used first, then of what the turn of the last one does not show."""
+        with self._lock:
+            size_bytes = sum(each.size_bytes for each in self._caches.values())
+            while size_bytes > CACHED_BYTES:
+                session_id, gone = self._caches.popitem(last=False)
+                size_bytes -= gone.size_bytes
+                if gone is cache and not self._caches:
+                    shown = cache.only((*turn.record.prompt, *turn.record.spans))
+                    if shown.size_bytes <= CACHED_BYTES:
+                        self._caches[session_id] = shown
+
+    def drop(self, session_id: str) -> None:
+        """Hold no blocks of a session any more: it was deleted."""
+        with self._lock:
+            self._caches.pop(session_id, None)
 
     def actor(self, session_id: str) -> Any:
         """Return the session's actor, made if it is not there; does not wait for it."""
@@ -284,12 +335,17 @@ class Realm:
         except UnattendedError:
             return None
 
-    def start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartAnswer]:
+    def start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartedRun]:
         """Ask for a run with this realm's engine; sends the engine first where the session has another."""
-        started: StartAnswer = yield from self._equipped(
-            session_id, "start", prompts, settings, self.cache(session_id).held
-        )
-        return started
+        cache = self.cache(session_id)
+        started: StartAnswer = yield from self._equipped(session_id, "start", prompts, settings, cache.held)
+        return StartedRun(started.run_id, started.turn_index, self._ended(started.outcome, cache))
+
+    def _ended(self, packed: PackedOutcome | None, cache: BlockCache) -> Ended | None:
+        outcome = packed.unpack(cache) if packed else None
+        if outcome and outcome.turn:
+            self._bound(outcome.turn, cache)
+        return outcome
 
     def compact(self, session_id: str, *, explain: bool) -> Request[Compaction | None]:
         """Ask for a compaction with this realm's strategy."""
@@ -305,6 +361,7 @@ class Realm:
             if memory
             else self.ask(session_id, "delete", "", memory, verify, updated_at)
         )
+        self.drop(session_id)
         return done
 
     def forget_turn(self, session_id: str, index: int, *, verify: Verify) -> Request[Forgotten]:
@@ -317,10 +374,45 @@ class Realm:
         (answer,) = yield from self._equipped(session_id, "memory", verb, args, options)
         return answer
 
+    def wait(self, session_id: str, run_id: str, timeout_s: float | None) -> Request[Ended | None]:
+        """Wait for a run's end; None, or TimeoutError, if it has not ended after `timeout_s`."""
+        cache = self.cache(session_id)
+
+        def ask(left_s: float | None) -> Request[PackedOutcome | None]:
+            limit_s = None if left_s is None else left_s + ANSWER_S
+            return self.ask(session_id, "wait", run_id, left_s, cache.held, timeout_s=limit_s)
+
+        return self._ended((yield from _patiently(timeout_s, ask, bool)), cache)
+
+    def follow(self, session_id: str, after: int, limit: int, run_id: str) -> Request[tuple[list[Event], int, bool]]:
+        """Wait for events of a run: see `SessionReads.events`."""
+
+        def ask(left_s: float | None) -> Request[tuple[list[Event], int, bool]]:
+            return self.ask(session_id, "events", after, limit, run_id, SLICE_S)
+
+        return (yield from _patiently(None, ask, lambda page: page[2] or page[1] > after))
+
     def wait_for_memory(self, session_id: str, timeout_s: float | None) -> Request[bool]:
-        """Wait until this realm's memories have a session's turns."""
-        (done,) = yield from self._equipped(session_id, "wait_for_memory", timeout_s)
+        """Wait until this realm's memories have a session's turns; return whether they have."""
+
+        def ask(left_s: float | None) -> Request[tuple[bool | None]]:
+            return self._equipped(session_id, "wait_for_memory", left_s)
+
+        (done,) = yield from _patiently(timeout_s, ask, lambda answer: answer[0] is not None)
         return bool(done)
+
+    def cancel(self, session_id: str, reason: str, run_id: str | None = None) -> Request[bool]:
+        """Cancel a run, or the active one; return whether it ended as cancelled, when it has ended."""
+        while True:
+            answer: bool | StillEnding = yield from self.ask(session_id, "cancel", reason, run_id)
+            if not isinstance(answer, StillEnding):
+                return answer
+            run_id = answer.run_id  # by now another may be the active one
+
+    def end(self, session_id: str) -> Request[None]:
+        """End a session, and wait for the end of its run."""
+        while not (yield from self.ask(session_id, "end")):
+            pass
 
     def is_live(self, session_id: str) -> bool:
         """Return whether there is a process that may have the session."""
@@ -335,6 +427,39 @@ class Realm:
         while isinstance(answer, EngineWanted):
             answer = yield from self.ask(session_id, "adopt", self._engine_id, self._engine, verb, args)
         return answer
+
+
+def _patiently(
+    timeout_s: float | None, ask: Callable[[float | None], Request[Answer]], is_there: Callable[[Answer], object]
+) -> Request[Answer]:
+    """Ask until what the caller waits for is there, and return it; after `timeout_s`, return the last answer.
+
+    Args:
+        ask: makes the request, given how many seconds are left. A session answers after a slice of them at most.
+
+    Raises:
+        OverloadedError: too many others wait; for all of `timeout_s`, or for `REFUSED_S` without one.
+    """
+    began = time.monotonic()
+    refused_at: float | None = None
+    pause_s = PAUSE_S
+    while True:
+        left_s = None if timeout_s is None else max(0.0, began + timeout_s - time.monotonic())
+        try:
+            answer = yield from ask(left_s)
+        except OverloadedError:
+            now = time.monotonic()
+            refused_at = now if refused_at is None else refused_at
+            until = refused_at + REFUSED_S if timeout_s is None else began + timeout_s
+            if now >= until:
+                raise
+            # Not all at once: those who were refused together would come back together.
+            yield Pause(min(pause_s * random.uniform(0.5, 1.0), until - now))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, MOST_PAUSE_S)
+        else:
+            if is_there(answer) or (timeout_s is not None and time.monotonic() >= began + timeout_s):
+                return answer
+            refused_at, pause_s = None, PAUSE_S
 
 
 def _pack(session_id: str, verb: str, *args: Any) -> bytes:

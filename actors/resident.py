@@ -14,9 +14,11 @@ from turnwise.actors.reader import Reader
 from turnwise.actors.reads import SessionReads
 from turnwise.actors.stored_session import StoredSession, UnattendedError
 from turnwise.actors.supplies import Supplies
-from turnwise.actors.wire import EngineWanted, PackedOutcome, StartAnswer
+from turnwise.actors.waits import ENDING_S, Waits
+from turnwise.actors.wire import EngineWanted, PackedOutcome, StartAnswer, StillEnding
 from turnwise.errors import TurnwiseError
 from turnwise.memory.erasing import Verify
+from turnwise.memory.events import Event
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.memory_use import MemoryUse
 from turnwise.memory.sessions import SessionRecord
@@ -51,12 +53,17 @@ class Resident(Reader):
         "is_deleted",
         "is_noted",
         "last_call_s",
+        "waits",
     )
 
-    def __init__(self, core: SessionCore, adopted: Adopted, supplies: Supplies, keep: KeepOwn, node_id: str) -> None:
+    def __init__(
+        self, core: SessionCore, adopted: Adopted, supplies: Supplies, keep: KeepOwn, node_id: str, *, waits: Waits
+    ) -> None:
         self.core = core
         self.calls = 0
         """How many verbs are being carried out."""
+        self.waits = waits
+        """Those of these verbs that wait."""
         self.last_call_s = 0.0
         """When the last one began or ended, by the clock of the event loop."""
         self.is_deleted = False
@@ -129,14 +136,23 @@ class Resident(Reader):
         packed = PackedOutcome.pack(outcome, held) if outcome else None
         return StartAnswer(started.run_id, started.turn_index, packed)
 
-    async def do_cancel(self, reason: str, run_id: str | None) -> bool:
-        return await self.core.cancel(reason, run_id)
+    async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
+        outcome = await self.waits.patiently(
+            self.core.session_id, timeout_s, lambda slice_s: self.core.wait(run_id, slice_s), bool
+        )
+        return PackedOutcome.pack(outcome, held) if outcome else None
+
+    async def do_cancel(self, reason: str, run_id: str | None) -> bool | StillEnding:
+        await self.core.activate()
+        run_id = run_id or self.core.active_run_id
+        cancelled = await self.core.cancel(reason, run_id, ENDING_S)
+        return StillEnding(run_id) if cancelled is None else cancelled
 
     async def do_decide(self, run_id: str, call_id: str, decision: Decision) -> None:
         await self.core.decide(run_id, call_id, decision)
 
-    async def do_end(self) -> None:
-        await self.core.end()
+    async def do_end(self) -> bool:
+        return await self.core.end(timeout_s=ENDING_S)
 
     async def do_refresh(self) -> None:
         await self.core.refresh()
@@ -164,10 +180,11 @@ class Resident(Reader):
     async def do_use_memory(self, use: MemoryUse) -> None:
         await self.core.use_memory(use)
 
-    async def do_wait_for_memory(self, engine_id: str, timeout_s: float | None) -> tuple[bool] | EngineWanted:
+    async def do_wait_for_memory(self, engine_id: str, timeout_s: float | None) -> tuple[bool | None] | EngineWanted:
         if not await self._has(engine_id):
             return EngineWanted()
-        return (await self.core.wait_for_memory(timeout_s),)
+        ask = self.core.wait_for_memory
+        return (await self.waits.patiently(self.core.session_id, timeout_s, ask, lambda done: done is not None),)
 
     async def do_fork(self, at: int | None, session_id: str) -> SessionRecord:
         return await self.core.fork(at, session_id)
@@ -176,6 +193,16 @@ class Resident(Reader):
         if not await self._has(engine_id):
             return EngineWanted()
         return (await self.core.compact(explain=explain),)
+
+    async def do_events(
+        self, after: int, limit: int, run_id: str | None, timeout_s: float
+    ) -> tuple[list[Event], int, bool]:
+        return await self.waits.patiently(
+            self.core.session_id,
+            timeout_s,
+            lambda slice_s: self.core.events(after, limit, run_id=run_id, timeout_s=slice_s),
+            lambda page: page[2] or page[1] > after,
+        )
 
     async def _has(self, engine_id: str) -> bool:
         """Let the session have the caller's engine; return False if that has to be sent first."""

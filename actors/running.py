@@ -31,7 +31,7 @@ from turnwise.memory.events import (
 )
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import Span, join
+from turnwise.memory.spans import Span, join, union
 from turnwise.memory.transcript import Ledger
 from turnwise.memory.turns import Turn, TurnRecord
 from turnwise.memory.usage import Usage
@@ -282,8 +282,18 @@ class RunningSession(ForgettingSession):
         before = next(reversed(self._ended.values()), None)
         self._journal.log.trim(min(run.record.first_seq, before[0].first_seq if before else run.record.first_seq))
         self._active = run
+        self._let_go_of_blocks()
         run.restart_clock()
         self._spawn_beside(self._drive(run), f"run {run.run_id!r}")
+
+    def _let_go_of_blocks(self) -> None:
+        """Let go, now and then, of the blocks that neither the next request nor an open turn shows."""
+        if self._journal.stale:
+            return  # what the last owner left is being put in order, and may need them
+        turns = [turn for turn in (self._head, self._active and self._active.turn, *self._backlog.turns) if turn]
+        parts = (part for turn in turns for part in (turn.prompt, turn.spans, turn.base))
+        if self._journal.let_go(union(*parts)) and self._gear.compactor:
+            self._gear.compactor.recount()
 
     # Running
 

@@ -309,8 +309,8 @@ class SavingSession(RecallingSession):
         if not self._journal.stale and self._saved > self._journal.session.saved:
             await self._commit(self._journal.session, [])
 
-    async def wait_for_memory(self, timeout_s: float | None = None) -> bool:
-        """Wait until all memories have all turns that have ended; return whether they have, False after `timeout_s`.
+    async def wait_for_memory(self, timeout_s: float | None = None) -> bool | None:
+        """Wait until all memories have all turns that have ended; return whether they have, None after `timeout_s`.
 
         Raises:
             SessionFencedError, SessionNotFoundError: the session is another's by now, or deleted.
@@ -321,7 +321,7 @@ class SavingSession(RecallingSession):
         while tasks := self._at_work:
             left_s = None if deadline is None else deadline - asyncio.get_running_loop().time()
             if left_s is not None and left_s <= 0:
-                return False
+                return None
             await asyncio.wait(tasks, timeout=left_s)
         await self._loaded()
         return not (self._is_behind or self._unreadable or any(map(self._lacks, self._writable)))

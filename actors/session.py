@@ -26,7 +26,7 @@ from turnwise.actors.inputs import (
 from turnwise.actors.realm import Realm
 from turnwise.actors.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.steps import Request, carry_out, carry_out_async
-from turnwise.actors.wire import PackedTurn, SessionInfo, StartAnswer
+from turnwise.actors.wire import PackedTurn, SessionInfo, StartedRun
 from turnwise.memory.blocks import Block, Summary
 from turnwise.memory.erasing import Verify
 from turnwise.memory.events import Event
@@ -79,7 +79,7 @@ class _Session:
         idempotency_key: IdempotencyKey | None,
         labels: Labels | None,
         memory: Use | None,
-    ) -> Request[StartAnswer]:
+    ) -> Request[StartedRun]:
         settings = {
             "run_id": new_id(),
             "if_busy": if_busy,
@@ -93,19 +93,19 @@ class _Session:
     def _latest(self) -> Request[Turn | None]:
         cache = self._realm.cache(self._stored_id)
         packed: PackedTurn | None = yield from self._ask("latest", cache.held)
-        return packed.unpack(cache) if packed else None
+        return self._realm.unpack(packed, cache) if packed else None
 
     @checked
     def _turn(self, index: Number) -> Request[Turn]:
         cache = self._realm.cache(self._stored_id)
         packed: PackedTurn = yield from self._ask("turn", index, cache.held)
-        return packed.unpack(cache)
+        return self._realm.unpack(packed, cache)
 
     @checked
     def _turns(self, after: Number, limit: Limit) -> Request[list[Turn]]:
         cache = self._realm.cache(self._stored_id)
         packed: list[PackedTurn] = yield from self._ask("turns", after, limit, cache.held)
-        return [turn.unpack(cache) for turn in packed]
+        return [self._realm.unpack(turn, cache) for turn in packed]
 
     @checked
     def _runs(self, after: Number, limit: Limit) -> Request[list[RunRecord]]:
@@ -118,7 +118,7 @@ class _Session:
 
     @checked
     def _cancel(self, reason: Text) -> Request[bool]:
-        return bool((yield from self._ask("cancel", reason, None)))
+        return self._realm.cancel(self._stored_id, reason)
 
     @checked
     def _execution(self, run_id: RunId) -> Request[RunRecord]:
@@ -294,7 +294,7 @@ class Session(_Session):
 
     def end(self) -> None:
         """Take no more runs and cancel those there are; ending twice is fine."""
-        carry_out(self._ask("end"), self._portal)
+        carry_out(self._realm.end(self._stored_id), self._portal)
 
     def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
         """Delete the session for good, and what this manager's memories have of it; its forks stay whole.
@@ -405,7 +405,7 @@ class AsyncSession(_Session):
 
     async def end(self) -> None:
         """See `Session.end`."""
-        await carry_out_async(self._ask("end"))
+        await carry_out_async(self._realm.end(self._stored_id))
 
     async def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
         """See `Session.delete`."""

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class SessionActor:
     """`SessionHost` on Ray. Undecorated: `Realm` makes it an actor."""
 
-    def __init__(self, session_id: str, namespace: str, making: Making) -> None:
+    def __init__(self, session_id: str, namespace: str, making: Making, max_waits: int) -> None:
         collect_rarely()
+        self._max_waits = max_waits
         self._settings = (session_id, namespace, making)
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
@@ -77,6 +78,7 @@ class SessionActor:
             session_id,
             Supplies(partial(place.open_store, namespace), place.open_history, engine_id, engine, more=engines),
             adopted=adopted.get(session_id),
+            max_waits=self._max_waits,
             node_id=self._node_id,
             leave=self._leave,
             keep=partial(keep_adopted, namespace, self._actor_id),

@@ -127,7 +127,9 @@ class SessionMemory(_SessionMemory):
         return bool(carry_out(self._update(id, text, type), self._portal))
 
     def delete(self, *ids: str) -> int:
-        """Delete items; return how many were there. They do not come back, also if they are saved again.
+        """Delete items; return how many were there.
+
+        They do not come back, also if they are saved again within 90 days.
 
         Raises:
             ReadOnlyMemoryError: all memories are for reading.

@@ -37,6 +37,7 @@ def sweep(realm: Realm, store: SessionStore, archive: Path | None, memory: bool)
                     done += yield from _ask(realm, store, session, export, memory)
                 else:
                     done += yield Consult(partial(sweep_session, store, session, archive))
+                    realm.drop(session.session_id)
             if (cursor := page.cursor) is None:
                 return done
     finally:

@@ -26,6 +26,13 @@ class EngineWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class StillEnding:
+    """The run is being cancelled: ask again, naming it."""
+
+    run_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class PackedTurn:
     """A turn with those of its blocks that the receiver does not hold, encoded."""
 
@@ -47,6 +54,16 @@ class PackedTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended, as its caller has it. `turn` is what was kept."""
+
+    state: RunState
+    why: str | None
+    code: str | None
+    turn: Turn | None
+
+
+@dataclass(frozen=True, slots=True)
 class PackedOutcome:
     """How a run ended, with what was kept."""
 
@@ -61,6 +78,10 @@ class PackedOutcome:
         turn = PackedTurn.pack(outcome.turn, held) if outcome.turn else None
         return cls(outcome.run.state, outcome.run.why, outcome.run.code, turn)
 
+    def unpack(self, cache: BlockCache) -> Ended:
+        """Return the outcome, its turn on top of the receiver's cache."""
+        return Ended(self.state, self.why, self.code, self.turn.unpack(cache) if self.turn else None)
+
 
 @dataclass(frozen=True, slots=True)
 class StartAnswer:
@@ -69,6 +90,15 @@ class StartAnswer:
     run_id: str
     turn_index: int
     outcome: PackedOutcome | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRun:
+    """A `StartAnswer` as its caller has it."""
+
+    run_id: str
+    turn_index: int
+    outcome: Ended | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.blocks import Block, decode, encode
-from turnwise.memory.spans import Span, Spans, subtract, union
+from turnwise.memory.spans import Span, Spans, overlap, subtract, union
+
+BLOCK_BYTES = 600
+"""What a block takes in memory beside what it says, in bytes, roughly."""
 
 
 class BlockCache:
     """Blocks by log and position; only ever grows, so what reads it may share it.
 
+    Who has to bound it puts `only` a part of it in its place: those who share the old one still have all of that.
     A block that came encoded is decoded when it is first read.
     """
 
@@ -19,11 +24,20 @@ class BlockCache:
         self._logs: dict[str, dict[int, Block | str]] = {}
         self.held: Spans = ()
         """What is in here, sorted."""
+        self.size_bytes = 0
+        """What it takes in memory, roughly."""
 
     def add(self, log: str, start: int, blocks: Sequence[Block | str]) -> None:
         """Hold `blocks`, decoded or encoded, from position `start` of `log` on."""
-        self._logs.setdefault(log, {}).update(enumerate(blocks, start))
-        self.held = union(self.held, (Span(log, start, start + len(blocks)),))
+        self.add_spans((Span(log, start, start + len(blocks)),), blocks)
+
+    def only(self, spans: Iterable[Span]) -> BlockCache:
+        """Return a cache that holds what this one does of `spans`. O(what that is)."""
+        cache = BlockCache()
+        for span in overlap(union(spans), self.held):
+            entries = self._logs[span.log]
+            cache.add_spans((span,), [entries[at] for at in range(span.start, span.stop)])
+        return cache
 
     def over(self, log: str, blocks: Sequence[Block]) -> BlockCache:
         """Return a cache that holds what this one does now, and these blocks as a log of their own."""
@@ -36,7 +50,11 @@ class BlockCache:
         """Hold `blocks` as the positions of `spans`, in order."""
         spans, at = tuple(spans), 0
         for log, start, stop in spans:
-            self._logs.setdefault(log, {}).update(enumerate(blocks[at : at + stop - start], start))
+            entries = self._logs.setdefault(log, {})
+            for place, block in enumerate(blocks[at : at + stop - start], start):
+                if place not in entries:
+                    self.size_bytes += BLOCK_BYTES + _size(block)
+                entries[place] = block
             at += stop - start
         self.held = union(self.held, spans)
 
@@ -71,3 +89,14 @@ class BlockCache:
             except ValueError as error:
                 raise CorruptRecordError(f"block {log}:{at}", str(error)) from error
         return entry
+
+
+def _size(value: Any) -> int:
+    """Return what a block, or a part of one, takes in memory, roughly."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Block):
+        return sum(map(_size, vars(value).values()))
+    if isinstance(value, Mapping):
+        return sum(_size(name) + _size(each) for name, each in value.items())
+    return sum(map(_size, value)) if isinstance(value, tuple | list) else 8

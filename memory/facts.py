@@ -113,8 +113,8 @@ class FactStore(Protocol):
         """Delete those of these items that the scope sees, superseded ones too; return their ids.
 
         An id that nobody has yet is deleted too: an item that is given under it later, as by a repeated flush, is not
-        kept. What a deleted item stood in the place of takes over its end, whichever agent's it is: it holds again, or
-        was superseded when, and by which, the deleted one was. `purge` and `sweep` see to that too.
+        kept, for `BURIED_S`. What a deleted item stood in the place of takes over its end, whichever agent's it is: it
+        holds again, or was superseded when, and by which, the deleted one was. `purge` and `sweep` see to that too.
         """
 
     async def purge(self, user_id: str, *, session_id: str | None = None, turn_index: int | None = None) -> list[str]:
@@ -162,6 +162,14 @@ def owner_after(scope: Scope, agent: str | None, before: str, after: MemoryType)
 
 
 SEMANTIC = frozenset(kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC)
+
+
+BURIED_S = 90 * 86_400.0
+"""How long a store knows the ids of deleted items, so that what is given again under them is not kept, in seconds.
+
+Who gives an item late is a session whose process was lost before it had noted that it gave it: it does so when somebody
+next uses the session. After so long nobody is expected to, and what was deleted would else add up for ever.
+"""
 
 
 def digest_of(user_id: str, id: str) -> bytes:

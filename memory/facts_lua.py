@@ -8,7 +8,8 @@ What is kept, under keys of one hash tag, so that on a cluster they are on one n
     order      sorted  digest by number of insertion
     used       sorted  digest by time of last use
     successors sorted  digest of a successor and digest of what it superseded, by name
-    deleted    set     digests of what was deleted
+    deleted    set     digests of what was deleted by an earlier turnwise, which move to `buried` by and by
+    buried     sorted  digests of what was deleted by the time of that, in seconds since the epoch
     last       number  of the last insertion
 
 A place is the user's digest, the time in 16 digits that sort as it does, and the number of insertion in 16.
@@ -16,10 +17,12 @@ A place is the user's digest, the time in 16 digits that sort as it does, and th
 
 from __future__ import annotations
 
-KEYS = ("items", "texts", "times", "order", "used", "successors", "deleted", "last")
+from turnwise.memory.facts import BURIED_S
+
+KEYS = ("items", "texts", "times", "order", "used", "successors", "deleted", "last", "buried")
 
 _COMMON = """
-local items, texts, times, order, used, successors, deleted, last = unpack(KEYS)
+local items, texts, times, order, used, successors, deleted, last, buried = unpack(KEYS)
 
 local function corrupt(digest, why)
   return redis.error_reply('CORRUPT ' .. items .. ' ' .. digest .. ' ' .. why)
@@ -57,8 +60,12 @@ local function save(digest, fact)
   redis.call('HSET', items, digest, cjson.encode(fact))
 end
 
+local function was_deleted(digest)
+  return redis.call('ZSCORE', buried, digest) or redis.call('SISMEMBER', deleted, digest) == 1
+end
+
 local function add(tag, at, digest, raw, text, time, successor)
-  if redis.call('HEXISTS', items, digest) == 1 or redis.call('SISMEMBER', deleted, digest) == 1 then return false end
+  if redis.call('HEXISTS', items, digest) == 1 or was_deleted(digest) then return false end
   local number = string.format('%.0f', redis.call('INCR', last))
   local place = tag .. time .. string.rep('0', 16 - string.len(number)) .. number
   redis.call('HSET', items, digest, '{"place":"' .. place .. '",' .. string.sub(raw, 2))
@@ -85,7 +92,10 @@ local function restore(digest, gone)
 end
 
 local function bury(digest, fact)
-  redis.call('SADD', deleted, digest)
+  local now = tonumber(redis.call('TIME')[1])
+  redis.call('ZADD', buried, 'NX', now, digest)
+  for _, earlier in ipairs(redis.call('SPOP', deleted, 10)) do redis.call('ZADD', buried, 'NX', now, earlier) end
+  redis.call('ZREMRANGEBYSCORE', buried, '-inf', '(' .. (now - BURIED_S))
   restore(digest, fact or {})
 end
 
@@ -192,7 +202,7 @@ local raw = redis.call('HGET', items, old)
 if not raw then return 0 end
 local fact = parse(raw)
 if not fact then return corrupt(old, 'it is not what was written') end
-if not sees(agent, fact) or redis.call('SISMEMBER', deleted, digest) == 1 then return 0 end
+if not sees(agent, fact) or was_deleted(digest) then return 0 end
 if fact.superseded_at then return fact.superseded_by == id and 1 or 0 end
 add(unpack(ARGV, 5))
 if fact.successor then redis.call('ZREM', successors, fact.successor .. old) end
@@ -292,7 +302,7 @@ return found
 """
 
 SCRIPTS = {
-    name: _COMMON + body
+    name: f"local BURIED_S = {BURIED_S:.0f}\n" + _COMMON + body
     for name, body in {
         "put": _PUT,
         "get": _GET,

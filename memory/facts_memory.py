@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from turnwise.errors import StoreClosedError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.facts import (
     ALL,
+    BURIED_S,
     HOLDS,
     Fact,
     FactFilter,
@@ -43,7 +45,8 @@ class InMemoryFacts:
     def __init__(self) -> None:
         self._users: dict[str, dict[str, _Row]] = {}
         """Rows by item id, by user."""
-        self._deleted: set[bytes] = set()
+        self._deleted: OrderedDict[bytes, float] = OrderedDict()
+        """When, by digest; the first that was deleted first."""
         self._order = itertools.count(1)
         self._closed = False
 
@@ -177,7 +180,11 @@ class InMemoryFacts:
     def _forget(self, user_id: str, ids: Collection[str]) -> None:
         rows = self._users.get(user_id, {})
         gone = {name: rows.pop(name, None) for name in ids}
-        self._deleted.update(digest_of(user_id, name) for name in gone)
+        now = time.time()
+        for name in gone:
+            self._deleted.setdefault(digest_of(user_id, name), now)
+        while self._deleted and next(iter(self._deleted.values())) < now - BURIED_S:
+            self._deleted.popitem(last=False)
         ends = {name: (row.item.superseded_at, row.item.superseded_by) if row else HOLDS for name, row in gone.items()}
         for name, row in rows.items():
             if row.item.superseded_by in ends:

@@ -12,7 +12,14 @@ from turnwise.memory.sql_database import Schema
 
 tables = MetaData()
 
-SCHEMA = Schema(name="facts_version", version=1, tables=tables, migrations={})
+_MIGRATIONS = {
+    1: (
+        "ALTER TABLE turnwise_facts_deleted ADD COLUMN at DOUBLE PRECISION",
+        "CREATE INDEX turnwise_facts_deleted_at ON turnwise_facts_deleted (at)",
+    )
+}
+
+SCHEMA = Schema(name="facts_version", version=2, tables=tables, migrations=_MIGRATIONS)
 
 facts = Table(
     "turnwise_facts",
@@ -40,4 +47,10 @@ facts = Table(
     sqlite_autoincrement=True,  # so that a deleted item's place in the order is not given again
 )
 
-deleted = Table("turnwise_facts_deleted", tables, Column("digest", LargeBinary, primary_key=True))
+deleted = Table(
+    "turnwise_facts_deleted",
+    tables,
+    Column("digest", LargeBinary, primary_key=True),
+    Column("at", Double),  # none if it was deleted under version 1
+    Index("turnwise_facts_deleted_at", "at"),
+)

@@ -13,6 +13,7 @@ from turnwise.errors import CorruptRecordError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.facts import (
     ALL,
+    BURIED_S,
     HOLDS,
     Fact,
     FactFilter,
@@ -228,7 +229,10 @@ class SQLFacts(ErasingDatabase):
             connection.execute(sa.delete(facts).where(facts.c.key.in_([row.key for row in chunk])))
         insert = insert_into(deleted, connection.dialect).on_conflict_do_nothing()
         if digests := [*(row.digest for row in rows), *(digest_of(user_id, name) for name in missing)]:
-            connection.execute(insert, [{"digest": digest} for digest in digests])
+            now = time.time()
+            connection.execute(insert, [{"digest": digest, "at": now} for digest in digests])
+            connection.execute(sa.update(deleted).where(deleted.c.at.is_(None)).values(at=now))
+            connection.execute(sa.delete(deleted).where(deleted.c.at < now - BURIED_S))
         ends = dict.fromkeys(missing, HOLDS) | {row.id: (row.superseded_at, row.superseded_by) for row in rows}
         for chunk in _chunks([*ends]):
             left = _UNREAD.where(facts.c.user_id == user_id, facts.c.superseded_by.in_(chunk))

@@ -48,8 +48,8 @@ class FullText(ErasingDatabase):
     """Items of users in a SQLite file, searchable by word. Several processes may share the file.
 
     Each verb is one transaction; one that writes is on disk when it returns. A user's rows are numbered within a range
-    of their own, so a search reads nothing of another's. An id that was deleted stays so, also if it is given later.
-    What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
+    of their own, so a search reads nothing of another's. An id that was deleted stays so, also if it is given later
+    (`BURIED_S`). What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
 
     Args:
         url: `sqlite:///path/to/file.db`. Stores of other kinds may be in the same file.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.categories import MemoryType
-from turnwise.memory.facts import HOLDS, digest_of, end_without, owner_of
+from turnwise.memory.facts import BURIED_S, HOLDS, digest_of, end_without, owner_of
 from turnwise.memory.long_term import MemoryItem, Scope, Source
 from turnwise.memory.retention import Expiry
 from turnwise.memory.spans import Span
@@ -195,8 +196,11 @@ class Rows:
         """
         ends = dict.fromkeys(missing, HOLDS)
         ends |= {row.item.id: (row.item.superseded_at, row.item.superseded_by) for row in rows}
-        insert = "INSERT OR IGNORE INTO turnwise_vector_forgotten VALUES (?)"
-        self._cursor.executemany(insert, [(digest_of(user_id, name),) for name in ends])
+        now = time.time()
+        insert = "INSERT OR IGNORE INTO turnwise_vector_forgotten (digest, at) VALUES (?, ?)"
+        self._cursor.executemany(insert, [(digest_of(user_id, name), now) for name in ends])
+        self._cursor.execute("UPDATE turnwise_vector_forgotten SET at = ? WHERE at IS NULL", (now,))
+        self._cursor.execute("DELETE FROM turnwise_vector_forgotten WHERE at < ?", (now - BURIED_S,))
         self._drop(rows)
         first, last = _range(self.revision(user_id).owner)
         left = [

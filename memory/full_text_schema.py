@@ -21,7 +21,12 @@ _WORDS_OF_THEIR_OWN = (
     "DROP TABLE turnwise_vector_words",
 )
 
-SCHEMA = Schema(name="vector_memory", version=2, tables=tables, migrations={1: _WORDS_OF_THEIR_OWN})
+_TIMES = (
+    "ALTER TABLE turnwise_vector_forgotten ADD COLUMN at DOUBLE PRECISION",
+    "CREATE INDEX turnwise_vector_forgotten_at ON turnwise_vector_forgotten (at)",
+)
+
+SCHEMA = Schema(name="vector_memory", version=2, tables=tables, migrations={1: (*_WORDS_OF_THEIR_OWN, *_TIMES)})
 
 owners = sa.Table(
     "turnwise_vector_owners",
@@ -51,7 +56,13 @@ items = sa.Table(
     sa.Index("turnwise_vector_items_superseded", "superseded_by", sqlite_where=sa.text("superseded_by IS NOT NULL")),
 )
 
-forgotten = sa.Table("turnwise_vector_forgotten", tables, sa.Column("digest", sa.LargeBinary, primary_key=True))
+forgotten = sa.Table(
+    "turnwise_vector_forgotten",
+    tables,
+    sa.Column("digest", sa.LargeBinary, primary_key=True),
+    sa.Column("at", sa.Double),  # none if it was forgotten under version 1
+    sa.Index("turnwise_vector_forgotten_at", "at"),
+)
 
 dropped = sa.Table("turnwise_vector_dropped", tables, sa.Column("key", sa.Text, primary_key=True))
 

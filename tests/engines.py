@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
+from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext, Suspend
 from turnwise.actors.inference.openai import OpenAIEngine
 from turnwise.actors.inference.tool_loop import ToolLoop
 from turnwise.actors.wire import SessionInfo
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
+from turnwise.memory.calls import CallState
 from turnwise.memory.turns import Turn
 
 
@@ -111,3 +112,15 @@ def process_of(info: SessionInfo) -> int:
     """Return the process that hosts a session, which one does."""
     assert info.pid is not None, f"no process has session {info.session.session_id!r}"
     return info.pid
+
+
+class Asking:
+    """Asks for approval, and answers when it has it."""
+
+    def build(self, session: SessionView) -> Asking:
+        return self
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        if not any(state.verdict for state in context.calls.values()):
+            raise Suspend({"call": CallState(name="act", wants="approval", why="it acts")})
+        return [Text(text="done")]

@@ -207,7 +207,7 @@ def host_of(store: InMemoryStore, engine: Any, has_left: asyncio.Event, idle_s: 
         pass
 
     supplies = OpenSupplies(store, {"first": (engine, SessionConfig(idle_s=idle_s), None, (), None)}, "first")
-    return SessionHost("s", supplies, node_id="here", leave=has_left.set, keep=keep)
+    return SessionHost("s", supplies, max_waits=10, node_id="here", leave=has_left.set, keep=keep)
 
 
 def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(

@@ -669,6 +669,29 @@ def test_one_compaction_goes_on_at_a_time() -> None:
     play(story())
 
 
+def test_all_who_ask_for_a_compaction_while_another_is_under_way_share_the_next() -> None:
+    """Also those who have left by then: else each of a thousand would cost a summary."""
+
+    async def story() -> None:
+        model = Summarizer(delay_s=5.0)
+        stage = await opened(summarize(model, trigger_ratio=0.5))
+        number = 0
+        while not model.shown:
+            await chat(stage, *prompts(number, number + 1), pause_s=0.0)
+            number += 1
+        asked = [asyncio.ensure_future(stage.core.compact()) for _ in range(1000)]
+        abandoned = asked[:-1]
+        await asyncio.sleep(0.1)
+        tasks = len(asyncio.all_tasks())
+        for each in abandoned:
+            each.cancel()
+        await asyncio.wait(abandoned)
+        await asked[-1]
+        assert len(model.shown) <= 2 and tasks < 1010, "one task waits for all of them"
+
+    play(story())
+
+
 # Models and memories that misbehave
 
 

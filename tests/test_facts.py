@@ -3,7 +3,10 @@
 import asyncio
 import pickle
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
 from turnwise.memory import facts_contract as contract
 from turnwise.memory.categories import MemoryType
-from turnwise.memory.facts import ALL, FactFilter, FactStore
+from turnwise.memory.facts import ALL, BURIED_S, FactFilter, FactStore
 from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.facts_sql import SQLFacts
 from turnwise.memory.laws import Law, check_law
@@ -176,11 +179,57 @@ def test_a_corrupt_fact_is_named_never_skipped_and_can_be_deleted(tmp_path: Path
     assert using(url, lambda facts: facts.purge("u")) == ["0", "1", "2", "3"]
 
 
+def test_ids_of_deleted_facts_are_known_for_ninety_days_and_do_not_add_up(
+    make_facts: MakeFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    async def story() -> None:
+        nonlocal now
+        facts = make_facts()
+        await facts.put(USER, items(3))
+        assert await facts.delete(USER, ["0", "never there"]) == ["0"]
+        now += BURIED_S - 60
+        assert await facts.purge("u", session_id="of nobody") == []
+        assert await facts.delete(USER, ["1"]) == ["1"]
+        late = [*items(2), replace(items(1)[0], id="never there")]
+        assert await facts.put(USER, late) == [], "given again by who was away for long"
+        now += 120
+        assert await facts.delete(USER, ["2"]) == ["2"]
+        assert await facts.put(USER, late) == ["0", "never there"]
+        await facts.close()
+
+    asyncio.run(story())
+
+
+def test_ids_that_an_earlier_turnwise_deleted_are_known_for_ninety_days_from_the_next_deletion_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, now = f"sqlite:///{tmp_path}/facts.db", time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    using(url, lambda facts: facts.put(USER, items(3)))
+    using(url, lambda facts: facts.delete(USER, ["0"]))
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as connection:
+        connection.executescript("""
+            DROP INDEX turnwise_facts_deleted_at;
+            ALTER TABLE turnwise_facts_deleted DROP COLUMN at;
+            UPDATE turnwise_meta SET value = '1' WHERE name = 'facts_version';
+        """)
+    assert using(url, lambda facts: facts.put(USER, items(1))) == []
+    using(url, lambda facts: facts.delete(USER, ["1"]))
+    now += BURIED_S - 60
+    assert using(url, lambda facts: facts.put(USER, items(1))) == []
+    now += 120
+    using(url, lambda facts: facts.delete(USER, ["2"]))
+    assert using(url, lambda facts: facts.put(USER, items(1))) == ["0"]
+
+
 def test_facts_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/facts.db"
     using(url, lambda facts: facts.put(USER, items(2)))
-    edit(tmp_path / "facts.db", "UPDATE turnwise_meta SET value = '2' WHERE name = 'facts_version'")
-    with pytest.raises(SchemaVersionError, match="has schema version 2, this turnwise writes 1"):
+    edit(tmp_path / "facts.db", "UPDATE turnwise_meta SET value = '3' WHERE name = 'facts_version'")
+    with pytest.raises(SchemaVersionError, match="has schema version 3, this turnwise writes 2"):
         using(url, lambda facts: facts.query(USER))
 
 

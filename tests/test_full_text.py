@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedError, StoreURLError
 from turnwise.memory import erasing
 from turnwise.memory.categories import MemoryType
+from turnwise.memory.facts import BURIED_S
 from turnwise.memory.full_text import FullText
 from turnwise.memory.full_text_rows import NOTHING, key_of
 from turnwise.memory.long_term import MemoryItem, Scope, Source
@@ -88,6 +90,25 @@ async def test_nobody_finds_what_is_anothers(text: FullText) -> None:
         assert [row.item.text for row in found.more] == [f"secret {at}"]
         assert len(found.rows[0]) == 1
     assert await ids_with(text, "user", "secret") == []
+
+
+@sync
+async def test_ids_of_forgotten_items_are_known_for_ninety_days_and_do_not_add_up(
+    text: FullText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    both = [item("1", "a zebra"), item("2", "a zebra")]
+    await text.add([(ANN, both)])
+    await text.forget(ANN, ["1"])
+    now += BURIED_S - 60
+    await text.forget(ANN, ["2"])
+    await text.add([(ANN, both)])
+    assert await ids_with(text, "ann", "zebra") == []
+    now += 120
+    await text.forget(ANN, ["3"])
+    await text.add([(ANN, both)])
+    assert await ids_with(text, "ann", "zebra") == ["1"]
 
 
 @sync

@@ -29,6 +29,7 @@ from turnwise.actors.resident import Resident
 from turnwise.actors.session import AsyncSession, Session
 from turnwise.actors.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.steps import Consult, Portal, Request
+from turnwise.actors.waits import Waits
 from turnwise.errors import (
     EngineError,
     InvalidInputError,
@@ -110,7 +111,8 @@ class LocalRealm(Realm):
         if session_id not in self.residents or self.residents[session_id].is_deleted:
             parts = {"memories": self.memories, "working": self.working_memory}
             core = SessionCore(session_id, self.store, self.engine, self.config, **parts)  # type: ignore[arg-type]
-            self.residents[session_id] = Resident(core, "", None, None, "node")  # type: ignore[arg-type]
+            waits = Waits("max_waits", 10)
+            self.residents[session_id] = Resident(core, "", None, None, "node", waits=waits)  # type: ignore[arg-type]
         return self.residents[session_id]
 
     def warm(self, session_id: str) -> None:

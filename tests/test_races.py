@@ -166,7 +166,7 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
             async def cancel(reason: str, run_id: str = run_id) -> bool:
                 await world.pause()
                 await world.pause()
-                return await world.core.cancel(reason, run_id)
+                return bool(await world.core.cancel(reason, run_id))
 
             asked = asyncio.get_running_loop().time()
             answers = await asyncio.gather(cancel("first"), cancel("second"))

@@ -25,7 +25,7 @@ from turnwise.errors import (
 from turnwise.memory import facts_contract as contract
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.contract_tools import TEXT
-from turnwise.memory.facts import FactFilter, FactStore, all_items, digest_of
+from turnwise.memory.facts import BURIED_S, FactFilter, FactStore, all_items, digest_of
 from turnwise.memory.facts_lua import KEYS
 from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.facts_redis import RedisFacts
@@ -40,7 +40,7 @@ from turnwise.memory.urls import open_facts, open_notes
 
 USER = Scope(user_id="u")
 EVER = FactFilter(superseded=True)
-ITEMS, TEXTS, TIMES, ORDER, USED, SUCCESSORS, DELETED, LAST = (f"{{turnwise:facts}}:{key}" for key in KEYS)
+ITEMS, TEXTS, TIMES, ORDER, USED, SUCCESSORS, DELETED, LAST, BURIED = (f"{{turnwise:facts}}:{key}" for key in KEYS)
 
 
 def items(count: int, **values: Any) -> list[MemoryItem]:
@@ -68,7 +68,8 @@ def audit(server: RedisServer) -> int:
         names: dict[str, list[Any]] = {
             key: [name.decode() for name in client.zrange(key, 0, -1)] for key in (TIMES, ORDER, USED, SUCCESSORS)
         }
-        deleted: Any = client.smembers(DELETED)
+        deleted: Any = client.zrange(BURIED, 0, -1)
+        assert not client.exists(DELETED)
         last = int(client.get(LAST) or 0)
     assert {digest.decode() for digest in texts} == set(facts)
     assert sorted(names[TIMES]) == sorted(fact["place"] + digest for digest, fact in facts.items())
@@ -625,6 +626,26 @@ def test_on_a_cluster_every_verb_keeps_to_one_node(own_server: Callable[..., Red
     using(server.url, use)
 
 
+def test_ids_of_deleted_facts_are_known_for_ninety_days_also_those_that_an_earlier_turnwise_deleted(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    async def use(facts: RedisFacts) -> None:
+        await facts.put(USER, items(4))
+        await facts.delete(USER, ["0"])
+        with redis_server.client as client:
+            client.delete(BURIED)
+            client.sadd(DELETED, digest_of("u", "0").hex())  # as it was kept before
+            assert await facts.put(USER, items(1)) == []
+            await facts.delete(USER, ["1"])
+            assert client.zcard(BURIED) == 2 and not client.exists(DELETED)
+            for name, age_s in (("0", BURIED_S + 60), ("1", BURIED_S - 60)):
+                client.zadd(BURIED, {digest_of("u", name).hex(): time.time() - age_s})
+        await facts.delete(USER, ["2"])
+        assert await facts.put(USER, items(2)) == ["0"]
+
+    using(redis_url, use)
+
+
 def test_what_is_deleted_is_in_no_key_and_in_no_file_that_is_written_anew(
     own_server: Callable[..., RedisServer],
 ) -> None:
@@ -651,7 +672,7 @@ def test_what_is_deleted_is_in_no_key_and_in_no_file_that_is_written_anew(
         await notes.close()
         with server.client as client:
             keys: Any = client.keys()
-            assert sorted(keys) == sorted([DELETED.encode(), LAST.encode()])
+            assert sorted(keys) == sorted([BURIED.encode(), LAST.encode()])
             client.bgrewriteaof()
             while client.info("persistence")["aof_rewrite_in_progress"]:
                 await asyncio.sleep(0.01)

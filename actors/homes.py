@@ -68,12 +68,14 @@ class _HomesOfOne(ABC):
             if found := self._actors.get(session_id):
                 self._actors.move_to_end(session_id)
                 return found
-        found = self._look_up(session_id)
+        return self._note(session_id, self._look_up(session_id))
+
+    def _note(self, session_id: str, actor: Any) -> Any:
         with self._lock:
-            self._actors[session_id] = found
+            self._actors[session_id] = actor
             if len(self._actors) > NOTED:
                 self._actors.popitem(last=False)
-        return found
+        return actor
 
     def miss(self, session_id: str) -> None:
         self._actors.pop(session_id, None)
@@ -83,7 +85,7 @@ class _HomesOfOne(ABC):
             found = self._find(session_id)
             if found is None:
                 return False
-            self._actors[session_id] = found
+            self._note(session_id, found)
         return True
 
     def _find(self, session_id: str) -> Any:

@@ -220,6 +220,8 @@ def as_it_was(path: Path) -> None:
         for row, text in rows:
             values = row, " ".join(words(text)), "2023 may 8 monday"
             database.execute("INSERT INTO turnwise_vector_words (rowid, words, day) VALUES (?, ?, ?)", values)
+        database.execute("DROP INDEX turnwise_vector_forgotten_at")
+        database.execute("ALTER TABLE turnwise_vector_forgotten DROP COLUMN at")
         database.execute("UPDATE turnwise_meta SET value = '1' WHERE name = 'vector_memory'")
 
 

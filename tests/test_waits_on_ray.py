@@ -17,6 +17,7 @@ from test_sessions_on_ray import python
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.execution import AsyncExecutionHandle
 from turnwise.actors.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.names import actor_name, find_actor
 from turnwise.actors.placement import Dedicated, Packed, Placement
 from turnwise.actors.session import AsyncSession
 from turnwise.actors.waits import SLICE_S
@@ -97,7 +98,7 @@ def test_five_thousand_abandoned_waits_keep_nobody_from_deciding_cancelling_and_
     def has_left() -> bool:
         if isinstance(placement, Packed):
             return not ray_session.get(shown._realm.actor("chat").resident_ids.remote())
-        return not shown._realm.is_live("chat")
+        return find_actor(namespace, actor_name(shown._realm.name, "chat")) is None
 
     until(has_left, SLICE_S + 20.0)  # a slice, and a busy machine
     pickled = pickle.dumps((url, namespace, placement, run_id)).hex()

@@ -611,7 +611,7 @@ class SessionCore(RunningSession):
             return  # the decision itself is refused, or was made
         try:
             runner = await self._built(run)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except Exception as error:
             why = f"the engine cannot be built, so the arguments of {state.name!r} cannot be checked: {reason(error)}"
             raise EngineError(why) from error
         refused = runner.check_call(state.name, arguments) if isinstance(runner, CallChecker) else None

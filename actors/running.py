@@ -359,6 +359,8 @@ class RunningSession(ForgettingSession):
     async def _build(self, gear: Gear, session: SessionView) -> InferenceRunner:
         try:
             runner: InferenceRunner = await self._off_loop(gear.builder.build, session)
+        except (SystemExit, KeyboardInterrupt) as error:  # in a task of its own, it would end the process
+            raise EngineError(f"the engine raised {type(error).__name__} when it was built") from error
         finally:
             gear.building = None
         if gear.is_retired:

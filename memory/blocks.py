@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Strict, field_validator, model_validator
 
-from turnwise.memory.frozen import FrozenDict, JsonObject, freeze
+from turnwise.memory.frozen import MAX_DEPTH, FrozenDict, JsonObject, freeze, is_deeper
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -232,8 +232,23 @@ KINDS: dict[str, type[Block]] = {
 }
 
 
+_HOLDS_JSON = {"tool_use": "input", "citations": "items"}
+
+
+def is_too_deep(block: Block) -> bool:
+    """Return whether the block's JSON is nested deeper than `MAX_DEPTH`; readers of JSON take 200 levels."""
+    held = getattr(block, _HOLDS_JSON.get(block.kind, "payload"), None)
+    return bool(held) and is_deeper(held, MAX_DEPTH)
+
+
 def encode(block: Block) -> str:
-    """Return the block as a JSON object on one line, without the fields that have their default value."""
+    """Return the block as a JSON object on one line, without the fields that have their default value.
+
+    Raises:
+        ValueError: it holds lone surrogates, or is too deep.
+    """
+    if is_too_deep(block):
+        raise ValueError(f"its JSON is nested more than {MAX_DEPTH} levels deep")
     if isinstance(block, Unknown):
         return pydantic_core.to_json({"kind": block.kind, **block.payload}).decode()
     body = block.model_dump_json(exclude_defaults=True, exclude={"kind"})

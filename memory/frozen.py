@@ -108,6 +108,15 @@ def plain_json(field: str, given: object, max_bytes: int) -> Any:
     return copied
 
 
+def is_deeper(value: object, levels: int) -> bool:
+    """Return whether a frozen value is nested more than so many levels deep; an empty container is no level."""
+    layer: list[Any] = [value]
+    for _ in range(levels + 1):
+        held = (each.values() if isinstance(each, dict) else each for each in layer if isinstance(each, dict | tuple))
+        layer = [inner for each in held for inner in each]
+    return bool(layer)
+
+
 def plain_text(value: str) -> str:
     """Return the text as a `str` of no subclass.
 

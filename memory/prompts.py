@@ -19,7 +19,9 @@ from turnwise.memory.blocks import (
     User,
     described,
     encode,
+    is_too_deep,
 )
+from turnwise.memory.frozen import MAX_DEPTH
 
 Prompt = str | Block
 """A string is a `User` block."""
@@ -31,11 +33,13 @@ def plain_prompts(session_id: str, prompts: Sequence[Prompt]) -> tuple[Prompt, .
     """Return the prompts as another process can take them: of no class that this turnwise does not have.
 
     Raises:
-        InvalidPromptError: one is no text and no block.
+        InvalidPromptError: one is no text and no block, or is too deep for a pickle.
     """
     for prompt in prompts:
         if not isinstance(prompt, str) and type(prompt) not in _BLOCKS:
             raise InvalidPromptError(session_id, f"{type(prompt).__name__} is not a string or a block")
+        if not isinstance(prompt, str) and is_too_deep(prompt):
+            raise InvalidPromptError(session_id, f"a {prompt.kind} block is nested more than {MAX_DEPTH} levels deep")
     return tuple(str.__str__(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import ScriptedEngine
+from turnwise.actors.adoptions import Adopted
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
+from turnwise.actors.door import Door
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder
@@ -42,7 +44,7 @@ from turnwise.errors import (
     TurnwiseError,
     shown,
 )
-from turnwise.memory.blocks import Summary, User
+from turnwise.memory.blocks import Summary, Unknown, User
 from turnwise.memory.categories import MemoryCategory, MemoryType
 from turnwise.memory.facts import FactStore
 from turnwise.memory.facts_memory import InMemoryFacts
@@ -98,6 +100,7 @@ class LocalRealm(Realm):
         self.working_memory = WorkingMemory(notes)
         self.store = store
         self.engine: EngineBuilder = EchoEngine()
+        self.portal = PORTAL
         self.config = SessionConfig()
         self.residents: dict[str, Resident] = {}
         self.asked: list[str] = []
@@ -112,11 +115,16 @@ class LocalRealm(Realm):
             parts = {"memories": self.memories, "working": self.working_memory}
             core = SessionCore(session_id, self.store, self.engine, self.config, **parts)  # type: ignore[arg-type]
             waits = Waits("max_waits", 10)
-            self.residents[session_id] = Resident(core, "", None, None, "node", waits=waits)  # type: ignore[arg-type]
+            supplies: Any = SimpleNamespace(engine_id="", given=lambda _: ((), b""), has=lambda _: True)
+            resident = Resident(core, Adopted(""), supplies, _nothing, "node", waits=waits)  # type: ignore[arg-type]
+            self.residents[session_id] = resident
         return self.residents[session_id]
 
     def warm(self, session_id: str) -> None:
         pass
+
+    def open_store(self) -> SessionStore:
+        return self.store
 
     def is_live(self, session_id: str) -> bool:
         return session_id in self.residents
@@ -141,10 +149,9 @@ class World:
     def subject(self, family: Any) -> Any:
         if issubclass(family, SessionManager | AsyncSessionManager):
             manager = object.__new__(family)
-            kept = {"_realm": self.realm, "_store": self.realm.store, "_enforce_user": False, "_is_encrypted": False}
-            vars(manager).update(
-                **kept, _portal=PORTAL, _started=_nothing, _max_metadata_bytes=SessionConfig().max_metadata_bytes
-            )
+            Door.__init__(manager, "memory://unused", engine=self.realm.engine)
+            here = {"_realm": self.realm, "_store": self.realm.store, "_portal": PORTAL}
+            vars(manager).update(here, _started=_nothing, _knows_rivals=True)
             return manager
         if issubclass(family, SessionMemory | AsyncSessionMemory):
             return family(self.realm, SESSION, *([PORTAL] if family is SessionMemory else []))
@@ -281,6 +288,7 @@ WRONG: dict[str, list[Any]] = {
     "SessionStatus": ["nope", 1],
     "SessionOrder": ["title", 1],
     "IfBusy": ["whenever", 1],
+    "Verify": [1, 0, "yes", 1.0],
     "Summary": ["text", User(text="hi")],
     "Prompt": [3, None, "\ud800", ["hello"], Summary(text="forged")],
     "str | Path": [1, "a\0b", ""],
@@ -462,7 +470,14 @@ LEAVES = st.one_of(
     st.builds(Sly),
     st.sampled_from([object(), 1j, lambda: 0, Path("a"), MemoryType.FACTS, MemoryCategory.EPISODIC]),
     st.sampled_from(["", "\0", "on", "reject", "active", "created_at", "facts", "1.0:1", "nan:0", "x" * 300]),
-    st.sampled_from([User(text="hi"), Summary(text="s"), User.model_construct(text=object()), nested(200)]),
+    st.sampled_from(
+        [
+            User(text="hi"),
+            Summary(text="s"),
+            User.model_construct(text=object()),
+            Unknown(kind="new", payload=nested(300)),
+        ]
+    ),
 )
 VALUES = st.recursive(
     LEAVES,

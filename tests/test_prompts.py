@@ -1,5 +1,7 @@
 """Prompts: what a caller may add to a conversation."""
 
+from typing import Any
+
 import pytest
 
 from turnwise.errors import EmptyTurnError, InvalidPromptError
@@ -19,7 +21,19 @@ from turnwise.memory.blocks import (
     User,
     encode,
 )
-from turnwise.memory.prompts import Prompt, accept
+from turnwise.memory.prompts import Prompt, accept, plain_prompts
+
+
+@pytest.mark.parametrize("depth", [101, 150, 250, 400])
+def test_a_block_that_is_nested_too_deep_is_refused(depth: int) -> None:
+    """From 200 levels on it could be stored and never be read again, from 250 on it could not be pickled."""
+    deep: Any = "deep"
+    for _ in range(depth - 1):
+        deep = {"a": deep}
+    for block in (Unknown(kind="new", payload={"a": deep}), Citations(items=({"a": deep},))):
+        for refuse in (lambda block: accept("s", [block], 10_000), lambda block: plain_prompts("s", [block])):
+            with pytest.raises(InvalidPromptError, match="nested more than 100 levels"):
+                refuse(block)
 
 
 def test_strings_become_user_blocks_and_blocks_stay_what_they_are_in_their_order() -> None:

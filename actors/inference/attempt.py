@@ -176,8 +176,7 @@ class Attempt:
                 if self._timer is None:
                     self._tick()
             return
-        if not _is_storable(part):
-            raise EngineError(_NOT_UNICODE)
+        _check_storable(part)
         self._flush()
         if isinstance(part, Thinking):
             self.ledger.append_thinking(part.text, part.signature, part.redacted)
@@ -286,12 +285,9 @@ async def checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Bloc
     has_text = any(isinstance(block, Text) for block in output)  # nearly always, and quickly seen
     if not has_text and not settle(output, why="", interrupted=False):
         raise EngineError("the engine returned thoughts but no answer")
-    if not all(map(_is_storable, output)):
-        raise EngineError(_NOT_UNICODE)
+    for block in output:
+        _check_storable(block)
     return output
-
-
-_NOT_UNICODE = "the engine returned text that is not valid Unicode: it holds lone surrogates"
 
 
 def _ended() -> EngineError:
@@ -325,11 +321,10 @@ def storable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _is_storable(block: Block) -> bool:
+def _check_storable(block: Block) -> None:
     if isinstance(block, Text) and block.text.isascii():
-        return True
+        return
     try:
         encode(block)
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        raise EngineError(f"the engine returned a {block.kind} block that cannot be stored: {error}") from error

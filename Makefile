@@ -64,6 +64,10 @@ races: $(READY) ## run all schedules of the races and random histories, of which
 soak: $(READY) ## inject 10,000 faults over 20 minutes or more, and write what came of it to tests/soak/LAST.md
 	$(BIN)/python -m pytest -m soak tests/soak $(ARGS)
 
+.PHONY: siege
+siege: $(READY) ## attack it from outside for 20 minutes, and write what came of it to tests/siege/LAST.md
+	RAY_worker_niceness=0 PYTHONPATH=tests:tests/siege $(BIN)/python tests/siege/siege.py $(ARGS)
+
 .PHONY: check
 check: $(READY) ## format, lint, types, house rules, what is in the wheel, what the README shows
 	$(BIN)/python -m ruff format --check .

@@ -1,0 +1,362 @@
+"""Attacks turnwise from outside: `make siege`. Writes what came of it to LAST.md beside this file.
+
+Callers, kills, freezes, crashes of servers, rival Rays, restores of older copies, bad calls, abandoned waits and
+damaged archives, all at once, on SQLite, PostgreSQL and Redis in turn. What holds afterwards is judged by a plain
+ledger and by what `sqlite3`, `psycopg` and `redis` read from the store: no code of `turnwise.testing` takes part.
+
+    make siege ARGS="--minutes 20 --seed 0 --store sqlite redis"
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import ray
+from siege_callers import ANSWER_S, Caller, misuse, mutate
+from siege_engine import SiegeEngine
+from siege_ledger import Ledger
+from siege_stores import STORES, Store
+
+from turnwise import (
+    AsyncSessionManager,
+    Dedicated,
+    LexicalMemory,
+    NotFoundError,
+    Packed,
+    RunEndedError,
+    SessionConfig,
+    SQLFacts,
+    TurnwiseError,
+)
+
+HERE = Path(__file__).parent
+NAMESPACE = "siege"
+SETTLED = {"completed", "cancelled", "failed", "interrupted"}
+RIVAL_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One store under siege: who lives there."""
+
+    name: str
+    seed: int
+    seconds: float
+    users: int
+    chats: int
+
+    @property
+    def sessions(self) -> list[tuple[str, str]]:
+        """Each user's chats. All users call theirs the same."""
+        return [(f"u{user}", f"chat-{chat}") for user in range(self.users) for chat in range(self.chats)]
+
+
+class Siege:
+    """The attack on one store."""
+
+    def __init__(self, stage: Stage, store: Store, folder: Path) -> None:
+        self.ledger = Ledger()
+        self._stage = stage
+        self._store = store
+        self._folder = folder
+        self._leaks = folder / "leaks.txt"
+        self._dice = random.Random(f"{stage.seed}/{stage.name}")
+        self._over = asyncio.Event()
+        self._manager = AsyncSessionManager(
+            store.url,
+            engine=SiegeEngine(str(self._leaks)),
+            memory=[LexicalMemory(SQLFacts(f"sqlite:///{folder}/facts.db"))],
+            placement=Dedicated() if stage.name == "sqlite" else Packed(hosts=2),
+            config=SessionConfig(cancel_grace_s=0.5, idle_s=20.0),
+            namespace=NAMESPACE,
+            enforce_user=True,
+        )
+        self._callers = [
+            Caller(self._manager, self.ledger, user, chat, f"{stage.seed}/{user}/{chat}/{number}")
+            for user, chat in stage.sessions
+            for number in range(2)
+        ]
+
+    async def run(self) -> None:
+        """Attack for as long as the stage lasts; then let all settle, and judge."""
+        for user, chat in self._stage.sessions:
+            await self._manager.open(chat, user_id=user)
+        dedicated = self._stage.name == "sqlite"
+        attacks: list[tuple[Callable[[], Awaitable[None]], float]] = [
+            (self._kill, 6.0 if dedicated else 10.0),
+            (self._freeze_owner, 15.0),
+            (self._crash_store, 25.0),
+            (self._freeze_store, 20.0),
+            (self._restore, 40.0),
+            (self._rival, 60.0),
+            (self._misuse, 1.0),
+            (self._import, 5.0),
+        ]
+        calling = [asyncio.create_task(caller.call(self._over.is_set)) for caller in self._callers]
+        attacking = [asyncio.create_task(self._again(attack, pause_s)) for attack, pause_s in attacks]
+        done, _ = await asyncio.wait(
+            [*calling, *attacking], timeout=self._stage.seconds, return_when=asyncio.FIRST_EXCEPTION
+        )
+        self._over.set()
+        for task in done:
+            task.result()
+        await asyncio.gather(*attacking)
+        for task in (await asyncio.wait(calling, timeout=4 * ANSWER_S))[1]:
+            task.cancel()
+            self.ledger.violate("a caller has no answer")
+        await asyncio.gather(*calling, return_exceptions=True)
+        await self._settle()
+        await self._judge()
+        await self._manager.close()
+
+    async def _again(self, attack: Callable[[], Awaitable[None]], pause_s: float) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), self._dice.random() * 2 * pause_s)
+                return
+            await attack()
+
+    # Attacks
+
+    async def _owner(self) -> int | None:
+        """Return the process that hosts one of the sessions."""
+        caller = self._dice.choice(self._callers)
+        with contextlib.suppress(TurnwiseError):
+            return int((await caller.asked((await caller.session()).info())).pid)
+        return None
+
+    async def _kill(self) -> None:
+        if (pid := await self._owner()) and pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.ledger.deeds["kill of an owner"] += 1
+
+    async def _freeze_owner(self) -> None:
+        if (pid := await self._owner()) and pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                self.ledger.deeds["freeze of an owner"] += 1
+                try:
+                    await asyncio.sleep(1 + 2 * self._dice.random())
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+
+    async def _crash_store(self) -> None:
+        if self._stage.name != "sqlite":
+            await asyncio.to_thread(self._store.crash)
+            self.ledger.deeds["crash of the server"] += 1
+
+    async def _freeze_store(self) -> None:
+        await asyncio.to_thread(self._store.freeze, 1 + 2 * self._dice.random())
+        self.ledger.deeds["freeze of the store"] += 1
+
+    async def _restore(self) -> None:
+        """Copy the store, wait a little, and put the copy back while everybody goes on."""
+        began = time.monotonic()
+        try:
+            copy = await asyncio.to_thread(self._store.copy)
+        except Exception as error:  # noqa: BLE001 - another attack has the server down: no copy, no restore
+            self.ledger.deeds[f"copy given up: {type(error).__name__}"] += 1
+            return
+        copied = began, time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), 2 + 8 * self._dice.random())
+        with self.ledger.putting_back(copied):
+            for _ in range(60):
+                try:
+                    await asyncio.to_thread(self._store.put_back, copy)
+                    return
+                except Exception:  # noqa: BLE001 - likewise; it is in one step, so it has not been done, or is done again
+                    await asyncio.sleep(0.5)
+        raise AssertionError("the copy cannot be put back")
+
+    async def _rival(self) -> None:
+        """Let a program with a Ray of its own open one of the sessions."""
+        user, chat = self._dice.choice(self._stage.sessions)
+        entry = self.ledger.ask(user, chat)
+        command = [str(HERE / "siege_rival.py"), self._store.url, NAMESPACE, str(self._leaks), user, chat, entry.token]
+        rival = await asyncio.create_subprocess_exec(
+            sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            async with asyncio.timeout(RIVAL_S):
+                out, err = await rival.communicate()
+        except TimeoutError:
+            _end_tree(rival.pid)
+            await rival.wait()
+            self.ledger.deeds["rival Ray that was ended"] += 1
+            return
+        if rival.returncode:
+            self.ledger.violate(f"a rival Ray failed: {err.decode(errors='replace')[-2000:]}")
+            return
+        done = json.loads(out.splitlines()[-1])
+        if self._stage.name == "sqlite" and "ray start --head" not in done["refused"]:
+            self.ledger.violate(f"a rival Ray was not refused: {done}")
+        if done["run_id"]:
+            self.ledger.tell(entry, done["run_id"])
+        self.ledger.deeds[f"rival Ray {'refused' if done['refused'] else done.get('error', 'let in')}"] += 1
+
+    async def _misuse(self) -> None:
+        caller = self._dice.choice(self._callers)
+        with contextlib.suppress(TurnwiseError):
+            await misuse(caller, self._manager, self.ledger, caller.user, self._dice)
+
+    async def _import(self) -> None:
+        """Import a damaged archive; if it is taken, the session can be used."""
+        user, chat = self._dice.choice(self._stage.sessions)
+        number = self.ledger.deeds["damaged archive"]
+        self.ledger.deeds["damaged archive"] += 1
+        caller = next(one for one in self._callers if (one.user, one.chat) == (user, chat))
+        try:
+            name = await caller.asked(mutate(self._store.url, (user, chat), number, self._dice, self.ledger))
+            if name:
+                session = await caller.asked(self._manager.get(name, user_id=user))
+                handle = await caller.asked(session.run("say", if_busy="enqueue"))
+                await caller.asked(handle.wait(ANSWER_S))
+        except NotFoundError:
+            self.ledger.deeds["imported session that a restore took"] += 1
+        except RunEndedError as error:
+            if "interrupted" not in str(error):
+                self.ledger.violate(f"an imported session cannot be used: {error}")
+        except TurnwiseError as error:
+            self.ledger.refusals[type(error).__name__] += 1
+
+    # Judgement
+
+    async def _settle(self) -> None:
+        """Nobody attacks any more: every session takes a run, and every run of the ledger ends."""
+        for user, chat in self._stage.sessions:
+            caller = next(one for one in self._callers if (one.user, one.chat) == (user, chat))
+            last: TurnwiseError | None = None
+            for _ in range(40):  # more than may be queued
+                try:
+                    await caller.release()
+                    handle, entry = await caller.run("say")
+                    await caller.end(handle, entry)
+                    break
+                except TurnwiseError as error:
+                    last = error
+                    await asyncio.sleep(1.0)
+            else:
+                self.ledger.violate(f"{user}'s {chat} is bricked: {last!r}")
+
+    async def _judge(self) -> None:
+        ledger, found = self.ledger, await asyncio.to_thread(self._store.read)
+        for what in found.broken:
+            ledger.violate(what)
+        for token, users in found.tokens.items():
+            if len(users) != 1:
+                ledger.violate(f"prompt {token} is stored {len(users)} times")
+            if any(user != token.split(".")[1] for user in users):
+                ledger.violate(f"prompt {token} is in a session of {users}")
+        for entry in ledger.entries.values():
+            if not entry.told_s:
+                continue
+            ledger.deeds["acknowledged prompt"] += 1
+            there = entry.token in found.tokens and (not entry.run_id or entry.run_id in found.runs)
+            if not there and not ledger.may_be_gone(entry):
+                ledger.violate(f"prompt {entry.token} of run {entry.run_id} was acknowledged and is lost")
+            elif not there:
+                ledger.deeds["prompt that a restore took"] += 1
+                await self._check_told(entry.run_id, entry.user)
+            elif entry.run_id and found.runs[entry.run_id] not in SETTLED:
+                ledger.violate(f"run {entry.run_id} has no outcome: it is {found.runs[entry.run_id]}")
+            elif entry.run_id and entry.state not in (None, found.runs[entry.run_id]) and not ledger.may_be_gone(entry):
+                ledger.violate(f"run {entry.run_id} is {found.runs[entry.run_id]}, and {entry.state} was told")
+        for run_id, state in found.runs.items():
+            if state in SETTLED and found.ends.get(run_id) != 1:
+                ledger.violate(f"run {run_id} has {found.ends.get(run_id, 0)} ends")
+        if self._leaks.exists():
+            for line in self._leaks.read_text(encoding="utf-8").splitlines():
+                ledger.violate(f"seen by another user: {line}")
+
+    async def _check_told(self, run_id: str | None, user: str) -> None:
+        """A run that a restore took is told as one that is not there."""
+        if run_id is None:
+            return
+        try:
+            await self._manager.execution(run_id, user_id=user)
+        except NotFoundError:
+            self.ledger.deeds["run that a restore took, told as gone"] += 1
+
+
+def _end_tree(pid: int) -> None:
+    """Kill a process and those that it started, by their ids."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        for process in [*parent.children(recursive=True), parent]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def besiege(stage: Stage) -> Ledger:
+    """Run one stage and return its ledger."""
+    with tempfile.TemporaryDirectory(prefix="siege-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # the server of PostgreSQL may run under a user of its own
+        store = STORES[stage.name](folder)
+        ray.init("local", num_cpus=4, include_dashboard=False, configure_logging=False, log_to_driver=False)
+        try:
+
+            async def run() -> Ledger:
+                siege = Siege(stage, store, folder)
+                await siege.run()
+                return siege.ledger
+
+            return asyncio.run(run())
+        finally:
+            ray.shutdown()
+            store.close()
+
+
+def page(ledgers: dict[str, Ledger], minutes: float, seed: int) -> str:
+    """Return the page about all stages."""
+    broken = sum(len(ledger.violations) for ledger in ledgers.values())
+    summary = (
+        f"{minutes:g} minutes, seed {seed}; {broken} violations: nothing lost but what a restore took, nothing "
+        "doubled, no run without outcome, nothing bricked, nothing seen by another user, unless one below says so."
+    )
+    lines = ["# The last siege", "", summary]
+    for name, ledger in ledgers.items():
+        lines += ["", f"## {name}", "", "| what | times |", "|---|---|"]
+        lines += [f"| {what} | {count:,} |" for what, count in sorted(ledger.deeds.items())]
+        lines += ["", "| callers were refused with | times |", "|---|---|"]
+        lines += [f"| {what} | {count:,} |" for what, count in sorted(ledger.refusals.items())]
+        lines += ["", *(f"- VIOLATION: {what}" for what in ledger.violations)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Besiege the stores in turn; return 1 if something does not hold."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", nargs="+", default=list(STORES), choices=list(STORES))
+    parser.add_argument("--out", type=Path, default=HERE / "LAST.md")
+    chosen = parser.parse_args(arguments)
+    seconds = chosen.minutes * 60 / len(chosen.store)
+    ledgers: dict[str, Ledger] = {}
+    for name in chosen.store:
+        small = name == "sqlite"
+        stage = Stage(name, chosen.seed, seconds, users=4 if small else 6, chats=1 if small else 2)
+        ledgers[name] = besiege(stage)
+        chosen.out.write_text(page(ledgers, chosen.minutes, chosen.seed), encoding="utf-8")
+    print(chosen.out.read_text(encoding="utf-8"))
+    return 1 if any(ledger.violations for ledger in ledgers.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

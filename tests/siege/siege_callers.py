@@ -1,0 +1,320 @@
+"""Who uses the besieged system: callers that keep a ledger, and callers that behave badly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from siege_ledger import Entry, Ledger
+from siege_stores import IMPORTED
+
+from turnwise import (
+    ArchiveError,
+    AsyncExecutionHandle,
+    AsyncSession,
+    AsyncSessionManager,
+    InvalidInputError,
+    NotFoundError,
+    QueueFullError,
+    RunEndedError,
+    TurnwiseError,
+    WaitTimeoutError,
+)
+from turnwise.memory.archive import export_session, import_session
+from turnwise.memory.blocks import Document, Image
+from turnwise.memory.urls import open_store
+
+ANSWER_S = 60.0
+"""Within so many seconds every verb answers, whatever is going on: else what it asked is bricked."""
+
+Result = TypeVar("Result")
+
+
+class Caller:
+    """A well-behaved caller of one session: it asks, waits, cancels, approves, reads and forks, and notes it all."""
+
+    def __init__(self, manager: AsyncSessionManager, ledger: Ledger, user: str, chat: str, seed: str) -> None:
+        self._manager = manager
+        self._ledger = ledger
+        self.user = user
+        self.chat = chat
+        self._dice = random.Random(seed)
+
+    async def call(self, is_over: Callable[[], bool]) -> None:
+        """Ask one thing after the other until it is over."""
+        ways = {
+            self.say: 6,
+            self.append: 2,
+            self.cancel: 2,
+            self.approve: 2,
+            self.follow: 2,
+            self.read: 2,
+            self.fork: 1,
+        }
+        while not is_over():
+            (way,) = self._dice.choices(list(ways), list(ways.values()))
+            try:
+                await way()
+            except RunEndedError:
+                self._ledger.deeds["run that did not complete"] += 1
+            except TurnwiseError as error:
+                self._ledger.refusals[type(error).__name__] += 1
+                await asyncio.sleep(0.2)
+                if isinstance(error, QueueFullError | WaitTimeoutError):
+                    with suppress(TurnwiseError):
+                        await self.release()
+
+    async def release(self) -> None:
+        """Cancel the active run: it may wait for the approval of a caller who met an error and left."""
+        session = await self.session()
+        info = await self.asked(session.info())
+        if info.active_run_id:
+            handle = await self.asked(session.execution(info.active_run_id))
+            await self.asked(handle.cancel("it stands in the way"))
+
+    async def session(self) -> AsyncSession:
+        """Return the session, opened anew: a restore may have taken it."""
+        return await self.asked(self._manager.open(self.chat, user_id=self.user))
+
+    async def say(self) -> None:
+        """Run a prompt and wait for its end."""
+        handle, entry = await self.run(self._dice.choice(("say", "say", "slow")))
+        await self.end(handle, entry)
+
+    async def append(self) -> None:
+        """Append a prompt. One that was not acknowledged is not asked again: nobody knows whether it is stored."""
+        session = await self.session()
+        entry = self._ledger.ask(self.user, self.chat)
+        await self.asked(session.append(f"{entry.token} say"))
+        self._ledger.tell(entry)
+        self._ledger.deeds["append"] += 1
+
+    async def cancel(self) -> None:
+        """Run a prompt that takes a while, and cancel it."""
+        handle, entry = await self.run("slow")
+        await asyncio.sleep(self._dice.random() * 0.5)
+        await self.asked(handle.cancel("enough"))
+        await self.end(handle, entry)
+
+    async def approve(self) -> None:
+        """Run a prompt whose tool waits for approval; abandon waits, then decide, or leave it to the next caller."""
+        handle, entry = await self.run("ask")
+        for _ in range(200):
+            if calls := await self.asked(handle.pending()):
+                break
+            if await self.asked(handle.status()) not in ("queued", "running", "awaiting_approval"):
+                await self.end(handle, entry)
+                return
+            await asyncio.sleep(0.05)
+        else:
+            await self.asked(handle.cancel("it does not get its turn"))
+            await self.end(handle, entry)
+            return
+        await abandon(handle, self._dice.choice((10, 100, 1_200)), self._ledger)
+        match self._dice.randrange(3):
+            case 0:
+                await self.asked(handle.reject(calls[0].call_id, "too dear"))
+            case 1:
+                try:
+                    await self.asked(handle.approve(calls[0].call_id, input={"euros": "lots"}))
+                    self._ledger.violate(f"run {handle.run_id}: an edited call that the tool does not take was stored")
+                except InvalidInputError:
+                    await self.asked(handle.approve(calls[0].call_id, input={"euros": 6}))
+            case _:
+                await self.asked(handle.approve(calls[0].call_id))
+        await self.end(handle, entry)
+
+    async def follow(self) -> None:
+        """Follow a run's events: numbers grow, and the last one is its only terminal one."""
+        handle, entry = await self.run("slow")
+
+        async def events() -> list[Any]:
+            return [event async for event in handle.events()]
+
+        found = await self.asked(events())
+        numbers = [event.seq for event in found]
+        if numbers != sorted(set(numbers)) or [event.terminal for event in found].count(True) != 1:
+            self._ledger.violate(f"run {handle.run_id}: its events are {[(e.seq, e.kind) for e in found]}")
+        await self.end(handle, entry)
+
+    async def read(self) -> None:
+        """Read what there is."""
+        session = await self.session()
+        await self.asked(session.latest())
+        await self.asked(session.turns(limit=5))
+        await self.asked(session.events(limit=5))
+        await self.asked(self._manager.list(user_id=self.user, limit=5))
+
+    async def fork(self) -> None:
+        """Fork the session, run a prompt there, and delete it."""
+        session = await self.session()
+        fork = await self.asked(session.fork())
+        handle = await self.asked(fork.run("say"))
+        await self.asked(handle.wait(ANSWER_S))
+        await self.asked(fork.delete())
+        self._ledger.deeds["fork"] += 1
+
+    async def run(self, how: str) -> tuple[AsyncExecutionHandle, Entry]:
+        """Start a run, and ask again under the same key where nobody knows whether it was."""
+        session = await self.session()
+        entry = self._ledger.ask(self.user, self.chat)
+        prompt = f"{entry.token} {how}"
+        for last in (False, False, True):
+            try:
+                handle = await self.asked(
+                    session.run(
+                        prompt, if_busy="enqueue", idempotency_key=entry.token, memory=self._dice.random() < 0.5
+                    )
+                )
+                self._ledger.tell(entry, handle.run_id)
+                self._ledger.deeds["run"] += 1
+                return handle, entry
+            except NotFoundError:
+                session = await self.session()
+            except TurnwiseError as error:
+                if last:
+                    raise
+                self._ledger.refusals[type(error).__name__] += 1
+                await asyncio.sleep(0.5)
+        raise AssertionError("unreachable")
+
+    async def end(self, handle: AsyncExecutionHandle, entry: Entry) -> None:
+        """Wait for a run's end and note it."""
+        try:
+            await self.asked(handle.wait(ANSWER_S))
+            entry.state = "completed"
+        except RunEndedError as error:
+            entry.state = type(error).__name__.removeprefix("Run").removesuffix("Error").lower()
+            raise
+
+    async def asked(self, answer: Awaitable[Result]) -> Result:
+        """Return the answer of one verb; note one that does not come, and an error that is none of turnwise's."""
+        try:
+            async with asyncio.timeout(ANSWER_S + 10):
+                return await answer
+        except TurnwiseError:
+            raise
+        except TimeoutError:
+            self._ledger.violate(f"{self.user}'s {self.chat}: {answer} has no answer after {ANSWER_S} s")
+            raise InvalidInputError("no answer") from None
+        except Exception as error:
+            self._ledger.violate(f"{self.user}'s {self.chat}: {answer} raised {error!r}")
+            raise InvalidInputError("not typed") from error
+
+
+async def abandon(handle: AsyncExecutionHandle, count: int, ledger: Ledger) -> None:
+    """Wait for a run many times at once, and leave before it answers."""
+
+    async def wait() -> None:
+        try:
+            await asyncio.wait_for(handle.wait(), 0.05)
+        except (TimeoutError, TurnwiseError):
+            ledger.deeds["abandoned wait"] += 1
+
+    await asyncio.gather(*(wait() for _ in range(count)))
+
+
+def bad_calls(
+    manager: AsyncSessionManager, session: AsyncSession, user: str
+) -> Mapping[str, Callable[[], Awaitable[Any]]]:
+    """Return calls that no verb takes."""
+    deep: Any = {}
+    for _ in range(3000):
+        deep = {"in": deep}
+    any_session: Any = session
+    any_manager: Any = manager
+    return {
+        "labels of objects": lambda: any_session.run("x", labels={"a": object()}),
+        "labels in a list": lambda: any_session.run("x", labels=["a"]),
+        "a time-out in words": lambda: any_session.run("x", timeout_s="3"),
+        "a time-out that is no number": lambda: any_session.run("x", timeout_s=float("nan")),
+        "a prompt that is no text": lambda: any_session.run(7),
+        "a prompt with half a character": lambda: any_session.run("\ud800"),
+        "an index in words": lambda: any_session.turn("a"),
+        "a place in words": lambda: any_session.fork(at="x"),
+        "no reason": lambda: any_session.cancel(reason=None),
+        "no events": lambda: any_session.events(limit=0),
+        "an unknown order": lambda: any_manager.list(user_id=user, order_by="title"),
+        "an unknown status": lambda: any_manager.list(user_id=user, status="nope"),
+        "a bad cursor": lambda: any_manager.list(user_id=user, cursor="x"),
+        "deep metadata": lambda: any_manager.open("deep", user_id=user, metadata=deep),
+        "a blank id": lambda: any_manager.open(" ", user_id=user),
+        "no user": lambda: any_manager.open("chat-0"),
+        "an image that is no base64": lambda: session.run(Image(data="%%%", media_type="image/png")),
+        "an image that is text": lambda: session.run(Image(data="aGk=", media_type="text/plain")),
+        "a document of a film": lambda: session.append(Document(name="v.mp4", data="aGk=", media_type="video/mp4")),
+        "a document that is no base64": lambda: session.run(
+            Document(name="a.pdf", data="!!!", media_type="application/pdf")
+        ),
+    }
+
+
+async def misuse(caller: Caller, manager: AsyncSessionManager, ledger: Ledger, user: str, dice: random.Random) -> None:
+    """Make one bad call: it is refused as what it is."""
+    calls = bad_calls(manager, await caller.session(), user)
+    name = dice.choice(sorted(calls))
+    try:
+        await caller.asked(calls[name]())
+    except InvalidInputError as error:
+        if error.args[0] not in ("no answer", "not typed"):
+            ledger.deeds["bad call refused"] += 1
+        return
+    except TurnwiseError as error:
+        if type(error).__name__ in ("ValueError", "StoreError", "SessionLostError") and name not in _NEEDS_A_SESSION:
+            ledger.violate(f"{name} is {error!r}, not an InvalidInputError")
+        return
+    ledger.violate(f"{name} is taken")
+
+
+_NEEDS_A_SESSION = ("a document of a film", "an image that is text")
+"""What only the session's own engine can refuse, so that an outage may come before that."""
+
+HOSTILE: Sequence[Any] = (2**63 - 1, -1, 1e308, "", "\ud800", None, True, [], {}, [["l0", 0, 9_000_000]], "x" * 70_000)
+
+
+async def mutate(url: str, whose: tuple[str, str], number: int, dice: random.Random, ledger: Ledger) -> str | None:
+    """Import a session whose archive was damaged; return its id, if it was taken.
+
+    Its user stays who it was, since somebody who may write archives may say whose they are.
+    """
+    store = open_store(url)
+    try:
+        lines: list[str] = []
+        await export_session(store, whose[1], lines.append)
+        at = dice.randrange(len(lines))
+        value = json.loads(lines[at])
+        match dice.randrange(4):
+            case 0:
+                del lines[at]
+            case 1:
+                lines.insert(at, lines[at])
+            case 2:
+                lines[at] = lines[at][: dice.randrange(len(lines[at]))]
+            case _:
+                lines[at] = json.dumps(_damaged(value, dice)) + "\n"
+        name = f"{IMPORTED}-{number}"
+        await import_session(store, lines, session_id=name)
+        ledger.deeds["damaged archive taken"] += 1
+        return name
+    except ArchiveError:
+        ledger.deeds["damaged archive refused"] += 1
+        return None
+    finally:
+        await store.close()
+
+
+def _damaged(value: Any, dice: random.Random) -> Any:
+    """Return the value with one thing in it put wrong."""
+    if isinstance(value, dict) and value and dice.random() < 0.9:
+        key = dice.choice(sorted(key for key in value if key != "user_id") or [""])
+        return {**value, key: _damaged(value.get(key), dice)}
+    if isinstance(value, list) and value and dice.random() < 0.9:
+        at = dice.randrange(len(value))
+        return [*value[:at], _damaged(value[at], dice), *value[at + 1 :]]
+    if isinstance(value, str) and value.startswith("{") and dice.random() < 0.9:
+        return json.dumps(_damaged(json.loads(value), dice))
+    return dice.choice(HOSTILE)

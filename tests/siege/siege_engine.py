@@ -1,0 +1,62 @@
+"""The engine of the siege: it does what the prompt says, and reports every text that its user never wrote.
+
+Every text that a caller of the siege sends holds a token, `tok.<user>.<number>`. So a request in which another user's
+token stands is a leak, wherever it came from: the history, a cache, a memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from turnwise import RunContext, SessionView, ToolLoop, ToolRegistry, Turn, tool
+from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse, User, encode
+
+TOKEN = re.compile(r"tok\.(u\d+)\.(\d+)")
+
+
+@tool(approval=True)
+async def pay(euros: int) -> str:
+    """Pay, when somebody has approved of it."""
+    return f"paid {euros}"
+
+
+class SiegeEngine:
+    """Answers `say`, streams for `slow`, and has a tool wait for approval for `ask`.
+
+    Args:
+        leaks: a file to which each foreign token is appended, as a line.
+    """
+
+    def __init__(self, leaks: str) -> None:
+        self.leaks = leaks
+
+    def build(self, session: SessionView) -> ToolLoop:
+        """Return the loop around the model."""
+        return ToolLoop(_Model(self.leaks), ToolRegistry(pay))
+
+
+class _Model:
+    def __init__(self, leaks: str) -> None:
+        self._leaks = Path(leaks)
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        user = context.session.user_id
+        for block in turn.blocks:
+            for owner, number in TOKEN.findall(encode(block)):
+                if owner != user:
+                    with self._leaks.open("a", encoding="utf-8") as leaks:
+                        leaks.write(f"{user}'s session {context.session.session_id} was sent {owner}'s {number}\n")
+        prompts = [block.text for block in turn.new_blocks if isinstance(block, User)]
+        asked = prompts[-1] if prompts else ""
+        if " ask" in asked and not any(isinstance(block, ToolResult) for block in turn.output):
+            return [ToolUse(call_id="pay-1", name="pay", input={"euros": 5})]
+        answer = hashlib.sha256(asked.encode()).hexdigest()  # the token itself stands in the prompt only
+        if " slow" in asked:
+            for at in range(0, len(answer), 2):
+                context.emit(answer[at : at + 2])
+                await asyncio.sleep(0.02)
+        return [Text(text=answer)]

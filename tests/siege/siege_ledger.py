@@ -1,0 +1,79 @@
+"""The plain ledger of the siege: what callers asked, what they were told, and when."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Entry:
+    """One prompt: asked at `asked_s`, acknowledged at `told_s` (0: never), as part of `run_id` unless it was appended.
+
+    Times are of the monotonic clock. `chat` is the session's id as its user knows it.
+    """
+
+    token: str
+    user: str
+    chat: str
+    asked_s: float
+    told_s: float = 0.0
+    run_id: str | None = None
+    state: str | None = None
+
+
+@dataclass(slots=True)
+class Restore:
+    """A store that was put back: the copy was made between the first two times, put back between the last two."""
+
+    copied: tuple[float, float]
+    put_back: tuple[float, float]
+
+    def may_have_taken(self, entry: Entry) -> bool:
+        """Return whether what was acknowledged then may be gone: it was stored after the copy, and not after all."""
+        return entry.told_s > self.copied[0] and entry.asked_s < self.put_back[1]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What was asked and told, what was done to the system, and what does not hold."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    restores: list[Restore] = field(default_factory=list)
+    deeds: Counter[str] = field(default_factory=Counter)
+    """What was done to the system, and what callers did, by name."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Errors that callers got, by class."""
+    violations: list[str] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def ask(self, user: str, chat: str) -> Entry:
+        """Return the entry of a prompt that is about to be asked."""
+        entry = Entry(f"tok.{user}.{next(self._numbers)}", user, chat, time.monotonic())
+        self.entries[entry.token] = entry
+        return entry
+
+    def tell(self, entry: Entry, run_id: str | None = None) -> None:
+        """Note that the prompt was acknowledged."""
+        entry.told_s, entry.run_id = time.monotonic(), run_id
+
+    def violate(self, what: str) -> None:
+        """Note what does not hold."""
+        self.violations.append(what)
+
+    @contextmanager
+    def putting_back(self, copied: tuple[float, float]) -> Iterator[None]:
+        """Note a restore of the copy that was made between these times."""
+        restore = Restore(copied, (time.monotonic(), float("inf")))
+        self.restores.append(restore)
+        yield
+        restore.put_back = restore.put_back[0], time.monotonic()
+        self.deeds["restore of an older copy"] += 1
+
+    def may_be_gone(self, entry: Entry) -> bool:
+        """Return whether a restore may have taken it."""
+        return any(restore.may_have_taken(entry) for restore in self.restores)

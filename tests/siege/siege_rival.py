@@ -1,0 +1,45 @@
+"""A program with a Ray of its own that opens the besieged store.
+
+    python siege_rival.py URL NAMESPACE LEAKS USER CHAT TOKEN
+
+Prints what it did as one line of JSON: whether it was refused, and the prompts that were acknowledged to it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from siege_engine import SiegeEngine
+
+from turnwise import ConfigError, Packed, SessionManager, TurnwiseError
+
+
+def main(arguments: Sequence[str]) -> dict[str, object]:
+    url, namespace, leaks, user, chat, token = arguments
+    ray.init("local", num_cpus=1, include_dashboard=False, configure_logging=False, log_to_driver=False)
+    done: dict[str, object] = {"refused": "", "run_id": None}
+    settings: dict[str, Any] = {"engine": SiegeEngine(leaks), "namespace": namespace, "enforce_user": True}
+    try:
+        with SessionManager(url, placement=Packed(hosts=1), **settings) as manager:
+            session = manager.open(chat, user_id=user)
+            session.latest()
+            handle = session.run(f"{token} say", if_busy="enqueue", idempotency_key=token)
+            done["run_id"] = handle.run_id
+            handle.wait(20.0)
+    except ConfigError as error:
+        done["refused"] = str(error)
+        with SessionManager(url, read_only=True, **settings) as manager:
+            done["read"] = len(manager.list(user_id=user))
+    except TurnwiseError as error:
+        done["error"] = type(error).__name__
+    finally:
+        ray.shutdown()
+    return done
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1:])))

@@ -1,0 +1,264 @@
+"""The stores of the siege: how each is crashed, frozen, copied and put back, and what is really in it.
+
+What is stored is read here with `sqlite3`, `psycopg` and `redis`, past all code of turnwise.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+from psycopg import sql
+from siege_engine import TOKEN
+
+from postgresbox import PostgresServer
+from redisbox import RedisServer
+
+TABLES = ("sessions", "borrowed", "blocks", "turns", "runs", "events")
+
+TERMINAL = ("run_completed", "run_cancelled", "run_failed", "run_interrupted")
+
+IMPORTED = "imported"
+"""What the ids of imported sessions begin with: their blocks are copies, so nothing in them counts as doubled."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What is really in a store."""
+
+    tokens: dict[str, list[str]] = field(default_factory=dict)
+    """Of each token, the users of the sessions in whose logs a user's prompt with it stands: one, where all is well."""
+    runs: dict[str, str] = field(default_factory=dict)
+    """The state of each run, by its id."""
+    ends: dict[str, int] = field(default_factory=dict)
+    """How many terminal events each run has."""
+    broken: list[str] = field(default_factory=list)
+    """What does not hold in the store itself."""
+
+    def add_block(self, body: str, user: str) -> None:
+        """Count the tokens of one stored block."""
+        if json.loads(body)["kind"] == "user":
+            for owner, number in TOKEN.findall(body):
+                self.tokens.setdefault(f"tok.{owner}.{number}", []).append(user)
+
+    def add_log(self, name: str, positions: Iterable[int], size: int) -> None:
+        """Check that a log has each position up to its size."""
+        if (found := sorted(positions)) != list(range(size)):
+            self.broken.append(f"{name}: its log of {size} has {len(found)} blocks, {found[:3]} to {found[-3:]}")
+
+
+class Store(Protocol):
+    """A store under siege."""
+
+    url: str
+
+    def crash(self) -> None:
+        """Let its server die and start again."""
+
+    def freeze(self, seconds: float) -> None:
+        """Let it answer nobody for a while."""
+
+    def copy(self) -> Any:
+        """Return a copy of all that it holds."""
+
+    def put_back(self, copy: Any) -> None:
+        """Make it hold what it held when it was copied, in one step, while it is in use."""
+
+    def read(self) -> Found:
+        """Return what is in it."""
+
+    def close(self) -> None:
+        """End its server."""
+
+
+class SQLiteFile:
+    """A file. Its crash is that of its users; frozen, somebody else holds its write lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "chats.db"
+        self.url = f"sqlite:///{self._path}"
+
+    def crash(self) -> None:
+        """Nothing: no server is there."""
+
+    def freeze(self, seconds: float) -> None:
+        with sqlite3.connect(self._path, timeout=60, isolation_level=None) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            time.sleep(seconds)
+            connection.execute("ROLLBACK")
+        connection.close()
+
+    def copy(self) -> sqlite3.Connection:
+        copy = sqlite3.connect(":memory:", check_same_thread=False)
+        with sqlite3.connect(self._path, timeout=60) as connection:
+            connection.backup(copy)
+        connection.close()
+        return copy
+
+    def put_back(self, copy: sqlite3.Connection) -> None:
+        with sqlite3.connect(self._path, timeout=60) as connection:
+            copy.backup(connection)
+        connection.close()
+
+    def read(self) -> Found:
+        with sqlite3.connect(self._path, timeout=60) as connection:
+            found = _read_tables(connection.execute)
+        connection.close()
+        return found
+
+    def close(self) -> None:
+        """Nothing: no server is there."""
+
+
+class Postgres:
+    """A server of the tests' own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = PostgresServer(folder)
+        self.url = self._server.url()
+        self._copies = 0
+
+    def crash(self) -> None:
+        self._server.restart("immediate")
+
+    def freeze(self, seconds: float) -> None:
+        with self._server.frozen():
+            time.sleep(seconds)
+
+    def copy(self) -> tuple[str, list[tuple[str, int]]]:
+        self._copies += 1
+        schema = f"copy_{self._copies}"
+        with psycopg.connect(self.url) as connection:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+            for table in TABLES:
+                name = f"turnwise_{table}"
+                connection.execute(
+                    sql.SQL("CREATE TABLE {} AS TABLE {}").format(sql.Identifier(schema, name), sql.Identifier(name))
+                )
+            counters = connection.execute("SELECT sequencename, COALESCE(last_value, 1) FROM pg_sequences").fetchall()
+        return schema, counters
+
+    def put_back(self, copy: tuple[str, list[tuple[str, int]]]) -> None:
+        schema, counters = copy
+        with psycopg.connect(self.url) as connection:
+            names = [sql.Identifier(f"turnwise_{table}") for table in TABLES]
+            connection.execute(sql.SQL("LOCK {} IN ACCESS EXCLUSIVE MODE").format(sql.SQL(", ").join(names)))
+            for table in TABLES:
+                name = f"turnwise_{table}"
+                connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)))
+                connection.execute(
+                    sql.SQL("INSERT INTO {} SELECT * FROM {}").format(
+                        sql.Identifier(name), sql.Identifier(schema, name)
+                    )
+                )
+            for name, value in counters:
+                connection.execute("SELECT setval(%s, %s)", (name, value))
+
+    def read(self) -> Found:
+        with psycopg.connect(self.url) as connection:
+            return _read_tables(lambda query: connection.execute(query.encode()))
+
+    def close(self) -> None:
+        self._server.stop("immediate")
+
+
+class RedisStore:
+    """A Redis that writes each command to its file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = RedisServer(folder)
+        self._server.start()
+        self.url = self._server.url
+
+    def crash(self) -> None:
+        self._server.kill()
+        self._server.start()
+
+    def freeze(self, seconds: float) -> None:
+        with self._server.frozen():
+            time.sleep(seconds)
+
+    def copy(self) -> dict[bytes, bytes]:
+        with self._server.client as client, client.pipeline(transaction=True) as pipe:
+            while True:
+                keys = list(client.scan_iter(count=1000))
+                for key in keys:
+                    pipe.dump(key)
+                bodies = pipe.execute()
+                # A key that came meanwhile would be half of a commit: take the copy again until nothing has come.
+                if sorted(keys) == sorted(client.scan_iter(count=1000)):
+                    return {key: body for key, body in zip(keys, bodies, strict=True) if body is not None}
+
+    def put_back(self, copy: dict[bytes, bytes]) -> None:
+        with self._server.client as client, client.pipeline(transaction=True) as pipe:
+            pipe.flushall()
+            for key, body in copy.items():
+                pipe.restore(key, 0, body)
+            pipe.execute()
+
+    def read(self) -> Found:
+        found = Found()
+        with self._server.client as client:
+            ids = next(key for key in client.scan_iter(match="*:ids"))
+            base = ids.removesuffix(b":ids")
+            for session_id, number in client.hgetall(ids).items():
+                if session_id.split(b"\x1f")[-1].startswith(IMPORTED.encode()):
+                    continue
+                whole = base + b":" + number
+                born, changing = (json.loads(text) for text in client.hmget(whole, "born", "row"))
+                user, name = born.get("user_id", "default"), session_id.decode()
+                log = client.hgetall(whole + b":log")
+                own = {int(at): body.decode() for at, body in log.items()}
+                found.add_log(name, own, changing.get("log_size", 0))
+                for body in own.values():
+                    found.add_block(body, user)
+                for text in client.zrange(whole + b":runs", 0, -1):
+                    run = json.loads(text[20:])
+                    found.runs[run["run_id"]] = run.get("state", "")
+                for text in [*client.zrange(whole + b":events", 0, -1), *client.zrange(whole + b":keyed", 0, -1)]:
+                    kind, _, _, run_id, _ = json.loads(text[19:].split(b"\n", 1)[0])
+                    if kind in TERMINAL:
+                        found.ends[run_id] = found.ends.get(run_id, 0) + 1
+        return found
+
+    def close(self) -> None:
+        self._server.kill()
+
+
+def _read_tables(ask: Any) -> Found:
+    found = Found()
+    sessions = {
+        key: (session_id, user, size)
+        for key, session_id, user, size in ask("SELECT key, session_id, user_id, log_size FROM turnwise_sessions")
+        if not session_id.split("\x1f")[-1].startswith(IMPORTED)
+    }
+    logs: dict[int, dict[int, str]] = {}
+    for log, at, body in ask("SELECT log, at, body FROM turnwise_blocks"):
+        logs.setdefault(log, {})[at] = body
+    for key, (name, user, size) in sessions.items():
+        own = logs.get(key, {})
+        found.add_log(name, own, size)
+        for body in own.values():
+            found.add_block(body, user)
+    for key, run_id, state in ask("SELECT session, run_id, state FROM turnwise_runs"):
+        if key in sessions:
+            found.runs[run_id] = state
+    terminal = ", ".join(f"'{kind}'" for kind in TERMINAL)
+    for key, run_id in ask(f"SELECT session, run_id FROM turnwise_events WHERE kind IN ({terminal})"):
+        if key in sessions:
+            found.ends[run_id] = found.ends.get(run_id, 0) + 1
+    return found
+
+
+STORES: dict[str, type[SQLiteFile | Postgres | RedisStore]] = {
+    "sqlite": SQLiteFile,
+    "postgresql": Postgres,
+    "redis": RedisStore,
+}

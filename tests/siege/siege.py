@@ -241,9 +241,10 @@ class Siege:
         for user, chat in self._stage.sessions:
             caller = next(one for one in self._callers if (one.user, one.chat) == (user, chat))
             last: TurnwiseError | None = None
-            for _ in range(40):  # more than may be queued
+            for _ in range(20):
                 try:
-                    await caller.release()
+                    while await caller.release():
+                        pass
                     handle, entry = await caller.run("say")
                     await caller.end(handle, entry)
                     break

@@ -68,13 +68,14 @@ class Caller:
                     with suppress(TurnwiseError):
                         await self.release()
 
-    async def release(self) -> None:
-        """Cancel the active run: it may wait for the approval of a caller who met an error and left."""
+    async def release(self) -> bool:
+        """Cancel the active run, which may wait for the approval of a caller who left; return whether there was one."""
         session = await self.session()
         info = await self.asked(session.info())
         if info.active_run_id:
             handle = await self.asked(session.execution(info.active_run_id))
             await self.asked(handle.cancel("it stands in the way"))
+        return info.active_run_id is not None
 
     async def session(self) -> AsyncSession:
         """Return the session, opened anew: a restore may have taken it."""

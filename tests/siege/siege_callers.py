@@ -285,7 +285,7 @@ async def mutate(url: str, whose: tuple[str, str], number: int, dice: random.Ran
     store = open_store(url)
     try:
         lines: list[str] = []
-        await export_session(store, whose[1], lines.append)
+        await export_session(store, whose[1], lines.append, user_id=whose[0])
         at = dice.randrange(len(lines))
         value = json.loads(lines[at])
         match dice.randrange(4):

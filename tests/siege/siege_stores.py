@@ -209,7 +209,7 @@ class RedisStore:
             ids = next(key for key in client.scan_iter(match="*:ids"))
             base = ids.removesuffix(b":ids")
             for session_id, number in client.hgetall(ids).items():
-                if session_id.split(b"\x1f")[-1].startswith(IMPORTED.encode()):
+                if session_id.split(b"\x1f")[0].startswith(IMPORTED.encode()):
                     continue
                 whole = base + b":" + number
                 born, changing = (json.loads(text) for text in client.hmget(whole, "born", "row"))
@@ -237,7 +237,7 @@ def _read_tables(ask: Any) -> Found:
     sessions = {
         key: (session_id, user, size)
         for key, session_id, user, size in ask("SELECT key, session_id, user_id, log_size FROM turnwise_sessions")
-        if not session_id.split("\x1f")[-1].startswith(IMPORTED)
+        if not session_id.split("\x1f")[0].startswith(IMPORTED)
     }
     logs: dict[int, dict[int, str]] = {}
     for log, at, body in ask("SELECT log, at, body FROM turnwise_blocks"):

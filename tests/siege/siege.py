@@ -135,7 +135,7 @@ class Siege:
         """Return the process that hosts one of the sessions."""
         caller = self._dice.choice(self._callers)
         with contextlib.suppress(TurnwiseError):
-            return int((await caller.asked((await caller.session()).info())).pid)
+            return (await caller.asked((await caller.session()).info())).pid
         return None
 
     async def _kill(self) -> None:

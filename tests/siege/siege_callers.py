@@ -203,10 +203,10 @@ class Caller:
             raise
         except TimeoutError:
             self._ledger.violate(f"{self.user}'s {self.chat}: {answer} has no answer after {ANSWER_S} s")
-            raise InvalidInputError("no answer") from None
+            raise TurnwiseError("no answer") from None
         except Exception as error:
             self._ledger.violate(f"{self.user}'s {self.chat}: {answer} raised {error!r}")
-            raise InvalidInputError("not typed") from error
+            raise TurnwiseError("not typed") from error
 
 
 async def abandon(handle: AsyncExecutionHandle, count: int, ledger: Ledger) -> None:
@@ -261,9 +261,8 @@ async def misuse(caller: Caller, manager: AsyncSessionManager, ledger: Ledger, u
     name = dice.choice(sorted(calls))
     try:
         await caller.asked(calls[name]())
-    except InvalidInputError as error:
-        if error.args[0] not in ("no answer", "not typed"):
-            ledger.deeds["bad call refused"] += 1
+    except InvalidInputError:
+        ledger.deeds["bad call refused"] += 1
         return
     except TurnwiseError as error:
         if isinstance(error, StoreError | SessionLostError):

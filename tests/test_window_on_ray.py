@@ -33,7 +33,7 @@ from turnwise.actors.session import Session
 from turnwise.errors import CompactionError, ConfigError, RunCancelledError, RunFailedError, WindowOverflowError
 from turnwise.memory.blocks import Block, Summary, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.blocks import decode as decode_block
-from turnwise.memory.chat import SUMMARY, decode, encode
+from turnwise.memory.chat import PARAGRAPH, SUMMARY, decode, encode
 from turnwise.memory.events import CompactionFailed, RunStarted, WindowCompacted
 from turnwise.memory.spans import Span, Spans
 from turnwise.memory.store import SessionStore
@@ -92,7 +92,7 @@ def respond(messages: list[Message]) -> str | Message:
         names = [text.split()[0][:3] for who, text in facts if who == "user"]
         return f"Talked of {earlier.split()[2] if earlier else names[0]} to {names[-1]}"
     content = next(message["content"] for message in reversed(messages) if message["role"] == "user")
-    asked = content if isinstance(content, str) else content[-1]["text"]
+    asked = (content if isinstance(content, str) else content[-1]["text"]).split(PARAGRAPH)[-1]
     return obey(messages) if asked.startswith("{") else f"as to {asked.split()[0]} {'y' * 30}"
 
 
@@ -160,10 +160,12 @@ def facts(messages: Sequence[Message]) -> list[Fact]:
     """Return what was said in a request, the system prompt left out; a summary is `summary`."""
     found: list[Fact] = []
     for block in decode(messages):
-        if isinstance(block, User) and block.text.startswith(SUMMARY):
-            found.append(("summary", block.text.removeprefix(SUMMARY)))
-        elif isinstance(block, User | Text):
-            found.append(("user" if isinstance(block, User) else "assistant", block.text))
+        if isinstance(block, User):  # its texts are sent as one
+            for text in block.text.split(PARAGRAPH):
+                is_summary = text.startswith(SUMMARY)
+                found.append(("summary" if is_summary else "user", text.removeprefix(SUMMARY)))
+        elif isinstance(block, Text):
+            found.append(("assistant", block.text))
     return found
 
 

@@ -30,7 +30,14 @@ from turnwise.actors.inference.openai import OpenAIEngine
 from turnwise.actors.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.originals import originals
 from turnwise.actors.session import Session
-from turnwise.errors import CompactionError, ConfigError, RunCancelledError, RunFailedError, WindowOverflowError
+from turnwise.errors import (
+    CompactionError,
+    ConfigError,
+    InvalidInputError,
+    RunCancelledError,
+    RunFailedError,
+    WindowOverflowError,
+)
 from turnwise.memory.blocks import Block, Summary, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.blocks import decode as decode_block
 from turnwise.memory.chat import PARAGRAPH, SUMMARY, decode, encode
@@ -153,19 +160,24 @@ def configured(**settings: Any) -> SessionConfig:
 
 def taken(body: Message) -> int:
     """Return what a request takes, counted anew from what was sent."""
-    return sum(map(COUNTER.count, decode(body["messages"]))) + COUNTER.overhead(None, body.get("tools") or ())
+    blocks = [part for block in decode(body["messages"]) for part in parted(block)]
+    return sum(map(COUNTER.count, blocks)) + COUNTER.overhead(None, body.get("tools") or ())
+
+
+def parted(block: Block) -> list[Block]:
+    """Return the texts of the user that were sent as one."""
+    return [User(text=text) for text in block.text.split(PARAGRAPH)] if isinstance(block, User) else [block]
 
 
 def facts(messages: Sequence[Message]) -> list[Fact]:
     """Return what was said in a request, the system prompt left out; a summary is `summary`."""
     found: list[Fact] = []
     for block in decode(messages):
-        if isinstance(block, User):  # its texts are sent as one
-            for text in block.text.split(PARAGRAPH):
-                is_summary = text.startswith(SUMMARY)
-                found.append(("summary" if is_summary else "user", text.removeprefix(SUMMARY)))
-        elif isinstance(block, Text):
-            found.append(("assistant", block.text))
+        for part in parted(block):
+            if isinstance(part, User) and part.text.startswith(SUMMARY):
+                found.append(("summary", part.text.removeprefix(SUMMARY)))
+            elif isinstance(part, User | Text):
+                found.append(("user" if isinstance(part, User) else "assistant", part.text))
     return found
 
 
@@ -913,7 +925,7 @@ def test_forks_before_and_after_a_compaction_are_whole_without_their_parent(benc
     assert facts_of(carrier.blocks) == exchanges(0, carrier.index + 1), "it was compacted behind it, not in it"
     early, late = parent.fork(at=carrier.index, session_id="early"), parent.fork(session_id="late")
     assert early.latest() == early.turn(carrier.index)
-    with pytest.raises(ConfigError, match="none of session 'early'"):
+    with pytest.raises(InvalidInputError, match="none of session 'early'"):
         early.expand(summary)
     parent.delete()
 

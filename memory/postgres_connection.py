@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.abc import PQGen
 
+from turnwise.errors import StoreError
+
 Answer = TypeVar("Answer")
 
 CONNECT_S = 10
@@ -61,9 +63,11 @@ class PostgresConnection(psycopg.Connection[Any]):
 
         Raises:
             psycopg.Error: it cannot be had.
+            StoreError: the database is not in UTF-8, which alone can keep all text.
         """
         connection = cls.connect(*args, **{"connect_timeout": CONNECT_S, **settings})
         try:
+            _check_encoding(connection.info)
             ms = int(timeout_s * 1000)
             found = connection.execute(_SETTINGS, {"once": str(ms), "twice": str(2 * ms)}).fetchall()
             connection.commit()
@@ -104,3 +108,10 @@ class PostgresConnection(psycopg.Connection[Any]):
             yield
         finally:
             self.silence_s = before
+
+
+def _check_encoding(info: psycopg.ConnectionInfo) -> None:
+    encoding = info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        why = f"PostgreSQL database {info.dbname!r} has the encoding {encoding}, which cannot keep all text"
+        raise StoreError(f"{why}: make one with CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0")

@@ -13,6 +13,9 @@ from turnwise.memory.loop_thread import LoopThread
 from turnwise.memory.sharing import RayId, Shared, rivals_among
 from turnwise.memory.urls import REDIS_SCHEMES, redact
 
+CONNECT_S = 4.0
+"""How long to wait for a new connection, in seconds: a server without TLS does not answer who begins with that."""
+
 Argument = str | bytes | int | float
 
 
@@ -29,7 +32,8 @@ class RedisDatabase(Shared):
     Args:
         url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
         prefix: what the keys begin with; stores of different prefixes share a database and see nothing of each other.
-        timeout_s: how long to wait for a connection, and for an answer, before a StoreError.
+        timeout_s: how long to wait for a free connection, and for an answer, before a StoreError. A new connection is
+            waited for up to 4 s; `?socket_connect_timeout=` sets that.
         connections: the most connections at once; who finds none waits.
 
     Raises:
@@ -142,8 +146,20 @@ class RedisDatabase(Shared):
             why = next(iter(str(error).strip().splitlines()), type(error).__name__)
             if corrupt := re.match(r"CORRUPT (\S+ \S+) (.*)", why):
                 raise CorruptRecordError(corrupt[1], corrupt[2]) from error
-            hint = "is it reachable, writable, of version 6.2 or later, and not out of memory?"
-            raise StoreError(f"store {self._name}: {why}; {hint}") from error
+            raise StoreError(f"store {self._name}: {why}; {_remedy(error, self._name)}") from error
+
+
+def _remedy(error: Exception, url: str) -> str:
+    """Return what to do about an error of Redis."""
+    from redis import exceptions
+
+    cluster = (exceptions.AskError, exceptions.ClusterDownError, exceptions.ClusterCrossSlotError)
+    if isinstance(error, cluster):
+        return "it is a node of a Redis Cluster, and its keys may be on others: use a Redis that is no cluster"
+    no_line = isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError)
+    if no_line and url.startswith("rediss:"):
+        return "is it reachable, and does it speak TLS? If not, its URL begins with redis:// instead of rediss://"
+    return "is it reachable, writable, of version 6.2 or later, and not out of memory?"
 
 
 def encode(text: str) -> bytes:
@@ -170,7 +186,7 @@ def _client(url: str, shown: str, timeout_s: float, connections: int) -> Any:
             "max_connections": connections,
             "timeout": timeout_s,
             "socket_timeout": timeout_s,
-            "socket_connect_timeout": timeout_s,
+            "socket_connect_timeout": min(timeout_s, CONNECT_S),
             **parse_url(url),
             # What is done again, and how answers are read, is decided here, whatever the URL says.
             "retry": Retry(NoBackoff(), 0),

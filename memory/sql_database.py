@@ -15,7 +15,7 @@ from sqlalchemy import exc
 
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.sharing import LABEL, RayId, Shared, rivals_among
-from turnwise.memory.sql_remedies import remedy
+from turnwise.memory.sql_remedies import lacks_tables, remedy
 from turnwise.memory.sqlite_file import SQLiteFile, begin_writing, path_of
 from turnwise.memory.sqlite_owner import SQLiteOwner
 from turnwise.memory.urls import READ_ONLY, SQL_SCHEMES, redact
@@ -184,7 +184,12 @@ class SQLDatabase(Shared):
             with self._translated():
                 if late := self._late(asked):
                     raise late
-                return self._checked(work)
+                try:
+                    return self._checked(work)
+                except (exc.DBAPIError, self._driver.Error) as error:
+                    if not self._was_recreated(error):
+                        raise
+                return self._checked(work)  # nothing was done
 
         if self._closed:
             raise StoreClosedError(self._name)
@@ -200,11 +205,12 @@ class SQLDatabase(Shared):
 
     def _checked(self, work: Callable[[], Result]) -> Result:
         """Return what `work` returns, with the tables there, and the file of SQLite still in its place afterwards."""
+        if self._file:
+            self._file.check()  # before: a new connection would make a file where there is none
         if not self._ready:
             self._prepare()
         if self._file is None:
             return work()
-        self._file.check()  # before: a new connection would make a file where there is none
         result = work()
         self._file.check()
         return result
@@ -255,12 +261,20 @@ class SQLDatabase(Shared):
         with suppress(self._driver.Error, exc.SQLAlchemyError), self._engine.connect() as connection:
             connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
 
+    def _was_recreated(self, error: BaseException) -> bool:
+        """Return whether tables are missing that were there; they are made, or looked for, at the next use."""
+        was_ready = self._ready
+        if lacks_tables(error.orig if isinstance(error, exc.DBAPIError) else error):
+            self._ready = False
+        return was_ready and not self._ready
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         """Turn the database's errors into ours, in this one place."""
         try:
             yield
         except (exc.DBAPIError, self._driver.Error) as error:
+            self._was_recreated(error)
             cause = error.orig if isinstance(error, exc.DBAPIError) else error
             why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
             raise StoreError(f"store {self._name}: {why}; {remedy(cause)}") from cause

@@ -12,12 +12,33 @@ _OF_SQLITE = {
     sqlite3.SQLITE_CORRUPT: "it is damaged: restore it from a backup",
     sqlite3.SQLITE_IOERR: "is its disk full or broken?",
 }
-_OF_POSTGRES = {"53100": _ROOM, "55P03": _AGAIN, "57014": _AGAIN}
-"""By SQLSTATE: disk full; lock not available; statement timeout."""
+_READ_ONLY = (
+    "it takes no writes, as a standby or by default_transaction_read_only: it can be read; write to the primary"
+)
+_OF_POSTGRES = {
+    "53100": _ROOM,
+    "55P03": _AGAIN,
+    "57014": _AGAIN,
+    "25006": _READ_ONLY,
+    "3F000": "none of the schemas of its search_path exists: CREATE SCHEMA, or name another one in the URL",
+    "42P01": "its tables were dropped: they are made anew at the next use, or restore it from a backup",
+}
+"""By SQLSTATE: disk full; lock not available; statement timeout; read-only; no such schema; no such table."""
+
+_NO_OPTION = "invalid connection option"
+_OPTION = "settings of the server go into the URL as ?options=-c%20search_path%3Da%2Cb"
 
 
 def remedy(error: object) -> str:
     """Return what the message of a driver's error is to end with."""
     primary = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the bits above it say more of the same
     state = getattr(error, "sqlstate", None) or ""
+    if _NO_OPTION in str(error):
+        return _OPTION
     return _OF_SQLITE.get(primary) or _OF_POSTGRES.get(state) or "is it reachable, writable and a turnwise store?"
+
+
+def lacks_tables(error: object) -> bool:
+    """Return whether a driver's error says that a table is not there."""
+    is_sqlite = isinstance(error, sqlite3.OperationalError) and "no such table" in str(error)
+    return is_sqlite or getattr(error, "sqlstate", None) == "42P01"

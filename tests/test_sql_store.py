@@ -358,15 +358,19 @@ def test_a_file_that_cannot_be_written_can_be_read(filled: Path) -> None:
 
 
 def test_a_store_of_a_newer_schema_is_refused_and_left_as_it_is(filled: Path) -> None:
-    edit(filled, "UPDATE turnwise_meta SET value = '6' WHERE name = 'schema_version'")
+    edit(filled, "UPDATE turnwise_meta SET value = '7' WHERE name = 'schema_version'")
     for use in (count, create):
         with pytest.raises(
-            SchemaVersionError, match="has schema version 6, this turnwise writes 5: use a turnwise"
+            SchemaVersionError, match="has schema version 7, this turnwise writes 6: use a turnwise"
         ) as error:
             using(f"sqlite:///{filled}", use)
-        assert (error.value.found, error.value.known) == ("6", 5)
-    edit(filled, "UPDATE turnwise_meta SET value = '5' WHERE name = 'schema_version'")
+        assert (error.value.found, error.value.known) == ("7", 6)
+    edit(filled, "UPDATE turnwise_meta SET value = '6' WHERE name = 'schema_version'")
     assert using(f"sqlite:///{filled}", count) == 1
+
+
+async def log_of(store: SQLStore) -> str:
+    return (await store.get("s")).log
 
 
 def edit(path: Path, statement: str) -> None:
@@ -394,10 +398,10 @@ async def read_blocks(store: SQLStore) -> object:
 @pytest.mark.parametrize(
     ("statement", "key", "verbs"),
     [
-        ("UPDATE turnwise_blocks SET body = '{' WHERE at = 3", "block 1:3", [read_blocks]),
-        ("UPDATE turnwise_blocks SET body = '5' WHERE at = 3", "block 1:3", [read_blocks]),
-        ('UPDATE turnwise_blocks SET body = \'{"kind":"text"}\' WHERE at = 3', "block 1:3", [read_blocks]),
-        ("DELETE FROM turnwise_blocks WHERE at = 3", "block 1:3", [read_blocks]),
+        ("UPDATE turnwise_blocks SET body = '{' WHERE at = 3", "block {log}:3", [read_blocks]),
+        ("UPDATE turnwise_blocks SET body = '5' WHERE at = 3", "block {log}:3", [read_blocks]),
+        ('UPDATE turnwise_blocks SET body = \'{"kind":"text"}\' WHERE at = 3', "block {log}:3", [read_blocks]),
+        ("DELETE FROM turnwise_blocks WHERE at = 3", "block {log}:3", [read_blocks]),
         ("UPDATE turnwise_turns SET input = '[[1,' WHERE idx = 1", "turn s#1", [read_turns]),
         ("UPDATE turnwise_turns SET input = '[[1]]' WHERE idx = 1", "turn s#1", [read_turns]),
         ("UPDATE turnwise_turns SET usage = '{\"x\":1}' WHERE idx = 1", "turn s#1", [read_turns]),
@@ -432,6 +436,7 @@ def test_a_corrupt_record_is_named_and_never_skipped(
 ) -> None:
     for verb in verbs:
         using(f"sqlite:///{filled}", verb)
+    key = key.format(log=using(f"sqlite:///{filled}", log_of))
     edit(filled, statement)
     for verb in verbs:
         with pytest.raises(CorruptRecordError, match=f"^corrupt record {key} in the store: ") as error:

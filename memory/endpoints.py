@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 LimitField = Literal["max_completion_tokens", "max_tokens"]
 
-JsonMode = Literal["json_schema", "json_object", "instruction"]
+JsonMode = Literal["json_schema", "json_object"]
 """How a server is told to answer in JSON of a schema: by the schema; by asking for JSON, with the schema in the
-instructions; by instructions alone."""
+instructions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,6 @@ class Profile:
     returns_thoughts: bool = False
     """Whether an assistant message that calls tools must carry the thoughts behind it, as `reasoning_content`."""
     json_mode: JsonMode = "json_schema"
-    parallel_tool_calls: bool = True
-    """Whether it knows the field of this name."""
 
 
 OPENAI = Profile(
@@ -100,7 +98,6 @@ PROFILES: Mapping[str, Profile] = {
             name="ollama",
             source="https://docs.ollama.com/api/openai-compatibility",
             limit_field="max_tokens",
-            parallel_tool_calls=False,
         ),
         Profile(
             name="llama.cpp",

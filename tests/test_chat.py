@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,6 +228,17 @@ def test_a_profile_is_that_of_the_host_unless_it_is_named(host: str, name: str) 
 
 def test_each_profile_says_where_it_is_from() -> None:
     assert all(profile.source.startswith("https://") for profile in PROFILES.values())
+
+
+def test_the_page_of_endpoints_has_each_profile_as_it_is() -> None:
+    page = (Path(__file__).parents[1] / "docs/endpoints.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| `provider`")]
+    assert rows == [
+        f"| {profile.name} | {', '.join(profile.hosts) or 'by name'} | `{profile.limit_field}` "
+        f"| {'sent' if profile.stream_options else 'not sent'} "
+        f"| {'with calls' if profile.returns_thoughts else 'no'} | {profile.json_mode} |"
+        for profile in PROFILES.values()
+    ]
 
 
 def test_calls_without_a_text_are_a_message_without_content() -> None:

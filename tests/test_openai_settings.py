@@ -148,6 +148,17 @@ def test_a_setting_of_the_client_that_cannot_be_used_is_named(settings: dict[str
         OpenAIEngine("local", **settings)
 
 
+def test_a_server_that_takes_no_schemas_is_told_the_schema_in_the_instructions() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    with QuirkServer(CHAT) as server:
+        answer(engine(server, provider="deepseek", system="Be brief.").answering(schema))
+        (request,) = server.requests
+    assert request["response_format"] == {"type": "json_object"}
+    told = request["messages"][0]
+    assert told["role"] == "system" and told["content"].startswith("Be brief.\n\nAnswer with one JSON object")
+    assert told["content"].endswith(json.dumps(schema))
+
+
 def test_an_endpoint_of_azure_is_a_url() -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         AzureOpenAI(endpoint="my-resource")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import json
 import math
 import os
 import ssl
@@ -174,8 +175,14 @@ class OpenAIEngine:
     def answering(self, schema: Mapping[str, Any]) -> OpenAIEngine:
         """Return an engine of the same model that calls no tools and answers in JSON of this schema.
 
-        The schema is one of the strict kind: every property is required, and there are no others.
+        The schema is one of the strict kind: every property is required, and there are no others. A server that takes
+        no schemas, by its profile, is asked for JSON, and told the schema in the instructions.
         """
+        host = urlsplit(self.base_url or "").hostname or ""
+        if self.api == "chat" and profile_of(self.provider, host).json_mode == "json_object":
+            told = f"Answer with one JSON object of this schema, and nothing else:\n{json.dumps(schema)}"
+            extra = {**(self.extra or {}), "response_format": {"type": "json_object"}}
+            return replace(self, tools=(), hooks=(), extra=extra, system=f"{self.system or ''}\n\n{told}".strip())
         form = {"type": "json_schema", "name": "answer", "strict": True, "schema": schema}
         if self.api == "responses":
             asked: dict[str, Any] = {"text": {"format": form}}

@@ -89,13 +89,13 @@ class SessionChanges(SessionReads):
         async with self._change:
             if self._journal.lost:
                 raise self._journal.lost
-            if self._journal.stale:
-                try:
+            try:
+                if self._journal.stale:
                     await self._load()
-                finally:
-                    if self._journal.lost:
-                        self._give_up(self._journal.lost)
-            return await change()
+                return await change()
+            finally:
+                if self._journal.lost:
+                    self._give_up(self._journal.lost)
 
     async def _persistently(self, change: Callable[[], Awaitable[Result]], *, shielded: bool = True) -> Result:
         """Carry out one change that bears repetition, however often the store has to be asked.

@@ -477,6 +477,23 @@ class SessionCore(RunningSession):
         """Whether this core has the session no more: it left, was fenced, or has deleted it."""
         return self._journal.lost is not None
 
+    @property
+    def is_active(self) -> bool:
+        """Whether this core has the session."""
+        return bool(self._journal.session.epoch) and not self.is_lost
+
+    async def check_log(self, log: str) -> None:
+        """Raise if the session that this core has is not the one whose log this is. Costs nothing if it is.
+
+        Raises:
+            SessionFencedError: the store has another session of this id by now; another core is to look.
+            SessionNotFoundError: the session of this log was deleted, or a restore took it; there is another.
+        """
+        await self._loaded()
+        if self._journal.session.log != log:
+            await self._atomically(self._journal.check_own)
+            raise SessionNotFoundError(self.session_id)
+
     async def leave(self) -> bool:
         """Give the session up if it is not `is_in_use`; return whether it has it no more. Later calls are fenced."""
         async with self._change:

@@ -11,7 +11,7 @@ from turnwise.actors.adoptions import Adopted
 from turnwise.actors.resident import Keep, Resident
 from turnwise.actors.supplies import Supplies
 from turnwise.actors.waits import Waits
-from turnwise.actors.wire import Refused
+from turnwise.actors.wire import Refused, log_of
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,
@@ -68,10 +68,10 @@ class SessionHost:
         """
         self._calls += 1
         try:
-            _, verb, *args = pickle.loads(request)
+            session_id, verb, *args = pickle.loads(request)
             try:
                 resident = await self._loaded()
-                answer = await resident.carry_out(verb, args)
+                answer = await resident.carry_out(verb, args, log_of(session_id))
             except SessionNotFoundError as error:
                 # Another process is to say whether there is a session of this id again.
                 answer = Refused(SessionFencedError(self._session_id, 0) if self._has_no_session else error)

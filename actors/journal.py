@@ -25,6 +25,7 @@ from turnwise.memory.encrypted_history import of_user
 from turnwise.memory.encryption_records import check_events, check_session
 from turnwise.memory.events import Appending, Event, SessionReverted
 from turnwise.memory.history import HistoryStore
+from turnwise.memory.ids import new_id
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans, union
@@ -66,7 +67,7 @@ class Journal:
         self.clock = clock
         self.session = SessionRecord(session_id=session_id)
         self.log = EventLog(0)
-        self.cache = BlockCache()
+        self.cache = BlockCache(new_id())
         self._held_bytes = HELD_BYTES
         """When to look for blocks that nobody needs any more."""
         self.caught_up: frozenset[int] = frozenset()
@@ -96,7 +97,7 @@ class Journal:
                 nobody; the journal is `lost`. A process that was cut off does not take it back.
             SessionRevertedError: the store has gone back behind what this process knows; the journal is `lost`.
         """
-        left = await self._check_own() if self.session.epoch else None
+        left = await self.check_own() if self.session.epoch else None
         self._asked += 1
         try:
             found = await self.store.activate(self.session_id)
@@ -122,7 +123,7 @@ class Journal:
             self.feed.poke()
         return found
 
-    async def _check_own(self) -> SessionRecord:
+    async def check_own(self) -> SessionRecord:
         """Return the stored row, if the session stands where this process has left it.
 
         Raises:
@@ -152,7 +153,7 @@ class Journal:
             StoreError: it is to be tried again.
         """
         self.stale = self._is_reverted = True
-        await self._check_own()
+        await self.check_own()
 
     def _may_stand_at(self, found: SessionRecord) -> bool:
         """Return whether the store may have got there by what this process has asked for, be it answered or not."""
@@ -237,7 +238,7 @@ class Journal:
             await self.store.commit(self.session_id, session.epoch, whole)
         except SessionFencedError:
             self.stale = True  # until it is known why
-            await self._check_own()
+            await self.check_own()
             await self.revert()  # it was elsewhere a moment ago
             raise
         except DuplicateKeyError:
@@ -262,7 +263,7 @@ class Journal:
             SessionFencedError: another activation owns the session; its history is left as it is.
         """
         if self.feed:
-            await self._check_own()
+            await self.check_own()
             self.feed.stop()
             await self.feed.history.delete(self.session_id)
         await self.store.delete(self.session_id, epoch=self.session.epoch, log=self.session.log)
@@ -278,7 +279,7 @@ class Journal:
         spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
         if not self.cache.missing(spans):
             return [self.turn(record) for record in records]
-        cache = BlockCache()
+        cache = BlockCache(self.cache.source)
         cache.add_spans(spans, await self.store.blocks(spans))
         return [Turn(self.session_id, record, cache) for record in records]
 

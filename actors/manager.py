@@ -16,6 +16,7 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.placement import Dedicated, Placement
 from turnwise.actors.session import AsyncSession, Session
 from turnwise.actors.steps import Request, Result, carry_out, carry_out_async
+from turnwise.actors.wire import SessionRef
 from turnwise.memory.encryption import Encryption
 from turnwise.memory.erasing import Verify
 from turnwise.memory.forgotten import Forgotten
@@ -143,7 +144,7 @@ class SessionManager(Door):
             ConfigError: `enforce_user` is set and no user is given.
         """
         found = carry_out(self._open(session_id, user_id, agent, metadata, memory, ttl_s=ttl_s), self._portal)
-        return Session(self._realm, found.session_id, found.user_id, found.agent, own_ids=self._enforce_user)
+        return Session(self._realm, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     def get(self, session_id: str, *, user_id: str | None = None) -> Session:
         """Return the session of this id: a user's, or, if none is given, anybody's.
@@ -154,7 +155,7 @@ class SessionManager(Door):
             SessionNotFoundError: there is none, or it is not the user's.
         """
         found = carry_out(self._get(session_id, user_id), self._portal)
-        return Session(self._realm, found.session_id, found.user_id, found.agent, own_ids=self._enforce_user)
+        return Session(self._realm, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     def list(
         self,
@@ -263,12 +264,12 @@ class AsyncSessionManager(Door):
     ) -> AsyncSession:
         """See `SessionManager.open`."""
         found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, ttl_s=ttl_s))
-        return AsyncSession(self._realm, found.session_id, found.user_id, found.agent, own_ids=self._enforce_user)
+        return AsyncSession(self._realm, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
         """See `SessionManager.get`."""
         found = await self._carry_out(self._get(session_id, user_id))
-        return AsyncSession(self._realm, found.session_id, found.user_id, found.agent, own_ids=self._enforce_user)
+        return AsyncSession(self._realm, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     async def list(
         self,

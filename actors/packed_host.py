@@ -16,7 +16,7 @@ from turnwise.actors.placement import Packed
 from turnwise.actors.resident import Keep, Resident
 from turnwise.actors.supplies import Supplies
 from turnwise.actors.waits import Waits
-from turnwise.actors.wire import Refused
+from turnwise.actors.wire import Refused, log_of
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,
@@ -269,10 +269,12 @@ class PackedHost:
             resident.calls += 1
             self._touch(session_id, resident)
             try:
-                return await resident.carry_out(verb, args)
+                return await resident.carry_out(verb, args, log_of(session_id))
             except SessionNotFoundError as error:
                 if error.session_id != public_id(session_id):
                     raise
+                if resident.core.is_active:
+                    raise  # the caller's session was another one of this id
                 if not resident.is_deleted:
                     self._forget(session_id, resident)
                     raise  # else another core is to say whether there is a session of this id again

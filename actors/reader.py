@@ -9,11 +9,13 @@ from typing import Any
 from turnwise.actors.reads import SessionReads
 from turnwise.actors.stored_session import StoredSession
 from turnwise.actors.wire import PackedOutcome, PackedTurn, SessionInfo
+from turnwise.errors import SessionNotFoundError
 from turnwise.memory.blocks import Block, Summary
 from turnwise.memory.calls import PendingCall
 from turnwise.memory.events import Event
 from turnwise.memory.runs import RunRecord
-from turnwise.memory.spans import Spans, union
+from turnwise.memory.spans import Span, Spans, union
+from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn
 
 READS = frozenset(("events", "expand", "info", "latest", "pending", "run", "runs", "turn", "turns", "wait"))
@@ -104,5 +106,13 @@ class StoreReader(Reader):
         return None, None
 
 
+async def check_stored(store: SessionStore, session_id: str, log: str) -> None:
+    """Raise SessionNotFoundError if the stored session of this id is not the one whose log this is."""
+    if (await store.get(session_id)).log != log:
+        raise SessionNotFoundError(session_id)
+
+
 def _with(held: Spans, turn: Turn) -> Spans:
-    return union(held, turn.record.prompt, turn.record.spans)
+    """Return what a caller holds that has been sent a turn."""
+    kept = held if turn.cache.is_of(held) else ()
+    return union(kept, (Span(turn.cache.source, 0, 1),), turn.record.prompt, turn.record.spans)

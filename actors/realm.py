@@ -26,7 +26,7 @@ from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.nodes import is_file
 from turnwise.actors.place import Making, StorePlace
 from turnwise.actors.placement import Dedicated, Packed, Placement
-from turnwise.actors.reader import READS, StoreReader
+from turnwise.actors.reader import READS, StoreReader, check_stored
 from turnwise.actors.steps import Call, Consult, Pause, Portal, Request
 from turnwise.actors.stored_session import StoredSession, UnattendedError
 from turnwise.actors.waits import SLICE_S
@@ -39,6 +39,7 @@ from turnwise.actors.wire import (
     StartAnswer,
     StartedRun,
     StillEnding,
+    log_of,
 )
 from turnwise.errors import ConfigError, OverloadedError, ReadOnlyStoreError, SessionFencedError, SessionLostError
 from turnwise.memory.block_cache import BlockCache
@@ -207,20 +208,35 @@ class Realm:
             return cache
 
     def unpack(self, packed: PackedTurn, cache: BlockCache) -> Turn:
-        """Return a turn on top of the cache whose spans its session was told; keep the caches within their bounds."""
-        turn = packed.unpack(cache)
-        self._bound(turn, cache)
+        """Return a turn on top of the cache whose spans its session was told; keep the caches within their bounds.
+
+        If its blocks are from another source, which has then sent all of them, it is on top of a new cache, which takes
+        the place of the old one. Turns that have the old one keep it.
+        """
+        turn = packed.unpack(cache if packed.source == cache.source else self._renewed(cache, packed.source))
+        self._bound(turn)
         return turn
 
-    def _bound(self, turn: Turn, cache: BlockCache) -> None:
+    def _renewed(self, old: BlockCache, source: str) -> BlockCache:
+        """Return the cache of a source, which takes the place of the old one unless it has been there for longer."""
+        with self._lock:
+            for session_id, cache in self._caches.items():
+                if cache.source == source:
+                    return cache
+                if cache is old:
+                    self._caches[session_id] = BlockCache(source)
+                    return self._caches[session_id]
+        return BlockCache(source)
+
+    def _bound(self, turn: Turn) -> None:
         """Let go of caches, the least lately used first, then of what the turn of the last one does not show."""
         with self._lock:
             size_bytes = sum(each.size_bytes for each in self._caches.values())
             while size_bytes > CACHED_BYTES:
                 session_id, gone = self._caches.popitem(last=False)
                 size_bytes -= gone.size_bytes
-                if gone is cache and not self._caches:
-                    shown = cache.only((*turn.record.prompt, *turn.record.spans))
+                if gone is turn.cache and not self._caches:
+                    shown = gone.only((*turn.record.prompt, *turn.record.spans))
                     if shown.size_bytes <= CACHED_BYTES:
                         self._caches[session_id] = shown
 
@@ -331,6 +347,8 @@ class Realm:
         kept = by_public_id(session_id, *self.kit)
         reader = StoreReader(StoredSession(*kept, may_settle=not self.read_only))
         try:
+            if log := log_of(session_id):
+                yield Consult(partial(check_stored, kept[1], kept[0], log))
             return ((yield Consult(partial(reader.carry_out, verb, args))),)
         except UnattendedError:
             return None
@@ -342,10 +360,10 @@ class Realm:
         return StartedRun(started.run_id, started.turn_index, self._ended(started.outcome, cache))
 
     def _ended(self, packed: PackedOutcome | None, cache: BlockCache) -> Ended | None:
-        outcome = packed.unpack(cache) if packed else None
-        if outcome and outcome.turn:
-            self._bound(outcome.turn, cache)
-        return outcome
+        if packed is None:
+            return None
+        turn = self.unpack(packed.turn, cache) if packed.turn else None
+        return Ended(packed.state, packed.why, packed.code, turn)
 
     def compact(self, session_id: str, *, explain: bool) -> Request[Compaction | None]:
         """Ask for a compaction with this realm's strategy."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.actors.adoptions import Adopted
 from turnwise.actors.core import Decision, SessionCore
-from turnwise.actors.reader import Reader
+from turnwise.actors.reader import READS, Reader, check_stored
 from turnwise.actors.reads import SessionReads
 from turnwise.actors.stored_session import StoredSession, UnattendedError
 from turnwise.actors.supplies import Supplies
@@ -91,8 +91,16 @@ class Resident(Reader):
         """Whether nobody waits for anything here, and nothing runs or is about to."""
         return not self.calls and not self.core.is_in_use
 
-    async def carry_out(self, verb: str, args: Sequence[Any]) -> Any:
-        """Carry out a verb and return its answer, or raise its error."""
+    async def carry_out(self, verb: str, args: Sequence[Any], log: str = "") -> Any:
+        """Carry out a verb and return its answer, or raise its error.
+
+        Args:
+            log: what the caller takes for the session's; anything, if empty.
+        """
+        if log and (self.core.is_activated or verb not in READS):
+            await self.core.check_log(log)
+        elif log:
+            await check_stored(self.core.stores[0], self.core.session_id, log)
         try:
             return await super().carry_out(verb, args)
         except UnattendedError:

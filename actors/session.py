@@ -26,7 +26,7 @@ from turnwise.actors.inputs import (
 from turnwise.actors.realm import Realm
 from turnwise.actors.session_memory import AsyncSessionMemory, SessionMemory
 from turnwise.actors.steps import Request, carry_out, carry_out_async
-from turnwise.actors.wire import PackedTurn, SessionInfo, StartedRun
+from turnwise.actors.wire import PackedTurn, SessionInfo, SessionRef, StartedRun
 from turnwise.memory.blocks import Block, Summary
 from turnwise.memory.erasing import Verify
 from turnwise.memory.events import Event
@@ -35,6 +35,7 @@ from turnwise.memory.ids import is_own_id, new_id, own_id, public_id
 from turnwise.memory.memory_use import MemoryUse
 from turnwise.memory.prompts import Prompt, plain_prompts
 from turnwise.memory.runs import RunRecord
+from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.turns import Turn
 from turnwise.strategies.compaction import Compaction
 
@@ -105,7 +106,10 @@ class _Session:
     def _turns(self, after: Number, limit: Limit) -> Request[list[Turn]]:
         cache = self._realm.cache(self._stored_id)
         packed: list[PackedTurn] = yield from self._ask("turns", after, limit, cache.held)
-        return [self._realm.unpack(turn, cache) for turn in packed]
+        turns: list[Turn] = []
+        for turn in packed:
+            turns.append(self._realm.unpack(turn, turns[-1].cache if turns else cache))
+        return turns
 
     @checked
     def _runs(self, after: Number, limit: Limit) -> Request[list[RunRecord]]:
@@ -129,8 +133,8 @@ class _Session:
     def _fork(self, at: Number | None, session_id: SessionId | None) -> Request[Self]:
         session_id = session_id or new_id()
         stored_id = own_id(self.user_id, session_id) if self._own_ids else session_id
-        yield from self._ask("fork", at, stored_id)
-        return type(self)(self._realm, stored_id, self.user_id, self.agent, own_ids=self._own_ids)
+        fork: SessionRecord = yield from self._ask("fork", at, stored_id)
+        return type(self)(self._realm, SessionRef(stored_id, fork.log), self.user_id, self.agent, own_ids=self._own_ids)
 
     @checked
     def _compact(self, explain: bool) -> Request[Compaction | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from turnwise.actors.reads import Outcome
 from turnwise.errors import TurnwiseError
@@ -11,6 +12,32 @@ from turnwise.memory.runs import RunState
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Spans, subtract, union
 from turnwise.memory.turns import Turn, TurnRecord
+
+
+class SessionRef(str):
+    """A session's id with the name of its log, which tells it from an earlier or a later session of the same id."""
+
+    __slots__ = ("log",)
+
+    log: str
+
+    def __new__(cls, session_id: str, log: str) -> Self:
+        ref = super().__new__(cls, session_id)
+        ref.log = log
+        return ref
+
+    @classmethod
+    def of(cls, session: SessionRecord) -> Self:
+        """Return the reference of a stored session."""
+        return cls(session.session_id, session.log)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return SessionRef, (str(self), self.log)
+
+
+def log_of(session_id: str) -> str:
+    """Return the name of the log that a caller takes for the session's; empty if the caller does not know."""
+    return session_id.log if isinstance(session_id, SessionRef) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +64,17 @@ class PackedTurn:
     """A turn with those of its blocks that the receiver does not hold, encoded."""
 
     session_id: str
+    source: str
+    """Of the cache that they are from."""
     record: TurnRecord
     spans: Spans
     blocks: list[str]
 
     @classmethod
     def pack(cls, turn: Turn, held: Spans) -> PackedTurn:
-        """Pack what `held`, the receiver's spans, lacks."""
-        spans = subtract(union(turn.record.prompt, turn.record.spans), held)
-        return cls(turn.session_id, turn.record, spans, turn.cache.read_encoded(spans))
+        """Pack what `held`, the receiver's spans, lacks: all, if that is of another source."""
+        spans = subtract(union(turn.record.prompt, turn.record.spans), held if turn.cache.is_of(held) else ())
+        return cls(turn.session_id, turn.cache.source, turn.record, spans, turn.cache.read_encoded(spans))
 
     def unpack(self, cache: BlockCache) -> Turn:
         """Return the turn on top of the receiver's cache."""
@@ -77,10 +106,6 @@ class PackedOutcome:
         """Pack what `held`, the receiver's spans, lacks."""
         turn = PackedTurn.pack(outcome.turn, held) if outcome.turn else None
         return cls(outcome.run.state, outcome.run.why, outcome.run.code, turn)
-
-    def unpack(self, cache: BlockCache) -> Ended:
-        """Return the outcome, its turn on top of the receiver's cache."""
-        return Ended(self.state, self.why, self.code, self.turn.unpack(cache) if self.turn else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,17 @@ class BlockCache:
 
     Who has to bound it puts `only` a part of it in its place: those who share the old one still have all of that.
     A block that came encoded is decoded when it is first read.
+
+    Args:
+        source: names the cache of the session's process that the blocks are from. Those of another may differ at the
+            same places: a store that went back in time fills them anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: str = "") -> None:
         self._logs: dict[str, dict[int, Block | str]] = {}
-        self.held: Spans = ()
-        """What is in here, sorted."""
+        self.source = source
+        self.held: Spans = (Span(source, 0, 1),) if source else ()
+        """What is in here, sorted; and a span that is nowhere, named as the source: see `is_of`."""
         self.size_bytes = 0
         """What it takes in memory, roughly."""
 
@@ -32,8 +37,8 @@ class BlockCache:
         self.add_spans((Span(log, start, start + len(blocks)),), blocks)
 
     def only(self, spans: Iterable[Span]) -> BlockCache:
-        """Return a cache that holds what this one does of `spans`. O(what that is)."""
-        cache = BlockCache()
+        """Return a cache of the same source that holds what this one does of `spans`. O(what that is)."""
+        cache = BlockCache(self.source)
         for span in overlap(union(spans), self.held):
             entries = self._logs[span.log]
             cache.add_spans((span,), [entries[at] for at in range(span.start, span.stop)])
@@ -57,6 +62,10 @@ class BlockCache:
                 entries[place] = block
             at += stop - start
         self.held = union(self.held, spans)
+
+    def is_of(self, held: Spans) -> bool:
+        """Return whether a cache that holds these spans has the same source, and so the same blocks."""
+        return Span(self.source, 0, 1) in held
 
     def missing(self, spans: Iterable[Span]) -> Spans:
         """Return what of `spans` is not held."""

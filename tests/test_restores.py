@@ -17,9 +17,12 @@ import psycopg
 import pytest
 
 from audit import check_session
+from packedbox import Hosting
 from schedules import World, spread, texts
 from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.realm import Realm
+from turnwise.actors.wire import SessionRef
 from turnwise.errors import (
     RunNotFoundError,
     SessionFencedError,
@@ -27,12 +30,15 @@ from turnwise.errors import (
     SessionRevertedError,
     StoreError,
 )
+from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.contract_tools import Owner, a_session, a_turn, an_event, own, state_of, unchanged
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import overlap, union
 from turnwise.memory.sql import SQLStore
 from turnwise.memory.store import SessionStore
 from turnwise.memory.store_redis import RedisStore
+from turnwise.memory.turns import Turn
 
 if TYPE_CHECKING:
     from redisbox import RedisServer
@@ -413,3 +419,67 @@ def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_n
         assert {*told, "last"} <= set(stored)
 
     assert spread(400, schedule)
+
+
+# Item 20: nothing outlives its store
+
+
+def test_a_host_does_not_show_a_session_that_a_restore_took_to_the_owner_of_the_next_of_its_id() -> None:
+    async def story() -> None:
+        box = OfMemory()
+        box.back_up()
+        hosting = Hosting(box.store, EchoEngine())
+        alice = SessionRef.of(await box.store.create(a_session(user_id="alice")))
+        await hosting.run(alice, "alice's secret", "r1")
+        box.restore()
+        bob = SessionRef.of(await box.store.create(a_session(user_id="bob")))
+        for verb, args in (("latest", ((),)), ("turns", (-1, 10, ())), ("events", (0, 10, None, 0.0)), ("info", ())):
+            answer = None
+            while answer is None:
+                try:
+                    answer = [await hosting.ask(bob, verb, *args)]
+                except SessionFencedError:
+                    assert "s" not in hosting.host.resident_ids  # callers ask again, of another core
+            assert "alice" not in repr(answer)
+            with pytest.raises(SessionNotFoundError):
+                await hosting.ask(alice, verb, *args)
+            assert hosting.host.resident_ids == ["s"]
+        await hosting.run(bob, "bob's own", "r2")
+        with pytest.raises(SessionNotFoundError):
+            await hosting.start(alice, "alice writes", "r3")
+        outcome = await hosting.ask(bob, "wait", "r2", None, ())
+        turn = outcome.turn.unpack(BlockCache())
+        assert texts(turn.blocks) == ["bob's own"]
+
+    play(story)
+
+
+def test_a_caller_does_not_show_what_it_has_seen_of_places_that_a_restore_has_emptied() -> None:
+    """The log of the session is the same, and other blocks stand at the same places."""
+
+    async def story() -> None:
+        box, realm = OfMemory(), Realm("namespace", "name")
+        hosting = Hosting(box.store, EchoEngine())
+        ref = SessionRef.of(await box.store.create(a_session()))
+
+        async def ask(prompt: str) -> Turn:
+            cache = realm.cache(ref)
+            await hosting.run(ref, prompt, prompt)
+            return realm.unpack(await hosting.ask(ref, "latest", cache.held), cache)
+
+        first = await ask("kept")
+        box.back_up()
+        lost = await ask("lost")
+        assert realm.cache(ref).held == union(realm.cache(ref).held, lost.record.spans)
+        box.restore()
+        with pytest.raises(SessionRevertedError):
+            await ask("told")
+        later = await ask("new")
+        assert texts(later.blocks) == ["kept", "new"] and overlap(later.record.output, lost.record.output)
+        assert (texts(lost.blocks), texts(first.blocks)) == (["kept", "lost"], ["kept"])
+        cache = realm.cache(ref)
+        packed = await hosting.ask(ref, "turns", -1, 10, cache.held)
+        assert [texts(realm.unpack(turn, cache).new_blocks) for turn in packed] == [["kept"], ["new"]]
+        assert [turn.blocks for turn in packed] == [[], []]  # nothing is sent twice
+
+    play(story)

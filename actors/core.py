@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -136,7 +135,7 @@ class SessionCore(RunningSession):
         memories: Sequence[MemorySlot] = (),
         working: WorkingMemory | None = None,
         history: HistoryStore | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         engine_id: str = "",
     ) -> None:

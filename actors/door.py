@@ -115,6 +115,8 @@ class Door:
         self._store: SessionStore | None = None
         self._knows_rivals = False
         self._check_files = partial(check_files, store, history_store, working_memory)
+        self._store_now: tuple[float, float] | None = None
+        """What the store's clock said when it was asked, and what this process's monotonic one did."""
 
     def _start(self) -> None:
         """Join or start a Ray, and let the processes of hosts and memories start. Blocks; may be repeated."""
@@ -174,7 +176,7 @@ class Door:
         frozen: FrozenDict = freeze(given)
         if is_sealed(frozen):  # nobody could list it
             raise InvalidInputError("metadata", shown(given), "it is taken for encrypted: choose other names")
-        now = time.time()
+        now = yield from self._now()
         fresh = SessionRecord(
             session_id=own_id(user_id, session_id) if self._enforce_user else session_id,
             user_id=user_id,
@@ -199,6 +201,14 @@ class Door:
         if agent not in (None, found.agent):
             raise SessionOwnerError(session_id, "agent", agent)
         return found
+
+    def _now(self) -> Request[float]:
+        """Return the time by the store's clock, which is asked once."""
+        if self._store_now is None:
+            now = yield from self._consult("now")
+            self._store_now = now, time.monotonic()
+        then, began = self._store_now
+        return then + (time.monotonic() - began)
 
     def _find(self, session_id: str, user_id: str) -> Request[SessionRecord | None]:
         """Return a user's session by the id that callers know, as it is stored; None if the user has none."""

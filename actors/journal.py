@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -57,14 +58,16 @@ class Journal:
         self,
         session_id: str,
         store: SessionStore,
-        clock: Callable[[], float],
+        clock: Callable[[], float] | None,
         history: HistoryStore | None = None,
     ) -> None:
         self.store = store
         self.feed = HistoryFeed(session_id, store, history) if history else None
         self._forgotten = 0
         """The store has let go of the events up to this number, where the history has them."""
-        self.clock = clock
+        self._clock = clock
+        self._store_now: tuple[float, float] | None = None
+        """What the store's clock said, and this process's monotonic one, when the session was last activated."""
         self.session = SessionRecord(session_id=session_id)
         self.log = EventLog(0)
         self.cache = BlockCache(new_id())
@@ -84,6 +87,18 @@ class Journal:
     @property
     def session_id(self) -> str:
         return self.session.session_id
+
+    def clock(self) -> float:
+        """Return the time by the store's clock, in seconds since the epoch: as of the last activation and since.
+
+        So what a session writes on one node never seems older than what it wrote on another, whose clock is ahead.
+        """
+        if self._clock:
+            return self._clock()
+        if self._store_now is None:
+            return time.time()
+        then, began = self._store_now
+        return then + (time.monotonic() - began)
 
     # Writing
 
@@ -108,6 +123,7 @@ class Journal:
         if left and not _follows(found.session, left):
             await self.revert()
         check_session(found.session)
+        self._store_now = found.now, time.monotonic()
         if self.log.last_seq:
             missed = await self._stored_events(self.log.published, MISSED)
             missed = await self._with_blocks(missed, found.session.log)

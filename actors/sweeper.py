@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,8 @@ from turnwise.memory.sweeping import PAGE, Swept, archived, kept, sweep_session
 
 def sweep(realm: Realm, store: SessionStore, archive: Path | None, memory: bool) -> Request[Swept]:
     """Delete the sessions of a store that have expired; see `SessionManager.sweep`."""
-    now, done, cursor = time.time(), Swept(), None
+    now = yield Consult(store.now)  # by the clock that sessions' times are told by
+    done, cursor = Swept(), None
     history = realm.open_history()
     try:
         while True:

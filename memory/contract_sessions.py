@@ -62,6 +62,14 @@ async def check_an_id_is_taken_once(store: SessionStore) -> None:
 
 
 @_law
+async def check_all_are_told_the_time_by_one_clock(store: SessionStore, other: SessionStore) -> None:
+    """That of the store, which an activation tells too; to some seconds."""
+    await store.create(a_session())
+    times = [await store.now(), (await other.activate("s")).now, await other.now(), (await store.activate("s")).now]
+    equal([round(time - times[0], -1) for time in times], [0.0] * len(times), f"how far {times} are apart")
+
+
+@_law
 async def check_what_is_not_there_is_refused_by_name(store: SessionStore) -> None:
     """Verbs of a missing session or run name it; a commit to one is fenced; acceptance 44."""
     owner = await own(store, "user-1")
@@ -149,6 +157,7 @@ async def check_a_closed_store_says_so(store: SessionStore) -> None:
         "event_of_key": store.event_of_key("s", "key"),
         "query": store.query(),
         "count": store.count(),
+        "now": store.now(),
         "usage": store.usage(),
         "unsettled": store.unsettled(),
         "expired": store.expired(0.0),

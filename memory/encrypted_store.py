@@ -66,6 +66,9 @@ class EncryptedStore(Shared):
     def __repr__(self) -> str:
         return f"EncryptedStore({self._inner!r})"
 
+    async def now(self) -> float:
+        return await self._inner.now()
+
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         key = await self._keys.of(session.user_id)
         sealed = turn and seal_turn(key, session.session_id, turn)
@@ -93,6 +96,7 @@ class EncryptedStore(Shared):
             head=found.head and await open_turn(texts, session_id, found.head),
             open_turns=tuple([await open_turn(texts, session_id, turn) for turn in found.open_turns]),
             open_runs=tuple([await open_run(texts, run) for run in found.open_runs]),
+            now=found.now,
         )
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:

@@ -385,13 +385,25 @@ def _fact(id: str, accepted: Accepted, old: MemoryItem | None, now: float) -> Me
 
 
 def _is_older_news(fact: MemoryItem, old: MemoryItem) -> bool:
-    """Return whether it is history itself, and the other stands in its place."""
+    """Return whether it is history itself, and the other stands in its place.
+
+    Of one session the turns say so: their times may be of nodes whose clocks differ.
+    """
+    new, was = fact.source, old.source
+    is_of_one = new.session_id is not None and new.session_id == was.session_id and old.updated_at is None
+    if is_of_one and new.turn_index is not None and was.turn_index not in (None, new.turn_index):
+        return new.turn_index < was.turn_index
     return fact.created_at < max(old.created_at, old.updated_at or 0.0)
 
 
 def _since(new: MemoryItem, old: MemoryItem) -> MemoryItem:
-    """Return what stands in the place of another, with the time since when: its change, if it was there first."""
-    return replace(new, created_at=new.updated_at or 0.0) if new.created_at < old.created_at else new
+    """Return what stands in the place of another, with the time since when: its change, if it was there first.
+
+    Not before the other was there, which a slow clock might say.
+    """
+    return (
+        replace(new, created_at=max(new.updated_at or 0.0, old.created_at)) if new.created_at < old.created_at else new
+    )
 
 
 # Records of what was read: of a type that all of the user's agents see, and superseded when they were made

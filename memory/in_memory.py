@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from turnwise.errors import (
@@ -39,9 +40,14 @@ class _Row:
 
 
 class InMemoryStore:
-    """Keeps sessions while the process lives. No verb waits for anything, so each is atomic on its event loop."""
+    """Keeps sessions while the process lives. No verb waits for anything, so each is atomic on its event loop.
 
-    def __init__(self) -> None:
+    Args:
+        clock: tells the time, in seconds since the epoch.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._rows: dict[str, _Row] = {}
         self._owners: dict[str, str] = {}
         """Run id to session id."""
@@ -61,6 +67,10 @@ class InMemoryStore:
         self._rows[session.session_id] = _Row(session, order, borrowed, turns)
         return session
 
+    async def now(self) -> float:
+        self._check_open()
+        return self._clock()
+
     async def get(self, session_id: str) -> SessionRecord:
         return self._row(session_id).session
 
@@ -76,6 +86,7 @@ class InMemoryStore:
             head=settled[-1] if settled else None,
             open_turns=tuple(turn for turn in turns if turn.status in ("pending", "queued", "running")),
             open_runs=tuple(sorted(runs, key=lambda run: run.turn_index)),
+            now=self._clock(),
         )
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:

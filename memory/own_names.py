@@ -115,6 +115,9 @@ class OwnNameStore(Shared):
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         return await self._inner.create(session, turn, also)
 
+    async def now(self) -> float:
+        return await self._inner.now()
+
     async def get(self, session_id: str) -> SessionRecord:
         found: SessionRecord = self._names.shown_record(await self._inner.get(self._names.stored(session_id)))
         return found

@@ -127,6 +127,9 @@ class SQLStore(ErasingDatabase):
         found: int | None = self._sql.insert_session(connection, session_row(new_key(), session)).scalar_one_or_none()
         return found
 
+    async def now(self) -> float:
+        return await self._read(lambda connection: float(self._sql.now(connection, {}).scalar_one()))
+
     async def get(self, session_id: str) -> SessionRecord:
         return await self._read(lambda connection: self._session(connection, session_id))
 
@@ -142,6 +145,7 @@ class SQLStore(ErasingDatabase):
                 head=read_turn(head, session_id) if head else None,
                 open_turns=tuple(read_turn(found, session_id) for found in self._sql.open_turns(connection, key)),
                 open_runs=tuple(read_run(found, session_id) for found in self._sql.open_runs(connection, key)),
+                now=row.now,
             )
 
         return await self._write_along(activate)

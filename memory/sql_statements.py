@@ -114,8 +114,9 @@ class Statements:
                 epoch=sessions.c.epoch + sa.literal_column("1"),
                 revision=sessions.c.revision + bind("jump", type_=sa.BigInteger),
             )
-            .returning(*sessions.columns)
+            .returning(*sessions.columns, self._now(dialect).label("now"))
         )
+        self.now = compiled(sa.select(self._now(dialect)))
         changed = (
             "status",
             "metadata",
@@ -235,6 +236,13 @@ class Statements:
         self.turns = page(turns, turns.c.idx)
         self.runs = page(runs, runs.c.turn_index)
         self.events = page(events, events.c.seq)
+
+    @staticmethod
+    def _now(dialect: sa.Dialect) -> sa.ColumnElement[float]:
+        """Return the time by the database's clock, which of SQLite is this machine's."""
+        if dialect.name == "sqlite":
+            return sa.literal_column("(julianday('now') - 2440587.5) * 86400.0", sa.Double)
+        return sa.literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)", sa.Double)
 
 
 def _literals(values: Iterable[str]) -> list[sa.ColumnElement[str]]:

@@ -76,6 +76,8 @@ class Activation:
     """Pending, queued and running turns, by index."""
     open_runs: tuple[RunRecord, ...]
     """Those that have not ended, by turn index."""
+    now: float
+    """What the store's clock says: see `SessionStore.now`."""
 
 
 _JUMP_BITS = 40
@@ -132,6 +134,12 @@ class SessionStore(Protocol):
     closed raise `StoreError`, those of a session that does not exist `SessionNotFoundError`, if nothing else is said; a
     `limit` below 1 is an `InvalidInputError`.
     """
+
+    async def now(self) -> float:
+        """Return the time by the store's clock, in seconds since the epoch: one clock for all who use the store.
+
+        Times of sessions are told by it, and when they expire, however wrong the clocks of those nodes are.
+        """
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         """Store a new session, a fork's with its first `turn`; return it with the name of its log.
@@ -236,7 +244,7 @@ class SessionStore(Protocol):
         In order of creation: of `create`, whatever `created_at` says.
 
         Args:
-            now: seconds since the epoch, by the clock that `updated_at` was set by.
+            now: seconds since the epoch, by the store's clock: see `now`.
         """
 
     async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:

@@ -43,6 +43,11 @@ local base, at = KEYS[1], 0
 local ids, run_ids, meta, spent = base .. ':ids', base .. ':runs', base .. ':meta', base .. ':spent'
 local unsettled, expiring = base .. ':unsettled', base .. ':expiring'
 
+local function now()
+  local time = redis.call('TIME')
+  return time[1] .. '.' .. string.rep('0', 6 - #time[2]) .. time[2]
+end
+
 local function take()
   at = at + 1
   return ARGV[at]

@@ -10,6 +10,10 @@ if not number then return {'missing'} end
 return {'', show(number)}
 """
 
+_NOW = r"""
+return {'', now()}
+"""
+
 _BLOCKS = r"""
 local found = {}
 for _, span in ipairs(rows(3)) do
@@ -118,6 +122,7 @@ READS = {
     name: COMMON + body
     for name, body in {
         "get": _GET,
+        "now": _NOW,
         "blocks": _BLOCKS,
         "page": _PAGE,
         "run": _RUN,

@@ -58,7 +58,7 @@ for _, name in ipairs(redis.call('ZRANGEBYLEX', key(number, ':open'), '[r', '(u'
   local found = is_turn and turns or runs
   found[#found + 1] = one(key(number, is_turn and ':turns' or ':runs'), string.sub(name, 2)) or name
 end
-return {'', show(number), head and {head} or {}, turns, runs}
+return {'', show(number), head and {head} or {}, turns, runs, now()}
 """
 
 _COMMIT = r"""

@@ -99,13 +99,17 @@ class RedisStore(RedisDatabase):
             number = str(new_key())
         return replace(session, log=number)
 
+    async def now(self) -> float:
+        (now,) = await self._do("now", [], again=True)
+        return float(now)
+
     async def get(self, session_id: str) -> SessionRecord:
         (shown,) = await self._do("get", [encode(session_id)], session_id, again=True)
         return self._session(shown)
 
     async def activate(self, session_id: str) -> Activation:
         shown, *parts = await self._do("activate", [encode(session_id), new_jump()], session_id)
-        head, open_turns, open_runs = parts or ([], [], [])
+        head, open_turns, open_runs, now = parts or ([], [], [], 0.0)
         number = shown[0].decode()
         turns = [self._turn(number, text) for text in (*head, *open_turns)]
         return Activation(
@@ -113,6 +117,7 @@ class RedisStore(RedisDatabase):
             head=turns[0] if head else None,
             open_turns=tuple(turns[len(head) :]),
             open_runs=tuple(self._run_record(number, session_id, text) for text in open_runs),
+            now=float(now),
         )
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:

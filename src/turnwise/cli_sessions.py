@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict
@@ -125,7 +124,7 @@ async def _import(url: str, lines: Iterable[str], session: str | None) -> str:
 
     async with AsyncExitStack() as stack:
         store, _ = _open(stack, url, None)
-        return (await import_session(store, lines, session_id=session, now=time.time())).session_id
+        return (await import_session(store, lines, session_id=session, now=await store.now())).session_id
 
 
 async def _sweep(url: str, archive: Path | None, history_url: str | None) -> Any:
@@ -133,7 +132,7 @@ async def _sweep(url: str, archive: Path | None, history_url: str | None) -> Any
 
     async with AsyncExitStack() as stack:
         store, history = _open(stack, url, history_url)
-        return await sweep_store(store, time.time(), archive, history)
+        return await sweep_store(store, await store.now(), archive, history)
 
 
 def _open(stack: AsyncExitStack, url: str, history_url: str | None) -> tuple[SessionStore, HistoryStore | None]:

@@ -45,7 +45,7 @@ from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.runs import UNSETTLED, RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span
-from turnwise.memory.store import Commit, Page, SessionOrder, SessionStore
+from turnwise.memory.store import Activation, Commit, Page, SessionOrder, SessionStore
 from turnwise.memory.store_redis import RedisStore
 from turnwise.memory.store_redis_rows import decode_record, encode_record, unpack_usage
 from turnwise.memory.turns import TurnRecord, TurnStatus
@@ -149,6 +149,8 @@ def audit(server: RedisServer) -> int:
 
 
 def told(page: Page[Any] | Any) -> Any:
+    if isinstance(page, Activation):
+        return replace(page, now=0.0)
     return (list(page), page.cursor) if isinstance(page, Page) else page
 
 

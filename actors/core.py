@@ -289,7 +289,7 @@ class SessionCore(RunningSession):
         if run is None:
             if run_id is None:
                 raise NoActiveRunError(self.session_id)
-            return (await self._journal.find_run(run_id)).state == "cancelled"
+            return (await self._stored_run(run_id)).state == "cancelled"
 
         async def change() -> None:
             if run in self._backlog.queue:

@@ -40,6 +40,9 @@ LIVE_NUMBERS = 10_000_000
 FORGET_EVERY = 256
 """How many numbers the history is to be ahead before the store lets go of their events: it looks through what stays."""
 
+REVERTED = "turnwise.reverted"
+"""The key of the first event that says so."""
+
 HELD_BYTES = 1 << 20
 """How much of a session's blocks its process holds before it looks for those that nobody needs any more, in bytes."""
 
@@ -193,7 +196,8 @@ class Journal:
             next_index=max(found.next_index, self.session.next_index),
             updated_at=max(found.updated_at, at),
         )
-        said = SessionReverted(session_id=self.session_id, seq=seq, at=at)
+        key = None if await self.has_reverted() else REVERTED
+        said = SessionReverted(session_id=self.session_id, seq=seq, at=at, key=key)
         await self.store.commit(self.session_id, found.epoch, Commit(session=session, events=[said]))
 
     def let_go(self, spans: Spans) -> bool:
@@ -206,6 +210,10 @@ class Journal:
         self.cache = self.cache.only(spans)
         self._held_bytes = max(HELD_BYTES, 2 * self.cache.size_bytes)
         return True
+
+    async def has_reverted(self) -> bool:
+        """Return whether the store has ever gone back behind what a process of the session knew."""
+        return await self.store.event_of_key(self.session_id, REVERTED) is not None
 
     async def hold(self, spans: Spans) -> None:
         """Read what is missing of `spans` into memory."""

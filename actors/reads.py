@@ -10,7 +10,7 @@ from turnwise.actors.active_run import ActiveRun
 from turnwise.actors.backlog import Backlog
 from turnwise.actors.journal import Journal, settled
 from turnwise.actors.originals import find, originals
-from turnwise.errors import InvalidInputError, shown
+from turnwise.errors import InvalidInputError, RunNotFoundError, SessionRevertedError, shown
 from turnwise.memory.blocks import Block, Summary, ToolUse
 from turnwise.memory.calls import PendingCall, decode_calls
 from turnwise.memory.events import Event
@@ -63,7 +63,7 @@ class SessionReads:
             if ended := self._ended.get(run_id):
                 record, turn = ended
                 return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
-            record = await self._journal.find_run(run_id)
+            record = await self._stored_run(run_id)
             if not record.is_open:
                 turn = await self._journal.find_turn_of(record)
                 return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
@@ -75,7 +75,21 @@ class SessionReads:
         await self._loaded()
         if run := self._open_run(run_id):
             return replace(run.record, usage=run.spent)
-        return self._ended[run_id][0] if run_id in self._ended else await self._journal.find_run(run_id)
+        return self._ended[run_id][0] if run_id in self._ended else await self._stored_run(run_id)
+
+    async def _stored_run(self, run_id: str) -> RunRecord:
+        """Return a run of this session.
+
+        Raises:
+            RunNotFoundError: it has none of this id.
+            SessionRevertedError: likewise, and the store once went back, so it may have had one.
+        """
+        try:
+            return await self._journal.find_run(run_id)
+        except RunNotFoundError as error:
+            if await self._journal.has_reverted():
+                raise SessionRevertedError(self.session_id) from error
+            raise
 
     async def pending(self, run_id: str) -> list[PendingCall]:
         """Return the calls of the run that wait for a decision, in the order in which they were made."""

@@ -75,6 +75,9 @@ class NoProcesses:
     def is_live(self, session_id: str) -> bool:
         return False
 
+    def drop(self, session_id: str) -> None:
+        """It holds no blocks."""
+
 
 def test_a_sweeper_whose_clock_is_ahead_deletes_nothing_that_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:

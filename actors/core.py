@@ -24,6 +24,7 @@ from turnwise.actors.running import RunningSession
 from turnwise.errors import (
     CallDecidedError,
     CallNotFoundError,
+    CorruptRecordError,
     DuplicateKeyError,
     EmptyTurnError,
     EngineError,
@@ -399,12 +400,44 @@ class SessionCore(RunningSession):
             except BaseException:
                 self._take_up_saving()
                 raise
-            self._journal.lost = SessionNotFoundError(self.session_id)
-            self._journal.log.publish()
-            self._give_up(self._journal.lost)
+            self._is_deleted()
             return done
 
-        return await self._atomically(change)
+        try:
+            return await self._atomically(change)
+        except CorruptRecordError:
+            if not self._journal.stale:
+                raise
+        async with self._change:
+            return await self._delete_unread(updated_at, memory=memory, verify=verify)
+
+    async def _delete_unread(self, updated_at: float | None, *, memory: bool, verify: Verify) -> Forgotten:
+        """Delete a session that cannot be loaded, since something of it cannot be read.
+
+        Raises:
+            CorruptRecordError: its own record cannot be read, so nobody knows whose it is in memories.
+        """
+        done = Forgotten(sessions=1)
+        try:
+            session = await self._journal.store.get(self.session_id)
+        except CorruptRecordError:
+            if memory and self._gear.all_memories:
+                raise
+            await self._journal.store.delete(self.session_id)
+        else:
+            if updated_at not in (None, session.updated_at):
+                raise SessionChangedError(self.session_id)
+            self._journal.session = session
+            if memory:
+                done += await self._forget_in_memories(verify=verify)
+            await self._journal.delete()
+        self._is_deleted()
+        return done
+
+    def _is_deleted(self) -> None:
+        self._journal.lost = SessionNotFoundError(self.session_id)
+        self._journal.log.publish()
+        self._give_up(self._journal.lost)
 
     async def use_memory(self, use: MemoryUse) -> None:
         """Say what later runs do with long-term memory, if they do not say; durable on return."""

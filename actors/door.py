@@ -34,6 +34,7 @@ from turnwise.actors.steps import Consult, Request
 from turnwise.actors.sweeper import sweep
 from turnwise.errors import (
     ConfigError,
+    CorruptRecordError,
     InvalidInputError,
     KeyMissingError,
     ReadOnlyStoreError,
@@ -50,7 +51,7 @@ from turnwise.memory.encryption_records import check_session, is_sealed
 from turnwise.memory.erasing import Erasure
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.frozen import FrozenDict, freeze
-from turnwise.memory.ids import new_id, own_id
+from turnwise.memory.ids import new_id, own_id, public_id
 from turnwise.memory.long_term import LongTermMemory, Scope, is_read_only
 from turnwise.memory.memory_use import memory_use
 from turnwise.memory.own_names import find_session, get_of_user, public_record
@@ -265,7 +266,12 @@ class Door:
         if isinstance(found, Page) and not self._is_encrypted:
             for session in found:
                 check_session(session)
-        return Page(tuple(map(public_record, found)), found.cursor) if isinstance(found, Page) else found
+        if not isinstance(found, Page):
+            return found
+        unreadable = tuple(map(public_id, found.unreadable))
+        if unreadable:
+            _log.warning("the records of sessions %s cannot be read; they can be deleted", list(unreadable))
+        return Page(tuple(map(public_record, found)), found.cursor, unreadable)
 
     def _check_user(self, user_id: str | None) -> None:
         if self._enforce_user and user_id is None:
@@ -279,9 +285,19 @@ class Door:
     def _forget(self, user_id: UserId, verify: Look) -> Request[Forgotten]:
         self._check_writes("*", "forget")
         done = Forgotten()
-        while page := (yield from self._consult("query", user_id=user_id, limit=_PAGE)):
-            for session in page:
-                done += yield from self._delete(session.session_id)
+        tried: set[str] = set()
+        while True:
+            page = yield from self._consult("query", user_id=user_id, limit=_PAGE)
+            names = [*(session.session_id for session in page), *page.unreadable]
+            if not names:
+                break
+            if tried.issuperset(names):  # their ids cannot be read, so they cannot be found by them
+                raise CorruptRecordError(
+                    f"sessions {list(map(public_id, names))}", "they cannot be deleted by their ids"
+                )
+            tried.update(names)
+            for name in names:
+                done += yield from self._delete(name)
         scope = Scope(user_id=user_id)
         items: dict[str, int] = {}
         erased: dict[str, Erasure] = {}
@@ -305,8 +321,8 @@ class Door:
                 try:
                     yield from self._realm.end(session_id)
                     return (yield from self._realm.delete(session_id, memory=False, verify=False))
-                except KeyMissingError:
-                    pass  # its process can neither read nor write it any more, and to delete it takes no key
+                except (KeyMissingError, CorruptRecordError):
+                    pass  # its process cannot read it, and to delete it nobody has to
             if history := self._realm.kit[1]:
                 yield Consult(partial(history.delete, session_id))
             yield from self._consult("delete", session_id)

@@ -167,7 +167,10 @@ class SessionManager(Door):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        """Return sessions that match all filters given, newest first; pass the page's `cursor` for the next."""
+        """Return sessions that match all filters given, newest first; pass the page's `cursor` for the next.
+
+        A session whose record cannot be read is not among them: the page has its id as `unreadable`.
+        """
         request = self._list(user_id, agent, status, order_by=order_by, cursor=cursor, limit=limit)
         return carry_out(request, self._portal)
 

@@ -20,7 +20,7 @@ from turnwise.memory.archive_file import ArchiveFile
 from turnwise.memory.ids import public_id
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.store import SessionStore
-from turnwise.memory.sweeping import PAGE, Swept, archived, kept, sweep_session
+from turnwise.memory.sweeping import PAGE, Swept, archived, damaged, kept, sweep_session
 
 
 def sweep(realm: Realm, store: SessionStore, archive: Path | None, memory: bool) -> Request[Swept]:
@@ -38,6 +38,7 @@ def sweep(realm: Realm, store: SessionStore, archive: Path | None, memory: bool)
                 else:
                     done += yield Consult(partial(sweep_session, store, session, archive))
                     realm.drop(session.session_id)
+            done += damaged(page)
             if (cursor := page.cursor) is None:
                 return done
     finally:

@@ -12,6 +12,7 @@ from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans, subtract, union
 from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import TurnRecord
+from turnwise.memory.unreadable import why_unreadable
 
 PAGE = 256
 """How many records of a kind are held at a time."""
@@ -122,7 +123,7 @@ def _summary(text: str) -> Summary | None:
     try:
         block = decode(text) if "summary" in text else None
     except ValueError as error:
-        raise CorruptRecordError("block", str(error)) from error
+        raise CorruptRecordError("block", why_unreadable(error)) from None
     return block if isinstance(block, Summary) else None
 
 

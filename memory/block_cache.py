@@ -8,6 +8,7 @@ from typing import Any
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.blocks import Block, decode, encode
 from turnwise.memory.spans import Span, Spans, overlap, subtract, union
+from turnwise.memory.unreadable import why_unreadable
 
 BLOCK_BYTES = 600
 """What a block takes in memory beside what it says, in bytes, roughly."""
@@ -95,8 +96,8 @@ class BlockCache:
         if not isinstance(entry, Block):  # nor perhaps text: who knows what is in a damaged database
             try:
                 entry = self._logs[log][at] = decode(entry)
-            except ValueError as error:
-                raise CorruptRecordError(f"block {log}:{at}", str(error)) from error
+            except (ValueError, TypeError, RecursionError) as error:
+                raise CorruptRecordError(f"block {log}:{at}", why_unreadable(error)) from None
         return entry
 
 

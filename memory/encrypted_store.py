@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turnwise.errors import KeyMissingError, SessionNotFoundError
+from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError
 from turnwise.memory.encryption import Encryption
 from turnwise.memory.encryption_keys import KeyRing, Unsealing
 from turnwise.memory.encryption_records import (
@@ -171,10 +171,12 @@ class EncryptedStore(Shared):
         return Unsealing(self._keys)
 
     async def _listed(self, page: Page[SessionRecord]) -> Page[SessionRecord]:
-        texts, sessions = self._texts(), []
+        texts, sessions, unreadable = self._texts(), [], list(page.unreadable)
         for session in page:
             try:
                 sessions.append(await open_session(texts, session))
             except KeyMissingError:
                 sessions.append(session)
-        return Page(tuple(sessions), page.cursor)
+            except CorruptRecordError:
+                unreadable.append(session.session_id)
+        return Page(tuple(sessions), page.cursor, tuple(unreadable))

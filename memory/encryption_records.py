@@ -15,6 +15,7 @@ from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.store import Commit
 from turnwise.memory.turns import TurnRecord
+from turnwise.memory.unreadable import why_unreadable
 
 SEALED = "turnwise.sealed"
 """The kind of an event that is sealed, and the one name in a mapping that is."""
@@ -137,7 +138,7 @@ async def open_event(texts: Unsealing, session_id: str, event: Event) -> Event:
     try:
         return decode_event(kind, body, **columns)
     except (ValueError, TypeError) as error:
-        raise CorruptRecordError(place.record, str(error)) from error
+        raise CorruptRecordError(place.record, why_unreadable(error)) from None
 
 
 async def open_events(texts: Unsealing, session_id: str, events: Iterable[Event]) -> list[Event]:

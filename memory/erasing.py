@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from turnwise.errors import StoreError
+from turnwise.errors import CorruptRecordError, StoreError
 from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope, is_read_only
 
 Verify = bool | Literal["files"]
@@ -112,7 +112,7 @@ def note_pages(file: Path, pages: Collection[int]) -> None:
         touched.setdefault(file, set()).update(pages)
 
 
-async def erase(
+async def erase(  # noqa: PLR0911 - each outcome is told where it is known
     memory: LongTermMemory,
     scope: Scope,
     ids: Collection[str] | None = None,
@@ -142,7 +142,10 @@ async def erase(
         return _unverified(items, f"{type(memory).__name__} does not say where it keeps what it is told")
     from turnwise.memory import byte_search  # whose numpy a process that erases nothing need not load
 
-    texts = await memory.texts(scope, ids, **which) if texts is None else texts
+    try:
+        texts = await memory.texts(scope, ids, **which) if texts is None else texts
+    except CorruptRecordError as error:  # what cannot be read can be forgotten, and not looked for
+        return _unverified(await memory.forget(scope, ids, **which), str(error))
     keys = await memory.keys(scope, ids, **which) if isinstance(memory, Settling) else []
     pages: dict[Path, set[int]] = {}
     token = _touched.set(pages)

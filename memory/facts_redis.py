@@ -30,6 +30,7 @@ from turnwise.memory.redis_database import Argument, RedisDatabase, encode
 from turnwise.memory.spans import Span
 from turnwise.memory.sql_rows import to_json
 from turnwise.memory.store import Page, check_limit, cursor_of, parse_cursor
+from turnwise.memory.unreadable import why_unreadable
 
 
 class RedisFacts(RedisDatabase):
@@ -123,7 +124,7 @@ class RedisFacts(RedisDatabase):
                 yield _read(digest.decode(), raw, text)
             except (ValueError, TypeError, KeyError) as error:
                 key = f"{{{self._prefix}:facts}}:{KEYS[0]} {digest.decode()}"
-                raise CorruptRecordError(key, f"{type(error).__name__}: {error}") from error
+                raise CorruptRecordError(key, why_unreadable(error)) from None
 
 
 _MANY = 2**52

@@ -34,6 +34,7 @@ from turnwise.memory.sql_database import insert_into
 from turnwise.memory.sql_erasing import ErasingDatabase
 from turnwise.memory.sql_rows import to_json
 from turnwise.memory.store import Page, check_limit, cursor_of, parse_cursor
+from turnwise.memory.unreadable import why_unreadable
 
 _AT_ONCE = 500
 """How many rows are named in a statement: databases take only so many values with one."""
@@ -326,7 +327,7 @@ def _read(row: sa.Row[Any]) -> MemoryItem:
             superseded_by=row.superseded_by,
         )
     except (ValueError, TypeError) as error:
-        raise CorruptRecordError(f"fact {row.id!r} of user {row.user_id!r}", str(error)) from error
+        raise CorruptRecordError(f"fact {row.id!r} of user {row.user_id!r}", why_unreadable(error)) from None
 
 
 def _text(encoded: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from turnwise.memory.long_term import MemoryItem, Scope
 from turnwise.memory.retention import Expiry, Use
 from turnwise.memory.sql_erasing import ErasingDatabase
 from turnwise.memory.terms import Term
+from turnwise.memory.unreadable import UNDECODABLE
 
 AT_ONCE = 200
 """How many items are deleted in one transaction."""
@@ -153,21 +154,31 @@ class FullText(ErasingDatabase):
         """
         check_turn(scope.session_id, turn_index, ids)
 
-        names = [row.item.id for row in await self.doomed(scope, None, turn_index)] if ids is None else [*ids]
+        def numbers(connection: sa.Connection) -> list[int]:
+            which = _which(scope, turn_index)
+            return [row.row for row in _rows(connection).damaged(scope.user_id) if holds(row.item, which)]
 
-        def work(connection: sa.Connection, some: Sequence[str]) -> int:
+        def work_numbers(connection: sa.Connection, some: Sequence[int]) -> int:
             rows = _rows(connection)
-            doomed = rows.of_ids(scope.user_id, some) if ids is None else rows.find(scope, some)
-            missing = set(some) - rows.there(scope.user_id, some) if ids is not None else ()
-            rows.forget(scope.user_id, doomed, missing)
+            doomed = rows.numbered(scope.user_id, some)
+            rows.forget(scope.user_id, doomed)
+            return len(doomed)
+
+        def work_ids(connection: sa.Connection, some: Sequence[str]) -> int:
+            rows = _rows(connection)
+            doomed = rows.find(scope, some, damaged=True)
+            rows.forget(scope.user_id, doomed, set(some) - rows.there(scope.user_id, some))
             return len(doomed)
 
         def leave(connection: sa.Connection) -> int:
             _rows(connection).leave(scope.user_id)
             return 0
 
-        slices = (names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE))
-        works: list[Callable[[sa.Connection], int]] = [partial(work, some=some) for some in slices]
+        works: list[Callable[[sa.Connection], int]]
+        if ids is None:
+            works = [partial(work_numbers, some=some) for some in _slices(await self._read(numbers))]
+        else:
+            works = [partial(work_ids, some=some) for some in _slices([*ids])]
         if ids is None and scope.session_id is None:
             works.append(leave)
         return sum(await self._erase(*works))
@@ -198,7 +209,11 @@ class FullText(ErasingDatabase):
         return swept
 
     async def doomed(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Sequence[Row]:
-        """Return the rows that `forget` would delete if it were called so."""
+        """Return the rows that `forget` would delete if it were called so.
+
+        Raises:
+            CorruptRecordError: one of them cannot be read; `forget` deletes it all the same.
+        """
         check_turn(scope.session_id, turn_index, ids)
         return await self._read(lambda connection: _doomed(_rows(connection), scope, ids, turn_index))
 
@@ -242,6 +257,7 @@ class FullText(ErasingDatabase):
             return [
                 Pending(row=row, user_id=user, key=key_of(user, name, text), text=text)
                 for row, user, name, text in cursor.fetchall()
+                if UNDECODABLE not in (user, name, text)
             ]
 
         return await self._read(work)
@@ -276,7 +292,8 @@ class FullText(ErasingDatabase):
             )
             found: tuple[list[str], list[str]] = ([], [])
             for has, *parts in cursor:
-                found[not has].append(key_of(*parts))
+                if UNDECODABLE not in parts:
+                    found[not has].append(key_of(*parts))
             return found
 
         return await self._read(work)
@@ -309,5 +326,13 @@ def _rows(connection: sa.Connection) -> Rows:
 def _doomed(rows: Rows, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Sequence[Row]:
     if ids is not None:
         return rows.find(scope, ids)
-    which = FactFilter(session_id=scope.session_id, turn_index=turn_index, superseded=True)
+    which = _which(scope, turn_index)
     return [row for row in rows.load(scope.user_id)[2] if holds(row.item, which)]
+
+
+def _which(scope: Scope, turn_index: int | None) -> FactFilter:
+    return FactFilter(session_id=scope.session_id, turn_index=turn_index, superseded=True)
+
+
+def _slices(values: list[Any]) -> Iterator[list[Any]]:
+    return (values[start : start + AT_ONCE] for start in range(0, len(values), AT_ONCE))

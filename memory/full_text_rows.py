@@ -16,6 +16,7 @@ from turnwise.memory.long_term import MemoryItem, Scope, Source
 from turnwise.memory.retention import Expiry
 from turnwise.memory.spans import Span
 from turnwise.memory.terms import stems_of
+from turnwise.memory.unreadable import UNDECODABLE, why_unreadable
 from turnwise.memory.vocabulary import stem
 
 ROWS = 1 << 32
@@ -31,6 +32,8 @@ class Row:
     item: MemoryItem
     key: str
     """Names the item with this text, and whose it is; the key of its vector."""
+    is_whole: bool = True
+    """Whether all of it can be read."""
 
 
 class Revision(NamedTuple):
@@ -94,19 +97,27 @@ class Rows:
         values = self._all(f"{_SELECT} row BETWEEN ? AND ? ORDER BY row", first + known.rows, last)
         return revision, known, [_decode(user_id, row) for row in values]
 
+    def damaged(self, user_id: str) -> list[Row]:
+        """Return all rows of a user; of those that cannot be read, what can be read of them."""
+        found = self._all(f"{_SELECT} row BETWEEN ? AND ? ORDER BY row", *_range(self.revision(user_id).owner))
+        return [_decode_damaged(user_id, values) for values in found]
+
+    def numbered(self, user_id: str, numbers: Collection[int]) -> list[Row]:
+        """Return the user's rows of these numbers; of those that cannot be read, what can be read of them."""
+        found = [values for number in numbers for values in self._all(f"{_SELECT} row = ?", number)]
+        return [_decode_damaged(user_id, values) for values in found]
+
     def revision(self, user_id: str) -> Revision:
         """Return which of a user's rows there are."""
         found = self._all("SELECT owner, changes, rows FROM turnwise_vector_owners WHERE user_id = ?", user_id)
         return Revision(*found[0]) if found else NOTHING
 
-    def find(self, scope: Scope, ids: Collection[str]) -> list[Row]:
-        """Return the rows of these ids that the scope sees."""
-        return [row for row in self.of_ids(scope.user_id, ids) if row.agent in (None, scope.agent)]
-
-    def of_ids(self, user_id: str, ids: Collection[str]) -> list[Row]:
-        """Return the user's rows of these ids, whichever agent sees them."""
-        digests = [digest_of(user_id, name) for name in dict.fromkeys(ids)]
-        return [_decode(user_id, row) for digest in digests for row in self._all(f"{_SELECT} digest = ?", digest)]
+    def find(self, scope: Scope, ids: Collection[str], *, damaged: bool = False) -> list[Row]:
+        """Return the rows of these ids that the scope sees; `damaged`: also what can be read of damaged ones."""
+        decode = _decode_damaged if damaged else _decode
+        digests = [digest_of(scope.user_id, name) for name in dict.fromkeys(ids)]
+        found = [values for digest in digests for values in self._all(f"{_SELECT} digest = ?", digest)]
+        return [row for values in found if (row := decode(scope.user_id, values)).agent in (None, scope.agent)]
 
     def there(self, user_id: str, ids: Collection[str]) -> set[str]:
         """Return those of the ids that the user has or had."""
@@ -147,13 +158,13 @@ class Rows:
         select = f"SELECT user_id, {_ROW} FROM {_OWNED} WHERE {which}"  # noqa: S608
         rows: dict[str, list[Row]] = {}
         for user_id, *values in self._all(select, before, *types, limit):
-            rows.setdefault(user_id, []).append(_decode(user_id, values))
+            rows.setdefault(user_id, []).append(_decode_damaged(user_id, values))
         return rows
 
     def page(self, after: int, limit: int) -> list[tuple[Row, str]]:
         """Return rows of all users in ascending order, each with what is kept of it but for its text."""
         found = self._all(f"{_SELECT} row > ? ORDER BY row LIMIT ?", after, limit)
-        return [(_decode("", values), values[-1]) for values in found]
+        return [(_decode_damaged("", values), _said(values[-1])) for values in found]
 
     # Writing
 
@@ -203,11 +214,9 @@ class Rows:
         self._cursor.execute("DELETE FROM turnwise_vector_forgotten WHERE at < ?", (now - BURIED_S,))
         self._drop(rows)
         first, last = _range(self.revision(user_id).owner)
-        left = [
-            _decode(user_id, values)
-            for name in ends
-            for values in self._all(f"{_SELECT} superseded_by = ? AND row BETWEEN ? AND ?", name, first, last)
-        ]
+        select = f"{_SELECT} superseded_by = ? AND row BETWEEN ? AND ?"
+        found = [_decode_damaged(user_id, values) for name in ends for values in self._all(select, name, first, last)]
+        left = [row for row in found if row.is_whole]
         for row in left:
             at, by = end_without(ends, row.item.id, row.item.superseded_by or "")
             record = _record(replace(row.item, superseded_at=at, superseded_by=by))
@@ -240,6 +249,8 @@ class Rows:
         self._cursor.executemany("DELETE FROM turnwise_vector_items WHERE row = ?", numbers)
         delete = "DELETE FROM turnwise_vector_terms WHERE owner = ? AND word = ? AND row = ?"
         self._cursor.executemany(delete, [term for row in rows for term in _terms(row.row, row.item)])
+        unread = [(row.row // ROWS, row.row) for row in rows if not row.is_whole]
+        self._cursor.executemany("DELETE FROM turnwise_vector_terms WHERE owner = ? AND row = ?", unread)
         keys = [(row.key,) for row in rows]
         self._cursor.executemany("INSERT OR IGNORE INTO turnwise_vector_dropped VALUES (?)", keys)
 
@@ -282,6 +293,8 @@ def _record(item: MemoryItem) -> str:
 def _decode(user_id: str, values: Sequence[Any]) -> Row:
     number, name, agent, text, kind, record = values
     try:
+        if UNDECODABLE in values:
+            raise TypeError("not UTF-8")
         parts = json.loads(record)
         source = Source(
             session_id=parts.pop("session_id"),
@@ -289,6 +302,24 @@ def _decode(user_id: str, values: Sequence[Any]) -> Row:
             spans=tuple(Span(*span) for span in parts.pop("spans")),
         )
         item = MemoryItem(id=name, text=text, type=MemoryType(kind), source=source, **parts)
-    except (ValueError, TypeError, KeyError) as error:
-        raise CorruptRecordError(f"memory {name!r}", str(error)) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptRecordError(f"memory {name!r}", why_unreadable(error)) from None
     return Row(row=number, agent=agent, item=item, key=key_of(user_id, name, text))
+
+
+def _decode_damaged(user_id: str, values: Sequence[Any]) -> Row:
+    """Return a row; of one that cannot be read, what can be read of it: texts that cannot are empty, or unknown."""
+    number, name, agent, text, kind, record = values
+    try:
+        return _decode(user_id, values)
+    except CorruptRecordError:
+        name, text, agent = _said(name), _said(text), _said(agent) or None
+    try:
+        row = _decode(user_id, (number, name, agent, text, kind, record))
+    except CorruptRecordError:
+        row = Row(row=number, agent=agent, item=MemoryItem(id=name, text=text), key=key_of(user_id, name, text))
+    return replace(row, is_whole=False)
+
+
+def _said(text: Any) -> str:
+    return text if isinstance(text, str) else ""

@@ -11,6 +11,7 @@ from turnwise.memory.long_term import Scope
 from turnwise.memory.notes import Change
 from turnwise.memory.redis_database import RedisDatabase
 from turnwise.memory.sql_rows import to_json
+from turnwise.memory.unreadable import why_unreadable
 
 _READ = "return redis.call('HGET', KEYS[1], ARGV[1])"
 
@@ -88,5 +89,5 @@ def _text(scope: Scope, raw: bytes | None) -> str | None:
             raise TypeError(f"{type(text).__name__} is not text")
     except (ValueError, TypeError) as error:
         key = f"note of session {scope.session_id!r} of user {scope.user_id!r}"
-        raise CorruptRecordError(key, str(error)) from error
+        raise CorruptRecordError(key, why_unreadable(error)) from None
     return text

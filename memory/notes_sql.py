@@ -13,6 +13,7 @@ from turnwise.memory.notes import Change
 from turnwise.memory.sql_database import Schema
 from turnwise.memory.sql_erasing import ErasingDatabase
 from turnwise.memory.sql_rows import to_json
+from turnwise.memory.unreadable import why_unreadable
 
 tables = MetaData()
 
@@ -88,6 +89,6 @@ def _text(connection: sa.Connection, scope: Scope) -> str | None:
         return None
     try:
         return str(json.loads(text))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         key = f"note of session {scope.session_id!r} of user {scope.user_id!r}"
-        raise CorruptRecordError(key, str(error)) from error
+        raise CorruptRecordError(key, why_unreadable(error)) from None

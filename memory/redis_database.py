@@ -142,7 +142,9 @@ class RedisDatabase(Shared):
 
         try:
             yield
-        except (RedisError, OSError, ValueError) as error:  # the last: text that cannot be stored
+        except (UnicodeEncodeError, UnicodeDecodeError) as error:  # whose attributes have the whole text
+            raise StoreError(f"store {self._name}: a text cannot be stored or read: {error.reason}") from None
+        except (RedisError, OSError, ValueError) as error:
             why = next(iter(str(error).strip().splitlines()), type(error).__name__)
             if corrupt := re.match(r"CORRUPT (\S+ \S+) (.*)", why):
                 raise CorruptRecordError(corrupt[1], corrupt[2]) from error

@@ -37,6 +37,7 @@ from turnwise.memory.sql_rows import (
     read_event,
     read_run,
     read_session,
+    read_sessions,
     read_turn,
     read_usage,
     session_row,
@@ -45,6 +46,7 @@ from turnwise.memory.sql_rows import (
 from turnwise.memory.sql_statements import Statement, Statements
 from turnwise.memory.store import Activation, Commit, Page, SessionOrder, check_limit, cursor_of, new_jump, parse_cursor
 from turnwise.memory.turns import TurnRecord
+from turnwise.memory.unreadable import UNDECODABLE
 from turnwise.memory.usage import Usage
 
 Result = TypeVar("Result")
@@ -228,6 +230,8 @@ class SQLStore(ErasingDatabase):
                 for at in range(span.start, span.stop):
                     if at not in found:
                         raise CorruptRecordError(f"block {span.log}:{at}", "missing")
+                    if found[at] is UNDECODABLE:
+                        raise CorruptRecordError(f"block {span.log}:{at}", "it is not UTF-8 text")
                     bodies.append(found[at])
             return bodies
 
@@ -279,7 +283,8 @@ class SQLStore(ErasingDatabase):
         rows = await self._read(lambda connection: connection.execute(statement).all())
         page = rows[:limit]
         more = cursor_of(getattr(page[-1], order_by), page[-1].key) if len(rows) > limit else None
-        return Page(tuple(map(read_session, page)), more)
+        sessions, unreadable = read_sessions(page)
+        return Page(sessions, more, unreadable)
 
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
@@ -298,15 +303,18 @@ class SQLStore(ErasingDatabase):
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         rows, more = await self._in_order(self._sql.expired, cursor, limit, now=now)
-        return Page(tuple(map(read_session, rows)), more)
+        sessions, unreadable = read_sessions(rows)
+        return Page(sessions, more, unreadable)
 
     async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
         def delete(connection: sa.Connection) -> bool:
             self._lock(connection)
-            session = self._session(connection, session_id)
-            if log not in (None, session.log):
+            row = self._sql.session(connection, {"session_id": session_id}).one_or_none()
+            if row is None:
+                raise SessionNotFoundError(session_id)
+            key = row.key
+            if log not in (None, str(key)):
                 raise SessionFencedError(session_id, epoch)
-            key = int(session.log)
             sessions = sa.delete(schema.sessions).where(schema.sessions.c.key == key)
             if epoch is not None:
                 sessions = sessions.where(schema.sessions.c.epoch == epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +16,10 @@ from sqlalchemy import exc
 
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.sharing import LABEL, RayId, Shared, rivals_among
-from turnwise.memory.sql_remedies import lacks_tables, remedy
+from turnwise.memory.sql_remedies import is_undecodable, lacks_tables, remedy, without_text
 from turnwise.memory.sqlite_file import SQLiteFile, begin_writing, path_of
 from turnwise.memory.sqlite_owner import SQLiteOwner
+from turnwise.memory.unreadable import text_or_undecodable
 from turnwise.memory.urls import READ_ONLY, SQL_SCHEMES, redact
 
 Result = TypeVar("Result")
@@ -89,6 +91,7 @@ class SQLDatabase(Shared):
                 parsed,
                 pool_size=connections,
                 max_overflow=0,
+                hide_parameters=True,
                 pool_timeout=lock_timeout_s,
                 pool_pre_ping=not sqlite,  # one round trip more, so that a server's restart fails no verb after it
             )
@@ -217,8 +220,23 @@ class SQLDatabase(Shared):
 
     @staticmethod
     def _connected(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
+        """Return what `work` returns of a transaction; it is carried out again if a text in SQLite is not UTF-8.
+
+        Then it reads `UNDECODABLE` in the place of such texts, so that it can tell where they are, or delete them.
+        """
+        try:
+            with engine.begin() as connection:
+                return work(connection)
+        except (exc.OperationalError, sqlite3.OperationalError) as error:
+            if not is_undecodable(error.orig if isinstance(error, exc.OperationalError) else error):
+                raise
         with engine.begin() as connection:
-            return work(connection)
+            driver: Any = connection.connection.dbapi_connection
+            driver.text_factory = text_or_undecodable
+            try:
+                return work(connection)
+            finally:
+                driver.text_factory = str
 
     def _transact(self, work: Callable[[Any], Result]) -> Result:
         if self._engine.dialect.name == "sqlite":
@@ -276,8 +294,12 @@ class SQLDatabase(Shared):
         except (exc.DBAPIError, self._driver.Error) as error:
             self._was_recreated(error)
             cause = error.orig if isinstance(error, exc.DBAPIError) else error
-            why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-            raise StoreError(f"store {self._name}: {why}; {remedy(cause)}") from cause
+            quiet = without_text(cause)
+            raise StoreError(f"store {self._name}: {quiet}; {remedy(cause)}") from quiet
+        except (UnicodeEncodeError, UnicodeDecodeError) as error:  # whose attributes have the whole text
+            raise StoreError(f"store {self._name}: a text cannot be stored: {error.reason}") from None
+        except exc.StatementError as error:  # a value cannot be stored
+            raise StoreError(f"store {self._name}: a value cannot be stored: {type(error.orig).__name__}") from None
         except (exc.SQLAlchemyError, ValueError, OverflowError) as error:  # the last two: values that cannot be stored
             raise StoreError(f"store {self._name}: {error}") from error
 

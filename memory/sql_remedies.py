@@ -1,4 +1,4 @@
-"""What to do about an error of a database."""
+"""What to do about an error of a database, and what of it may be told."""
 
 from __future__ import annotations
 
@@ -42,3 +42,27 @@ def lacks_tables(error: object) -> bool:
     """Return whether a driver's error says that a table is not there."""
     is_sqlite = isinstance(error, sqlite3.OperationalError) and "no such table" in str(error)
     return is_sqlite or getattr(error, "sqlstate", None) == "42P01"
+
+
+_QUOTING = ("22", "23")
+"""Classes of SQLSTATE whose messages may quote values: data exceptions, and constraints."""
+
+
+def is_undecodable(error: object) -> bool:
+    """Return whether SQLite has a text that is not UTF-8. Its message quotes that text."""
+    return isinstance(error, sqlite3.OperationalError) and str(error).startswith("Could not decode to UTF-8")
+
+
+def without_text(error: BaseException | None) -> BaseException:
+    """Return an error of the driver's like this one, whose message quotes nothing that is stored or was to be."""
+    kind = type(error) if isinstance(error, Exception) else Exception
+    state = getattr(error, "sqlstate", None) or ""
+    if is_undecodable(error):
+        why = "a text in it is not UTF-8"
+    elif state.startswith(_QUOTING):
+        diagnosed = getattr(error, "diag", None)
+        about = f"{getattr(diagnosed, 'table_name', None) or ''} {getattr(diagnosed, 'constraint_name', None) or ''}"
+        why = f"{kind.__name__} {about.strip()}".strip()
+    else:
+        why = next(iter(str(error).strip().splitlines()), kind.__name__)
+    return kind(why)

@@ -17,6 +17,7 @@ from turnwise.memory.spans import Span, Spans
 from turnwise.memory.sql_schema import USAGE
 from turnwise.memory.store import Commit
 from turnwise.memory.turns import TurnRecord
+from turnwise.memory.unreadable import UNDECODABLE, why_unreadable
 from turnwise.memory.usage import Usage
 
 Result = TypeVar("Result")
@@ -41,11 +42,13 @@ def to_json(value: Any) -> str | None:
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def _parse(kind: str, key: object, parse: Callable[[], Result]) -> Result:
+def _parse(kind: str, key: object, row: Any, parse: Callable[[], Result]) -> Result:
     try:
+        if UNDECODABLE in tuple(row):
+            raise TypeError("not UTF-8")
         return parse()
-    except (ValueError, TypeError) as error:
-        raise CorruptRecordError(f"{kind} {key}", str(error)) from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptRecordError(f"{kind} {key}", why_unreadable(error)) from None
 
 
 def _text(text: str | None) -> str | None:
@@ -141,7 +144,8 @@ def read_usage(row: Any) -> Usage:
 def read_session(row: Any) -> SessionRecord:
     return _parse(
         "session",
-        row.session_id,
+        row.session_id if isinstance(row.session_id, str) else f"of key {row.key}",
+        row,
         lambda: SessionRecord(
             **{name: getattr(row, name) for name in _SESSION_FIELDS},
             log=str(row.key),
@@ -176,6 +180,7 @@ def read_turn(row: Any, session_id: str) -> TurnRecord:
     return _parse(
         "turn",
         f"{session_id}#{row.idx}",
+        row,
         lambda: TurnRecord(
             index=row.idx,
             parent=row.parent,
@@ -239,6 +244,7 @@ def read_run(row: Any, session_id: str) -> RunRecord:
     return _parse(
         "run",
         row.run_id,
+        row,
         lambda: RunRecord(
             session_id=session_id,
             labels=_mapping(row.labels),
@@ -273,5 +279,17 @@ def read_event(row: Iterable[Any], session_id: str) -> Event:
         return decode_event(
             kind, body, session_id=session_id, seq=seq, at=at, turn_index=turn_index, run_id=run_id, key=key
         )
-    except (ValueError, TypeError) as error:
-        raise CorruptRecordError(f"event {session_id}:{seq}", str(error)) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptRecordError(f"event {session_id}:{seq}", why_unreadable(error)) from None
+
+
+def read_sessions(rows: Iterable[Any]) -> tuple[tuple[SessionRecord, ...], tuple[str, ...]]:
+    """Return the sessions of rows, in order, and the ids of those that cannot be read."""
+    sessions: list[SessionRecord] = []
+    unreadable: list[str] = []
+    for row in rows:
+        try:
+            sessions.append(read_session(row))
+        except CorruptRecordError:
+            unreadable.append(str(row.session_id))
+    return tuple(sessions), tuple(unreadable)

@@ -28,6 +28,8 @@ class Page(Generic[Item]):
     items: tuple[Item, ...]
     cursor: str | None
     """Pass it to get the next page; None when there is none."""
+    unreadable: tuple[str, ...] = ()
+    """Of sessions: the ids of those that belong here too, and whose records cannot be read. They can be deleted."""
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self.items)

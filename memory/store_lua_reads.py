@@ -78,13 +78,18 @@ while at < #ARGV do
   local set = base .. ':' .. order .. ':' .. take() .. ':' .. place
   local first = behind(set)
   local found = redis.call('ZREVRANGE', set, first, first + limit - 1, 'WITHSCORES')
-  for index = 1, #found, 2 do entries[#entries + 1] = {found[index], tonumber(found[index + 1])} end
+  for index = 1, #found, 2 do
+    entries[#entries + 1] = {found[index], tonumber(found[index + 1]), found[index + 1]}
+  end
 end
 table.sort(entries, function(a, b)
   if a[2] ~= b[2] then return a[2] > b[2] end
   return a[1] > b[1]
 end)
-for index = 1, math.min(limit, #entries) do shown[index] = show(number_of(entries[index][1])) end
+for index = 1, math.min(limit, #entries) do
+  shown[index] = show(number_of(entries[index][1]))
+  shown[index][7] = entries[index][3] -- its time, also if its record cannot be read
+end
 return {'', shown}
 """
 

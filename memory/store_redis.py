@@ -41,6 +41,7 @@ from turnwise.memory.store_redis_rows import (
     unpack_usage,
 )
 from turnwise.memory.turns import TurnRecord
+from turnwise.memory.unreadable import why_unreadable
 from turnwise.memory.usage import Usage
 
 Item = TypeVar("Item")
@@ -141,7 +142,8 @@ class RedisStore(RedisDatabase):
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         args = _rows([(encode(log), start, stop) for log, start, stop in spans])
         (found,) = await self._do("blocks", args, again=True)
-        return [block.decode() for block in found]
+        places = ((log, at) for log, start, stop in spans for at in range(start, stop))
+        return [_decoded(f"block {log}:{at}", block) for (log, at), block in zip(places, found, strict=True)]
 
     async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         number, found = await self._page(session_id, after, limit, ":turns")
@@ -154,7 +156,7 @@ class RedisStore(RedisDatabase):
             raise RunNotFoundError(run_id, "the store") from None
         if session_id is None:
             raise CorruptRecordError(self._key(number.decode()), "the session of a run is missing")
-        return self._run_record(number.decode(), session_id.decode(), text)
+        return self._run_record(number.decode(), self._id(number, session_id), text)
 
     async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
         number, *found = await self._of_key(session_id, _key("k", idempotency_key), ":runs")
@@ -186,7 +188,7 @@ class RedisStore(RedisDatabase):
         first: list[Argument] = [order_by.removesuffix("_at"), _place(user_id, agent)]
         args = [*first, min(check_limit(limit), _MANY) + 1, *behind, *_statuses(status)]
         (shown,) = await self._do("query", args, again=True)
-        return self._sessions(shown, limit, lambda session: getattr(session, order_by))
+        return self._sessions(shown, limit)
 
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
@@ -205,13 +207,13 @@ class RedisStore(RedisDatabase):
             if session_id is None:
                 raise CorruptRecordError(self._key(number.decode()), "missing")
         more = cursor_of(0.0, int(shown[limit - 1][0])) if len(shown) > limit else None
-        return Page(tuple(session_id.decode() for _, session_id in shown[:limit]), more)
+        return Page(tuple(self._id(*each) for each in shown[:limit]), more)
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         after = "" if cursor is None else _behind(cursor)[1]
         args: list[Argument] = [repr(float(now)), after, min(check_limit(limit), _MANY) + 1]
         (shown,) = await self._do("expired", args, again=True)
-        return self._sessions(shown, limit, lambda _: 0.0)
+        return self._sessions(shown, limit)
 
     async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
         args = [encode(session_id), "" if epoch is None else epoch, "" if log is None else encode(log)]
@@ -262,14 +264,23 @@ class RedisStore(RedisDatabase):
     async def _of_key(self, session_id: str, key: str, set_: str) -> list[bytes]:
         return await self._do("of_key", [encode(session_id), encode(key), set_], session_id, again=True)
 
-    def _sessions(self, shown: list[Any], limit: int, time: Callable[[SessionRecord], float]) -> Page[SessionRecord]:
-        sessions = tuple(self._session(each) for each in shown[:limit])
-        more = cursor_of(time(sessions[-1]), int(sessions[-1].log)) if len(shown) > limit else None
-        return Page(sessions, more)
+    def _sessions(self, shown: list[Any], limit: int) -> Page[SessionRecord]:
+        sessions: list[SessionRecord] = []
+        unreadable: list[str] = []
+        for each in shown[:limit]:
+            try:
+                sessions.append(self._session(each))
+            except CorruptRecordError:
+                if each[4] is None:
+                    raise  # without its id nobody could be told which one it is
+                unreadable.append(each[4].decode(errors="replace"))
+        last = shown[limit - 1] if len(shown) > limit else None
+        more = cursor_of(float(last[6]) if len(last) > 6 else 0.0, int(last[0])) if last else None  # noqa: PLR2004
+        return Page(tuple(sessions), more, tuple(unreadable))
 
     def _session(self, shown: list[bytes | None]) -> SessionRecord:
         number = (shown[0] or b"").decode()
-        _, born, row, epoch, session_id, revision = shown
+        _, born, row, epoch, session_id, revision = shown[:6]
         revision = b"0" if revision is None else revision
         key = self._key(number)
         if epoch is None or session_id is None or not (epoch.isdigit() and revision.isdigit()):
@@ -286,6 +297,9 @@ class RedisStore(RedisDatabase):
 
     def _event(self, number: str, session_id: str, text: bytes) -> Event:
         return decode_event_text(self._key(number, ":events", text), session_id, text)
+
+    def _id(self, number: bytes, session_id: bytes) -> str:
+        return _decoded(f"id of {self._key(number.decode())}", session_id)
 
     def _key(self, number: str, part: str = "", text: bytes = b"") -> str:
         """Return the key of a session or of a part of it, with what an entry of the part begins with."""
@@ -337,6 +351,13 @@ def _times(session: SessionRecord) -> tuple[str, str]:
 
 def _key(kind: str, key: str | None) -> str:
     return "" if key is None else f"{kind}={key}"
+
+
+def _decoded(key: str, text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptRecordError(key, why_unreadable(error)) from None
 
 
 def _number(log: str) -> str:

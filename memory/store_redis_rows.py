@@ -14,6 +14,7 @@ from turnwise.errors import CorruptRecordError, StoreError
 from turnwise.memory.events import Event, decode_event, encode_body
 from turnwise.memory.frozen import FrozenDict, freeze
 from turnwise.memory.spans import Span, Spans
+from turnwise.memory.unreadable import UnfitError, why_unreadable
 from turnwise.memory.usage import Usage
 
 Record = TypeVar("Record")
@@ -42,6 +43,8 @@ def decode_record(cls: type[Record], key: str, *texts: bytes | str | None, **oth
             values |= _parsed(text)
         kind: Any = cls
         readers = _readers(kind)
+        if missing := readers.keys() - values.keys() - others.keys() - _defaults(kind).keys():
+            raise UnfitError(f"{', '.join(sorted(missing))} is missing")
         return cls(**{name: readers[name](value) for name, value in values.items()}, **others)
 
     return _read(key, decode)
@@ -165,13 +168,13 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 
 def _plain(kinds: tuple[type, ...], value: Any) -> Any:
     if type(value) not in kinds:
-        raise TypeError(f"{value!r} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
+        raise UnfitError(f"a {type(value).__name__} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
     return value
 
 
 def _one_of(values: tuple[Any, ...], value: Any) -> Any:
     if value not in values:
-        raise TypeError(f"{value!r} is none of {', '.join(map(str, values))}")
+        raise UnfitError(f"a value is none of {', '.join(map(str, values))}")
     return value
 
 
@@ -202,5 +205,5 @@ def _parsed(text: bytes | str | None) -> dict[str, Any]:
 def _read(key: str, decode: Callable[[], Value]) -> Value:
     try:
         return decode()
-    except (ValueError, TypeError, KeyError) as error:
-        raise CorruptRecordError(key, f"{type(error).__name__}: {error}") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptRecordError(key, why_unreadable(error)) from None

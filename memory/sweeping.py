@@ -27,7 +27,7 @@ from turnwise.memory.archive_lines import read_lines
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.ids import public_id
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.store import SessionStore
+from turnwise.memory.store import Page, SessionStore
 
 PAGE = 100
 
@@ -76,6 +76,12 @@ def kept(session_id: str, error: TurnwiseError) -> Swept:
     return Swept(failed={session_id: str(error)})
 
 
+def damaged(page: Page[SessionRecord]) -> Swept:
+    """Return what became of the expired sessions of a page whose records cannot be read: they are kept."""
+    why = "its record cannot be read, so it was neither exported nor deleted: delete it, or restore it from a backup"
+    return Swept(failed={public_id(session_id): why for session_id in page.unreadable})
+
+
 async def sweep(
     store: SessionStore, now: float, archive: Path | None = None, history: HistoryStore | None = None
 ) -> Swept:
@@ -97,6 +103,7 @@ async def sweep(
         page = await store.expired(now, cursor=cursor, limit=PAGE)
         for session in page:
             done += await sweep_session(store, session, archive, history)
+        done += damaged(page)
         if (cursor := page.cursor) is None:
             return done
 

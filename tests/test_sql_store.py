@@ -427,7 +427,7 @@ async def read_blocks(store: SQLStore) -> object:
         (
             "UPDATE turnwise_sessions SET metadata = '{'",
             "session s",
-            [lambda s: s.get("s"), lambda s: s.activate("s"), lambda s: s.query()],
+            [lambda s: s.get("s"), lambda s: s.activate("s")],
         ),
     ],
 )

@@ -562,7 +562,10 @@ class SchemaVersionError(StoreError):
 
 
 class CorruptRecordError(StoreError):
-    """A stored record is missing or cannot be read. It is never skipped."""
+    """A stored record is missing or cannot be read; the error quotes nothing of it.
+
+    It is never skipped without a word: `Page.unreadable` has the ids of sessions that a list leaves out.
+    """
 
     message = "corrupt record {key} in the store: {why}; restore it from a backup"
     key: str

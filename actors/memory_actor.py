@@ -121,13 +121,11 @@ class MemoryHost:
             if not gifts:
                 self._gifts.pop(scope.user_id, None)
 
-    async def do_recall(self, scope: Scope, query: str, **filters: Any) -> tuple[Sequence[MemoryItem], str | None]:
+    async def do_recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         memory = await self._memory()
         if isinstance(memory, Batched):
-            found = await self._recalls.ask(Recall(scope=scope, query=query, **filters))
-        else:
-            found = await memory.recall(scope, query, **filters)
-        return found, getattr(memory, "trouble", None)
+            return await self._recalls.ask(Recall(scope=scope, query=query, **filters))
+        return await memory.recall(scope, query, **filters)
 
     async def do_update(self, scope: Scope, id: str, text: str, type: MemoryType | None) -> bool:
         return await (await self._memory()).update(scope, id, text, type=type)
@@ -310,8 +308,6 @@ class RemoteMemory:
     def _set_up(self) -> None:
         self._may_make = not self._is_local  # else only who has the files may
         self._actor: Any = None
-        self.trouble: str | None = None
-        """Why the last recall was not as good as it should be; None if it was."""
         self._failures = 0
         self._rests_until = 0.0
 
@@ -346,7 +342,7 @@ class RemoteMemory:
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
     ) -> Sequence[MemoryItem]:
-        found, self.trouble = await self._ask("recall", scope, query, limit=limit, types=types, as_of=as_of)
+        found = await self._ask("recall", scope, query, limit=limit, types=types, as_of=as_of)
         return cast(Sequence[MemoryItem], found)
 
     async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
@@ -495,4 +491,4 @@ def _with_remotes(strategy: Any, remote_of: Callable[[LongTermMemory], RemoteMem
 
 
 _FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"
-_PER_PROCESS = ("_actor", "_may_make", "trouble", "_failures", "_rests_until")
+_PER_PROCESS = ("_actor", "_may_make", "_failures", "_rests_until")

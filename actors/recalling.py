@@ -16,7 +16,7 @@ from turnwise.actors.memory_config import MemoryConfig
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.memory.blocks import Block, Document, Recalled, User
 from turnwise.memory.events import Event, LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
-from turnwise.memory.long_term import MemoryItem, Scope, is_read_only
+from turnwise.memory.long_term import MemoryItem, Scope, is_read_only, trouble_of
 from turnwise.memory.sections import Recalled as Found
 from turnwise.memory.sections import make_sections
 from turnwise.memory.tokens import ByteCounter, TokenCounter
@@ -135,7 +135,7 @@ class RecallingSession(CompactingSession):
                 self.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
                 continue
             found[slot.name] = Found(items=result, section=slot.section, max_tokens=most)
-            if trouble := getattr(slot.memory, "trouble", None):
+            if trouble := trouble_of(result):
                 self.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
         return found, forgets
 

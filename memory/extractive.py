@@ -24,7 +24,7 @@ from turnwise.memory.erasing import texts_of
 from turnwise.memory.extraction import PROMPT, SCHEMA, request
 from turnwise.memory.facts import FactFilter, FactStore, all_items, check_turn, kept
 from turnwise.memory.lexical_memory import LexicalMemory
-from turnwise.memory.long_term import MemoryItem, Scope, is_local
+from turnwise.memory.long_term import MemoryItem, Scope, is_local, recalled, trouble_of
 from turnwise.memory.material import Material, material_of, may_tell
 from turnwise.memory.nearness import Nearness
 from turnwise.memory.retention import Retention
@@ -99,7 +99,6 @@ class ExtractiveMemory:
             facts, floor=floor, nearness=nearness, near_floor=near_floor, retention=retention, clock=clock
         )
         self._chooses = chooses
-        self._choice_failed: str | None = None
         self._settings: dict[str, Any] = {
             "prompt": prompt,
             **dict(zip(least, given, strict=True)),
@@ -171,24 +170,21 @@ class ExtractiveMemory:
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
-    ) -> list[MemoryItem]:
+    ) -> Sequence[MemoryItem]:
         """By words and vectors; or, with `chooses`, what the model chooses of what is known, at one call of it.
 
-        Where the model fails, or answers with something else, it is by words and vectors, and `trouble` says why.
+        Where the model fails, or answers with something else, it is by words and vectors: a `DegradedRecall`.
         """
+        why = None
         if self._chooses and limit > 0:
             try:
                 return await self._choose(scope, query, limit, FactFilter(types=types, as_of=as_of))
             except Exception as error:  # noqa: BLE001 - whatever a model raises, it is told
-                self._choice_failed = f"the model chose no facts: {error!r}"[:_WHY_CHARS]
-        return await self._found.recall(scope, query, limit=limit, types=types, as_of=as_of)
+                why = f"the model chose no facts: {error!r}"[:_WHY_CHARS]
+        found = await self._found.recall(scope, query, limit=limit, types=types, as_of=as_of)
+        return recalled(found, why or trouble_of(found))
 
-    @property
-    def trouble(self) -> str | None:
-        """Why the last recall was not as good as it should be; None if it was."""
-        return self._choice_failed or self._found.trouble
-
-    async def _choose(self, scope: Scope, query: str, limit: int, which: FactFilter) -> list[MemoryItem]:
+    async def _choose(self, scope: Scope, query: str, limit: int, which: FactFilter) -> Sequence[MemoryItem]:
         if not isinstance(self.model, TextModel):
             raise ConfigError("ExtractiveMemory.model", self.model, "is nobody who can be asked: bind() a TextModel")
         newest = await self._found.items(scope, which)
@@ -199,9 +195,8 @@ class ExtractiveMemory:
             return []
         answer = await self.model.answer(choosing.request(query, items), schema=choosing.SCHEMA)
         found = choosing.chosen(answer, items)[:limit]
-        self._choice_failed = None
         self._found.use(scope, [item.id for item in found], recalled=True)
-        return found
+        return recalled(found, trouble_of(nearest))
 
     async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
         return await self._found.update(scope, id, text, type=type)

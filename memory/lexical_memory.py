@@ -15,7 +15,7 @@ from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import Scrubbing, said_in, texts_of
 from turnwise.memory.facts import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, holds
 from turnwise.memory.lexical import rank
-from turnwise.memory.long_term import MemoryItem, Scope, is_local
+from turnwise.memory.long_term import MemoryItem, Scope, is_local, recalled, trouble_of
 from turnwise.memory.nearness import Nearness
 from turnwise.memory.retention import Retention, Use, Uses
 
@@ -24,7 +24,7 @@ class LexicalMemory:
     """Keeps items in a store of facts as they are, and reads all that a scope sees at each recall.
 
     It needs no model, no index and no download, and is meant for some thousands of items of a user. Given `nearness` it
-    also goes by vectors, and while those fail by words alone; `trouble` says why. Pickles as its settings.
+    also goes by vectors, and while those fail by words alone: a `DegradedRecall`. Pickles as its settings.
 
     Args:
         facts: the store; it is closed with the memory.
@@ -53,8 +53,6 @@ class LexicalMemory:
             raise ConfigError("LexicalMemory.floor", floor, "must be from 0 to 1")
         self._nearness = nearness
         self._near_floor = near_floor
-        self.trouble: str | None = None
-        """Why the last recall went by words alone; None if it did not."""
         self._facts = facts
         self._floor = floor
         self._retention = retention
@@ -95,27 +93,27 @@ class LexicalMemory:
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
-    ) -> list[MemoryItem]:
+    ) -> Sequence[MemoryItem]:
         items = await self.items(scope, FactFilter(types=types, as_of=as_of))
-        found = (await self.ranked(query, items))[: max(limit, 0)]
+        ranked = await self.ranked(query, items)
+        found = ranked[: max(limit, 0)]
         self.use(scope, [item.id for item in found], recalled=True)
-        return found
+        return recalled(found, trouble_of(ranked))
 
-    async def ranked(self, query: str, items: Sequence[MemoryItem]) -> list[MemoryItem]:
+    async def ranked(self, query: str, items: Sequence[MemoryItem]) -> Sequence[MemoryItem]:
         """Return those of the items that bear on the query, the best first."""
-        ranked = await asyncio.to_thread(self._rank, query, [item.text for item in items])
-        return [replace(items[at], score=score) for at, score in ranked]
+        ranked, trouble = await asyncio.to_thread(self._rank, query, [item.text for item in items])
+        return recalled([replace(items[at], score=score) for at, score in ranked], trouble)
 
-    def _rank(self, query: str, texts: Sequence[str]) -> list[tuple[int, float]]:
-        """Return what `lexical.rank` does. Some milliseconds for each 100 texts."""
-        near = None
+    def _rank(self, query: str, texts: Sequence[str]) -> tuple[list[tuple[int, float]], str | None]:
+        """Return what `lexical.rank` does, and why it went by words alone. Some milliseconds for each 100 texts."""
+        near = trouble = None
         if self._nearness is not None:
             try:
                 near = self._nearness.of(query, texts)
-                self.trouble = None
             except StoreError as error:
-                self.trouble = str(error)
-        return rank(query, texts, floor=self._floor, near=near, near_floor=self._near_floor)
+                trouble = str(error)
+        return rank(query, texts, floor=self._floor, near=near, near_floor=self._near_floor), trouble
 
     async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
         return await self._facts.update(scope, id, text, type=type, at=self._clock())

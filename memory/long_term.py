@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from turnwise.memory.blocks import Block, encode
 from turnwise.memory.categories import MemoryType
@@ -58,6 +58,24 @@ class MemoryItem:
     """How well it bears on what was asked, for an item that was recalled: higher is better, from 0 to 1."""
 
 
+class DegradedRecall(list[MemoryItem]):
+    """What a memory recalled where it could not do as well as it should, such as by words without vectors.
+
+    The reason goes with the answer, so that the run which asked is told of it, and no other.
+
+    Args:
+        items: what was recalled nevertheless.
+        trouble: why it may be less, or ranked worse, than it should be.
+    """
+
+    def __init__(self, items: Iterable[MemoryItem], trouble: str) -> None:
+        super().__init__(items)
+        self.trouble = trouble
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DegradedRecall, (list(self), self.trouble)
+
+
 class LongTermMemory(Protocol):
     """Keeps items for those whom a scope names, and finds them again.
 
@@ -87,6 +105,7 @@ class LongTermMemory(Protocol):
         """Return up to `limit` items that bear on the query, the best first; none if nothing does.
 
         Filters come first, so there are `limit` items if so many bear on it. The scope's session filters nothing.
+        A memory that cannot do as well as it should returns a `DegradedRecall`, and the run says so by an event.
 
         Args:
             types: only those; all if left out.
@@ -121,6 +140,16 @@ def is_local(memory: object) -> bool:
     One that says nothing of it, by an attribute `is_local`, is not.
     """
     return bool(getattr(memory, "is_local", False))
+
+
+def trouble_of(items: Sequence[MemoryItem]) -> str | None:
+    """Return why a recall was not as good as it should be; None if it was."""
+    return items.trouble if isinstance(items, DegradedRecall) else None
+
+
+def recalled(items: Sequence[MemoryItem], trouble: str | None) -> Sequence[MemoryItem]:
+    """Return the answer of a recall, with its trouble if there is one."""
+    return items if trouble is None else DegradedRecall(items, trouble)
 
 
 def item_id(spans: Spans, blocks: Sequence[Block]) -> str:

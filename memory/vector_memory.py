@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from turnwise.memory.erasing import texts_of
 from turnwise.memory.full_text import FullText, Matches
 from turnwise.memory.full_text_rows import Pending
 from turnwise.memory.fusion import Weights
-from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.long_term import MemoryItem, Scope, recalled
 from turnwise.memory.retention import Expiry, Retention, Uses
 from turnwise.memory.terms import Term, terms
 from turnwise.memory.vector_index import SYNC_CHANGES, Health, VectorIndex
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from turnwise.memory.shelf import Shelf
+
+    _Vectors = tuple[NDArray[np.float32] | None, str | None]
 
 Given = TypeVar("Given")
 
@@ -55,7 +57,7 @@ class VectorMemory:
     """Finds what was said by words and by vectors, in one user's items at a time.
 
     Items are durable in the SQLite file when `remember` returns; their vectors follow. While Chroma or the embedding
-    function fails, recall goes by words alone and `trouble` says why; `catch_up` makes up for it. Users have nothing in
+    function fails, recall goes by words alone: a `DegradedRecall`; `catch_up` makes up for it. Users have nothing in
     common but the files: neither what one has nor how much of it there is touches what another recalls.
 
     Pickles as its settings. For one event loop. Each verb takes one transaction, and at most one call of the embedding
@@ -101,7 +103,7 @@ class VectorMemory:
         self._lock = threading.Lock()
         """Held where the shelves are changed, as answers are made on threads."""
         self.trouble: str | None = None
-        """Why the last recall or write went without vectors; None if it did not."""
+        """Why vectors are left alone for `pause_s`, or were until they work again; None if they work."""
         self._pause_s = pause_s
         self._again_at = 0.0
         self._embed_s = embed_s
@@ -143,7 +145,7 @@ class VectorMemory:
         return (await self.recall_many([asked]))[0]
 
     async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        vectors = await self._vectors_of([text])
+        vectors, _ = await self._vectors_of([text])
         pending = await self._text.update(scope, id, text, type, self._clock())
         if pending is not None and vectors is not None:
             await self._keep([pending], vectors)
@@ -183,7 +185,7 @@ class VectorMemory:
 
     async def remember_many(self, batch: Sequence[tuple[Scope, Sequence[MemoryItem]]]) -> list[Collection[str]]:
         """Do each `remember` of the batch: one transaction, one call of the embedding function."""
-        vectors = await self._vectors_of([item.text for _, items in batch for item in items])
+        vectors, _ = await self._vectors_of([item.text for _, items in batch for item in items])
         now = self._clock()
         fresh = await self._text.add(batch, at=now)
         if self._retention is not None:
@@ -204,13 +206,13 @@ class VectorMemory:
         known = {user: shelf.revision for user, shelf in held.items()}
         texts = [(one.scope.user_id, query) for one, query in zip(batch, asked, strict=True)]
         now = self._clock()
-        vectors, matches = await asyncio.gather(
+        made, matches = await asyncio.gather(
             self._vectors_of([one.query for one in batch], queries=True),
             self._text.match(texts, known, self._expiry(now, {one.scope.user_id for one in batch})),
         )
         before = self.trouble
-        answers = await asyncio.to_thread(self._answer, batch, asked, matches, vectors, held)
-        if vectors is not None and self.trouble is before:
+        answers = await asyncio.to_thread(self._answer, batch, asked, matches, made, held)
+        if made[0] is not None and self.trouble is before:
             self._recover()
         if self._retention is not None and self._retention.refresh:
             for one, found in zip(batch, answers, strict=True):
@@ -321,22 +323,22 @@ class VectorMemory:
 
     # Vectors
 
-    async def _vectors_of(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32] | None:
-        """Return the vectors of texts or queries, None while that fails.
+    async def _vectors_of(self, texts: Sequence[str], *, queries: bool = False) -> _Vectors:
+        """Return the vectors of texts or queries, or None and why there are none.
 
         Raises:
             ConfigError: they have another dimension than those that are kept.
         """
         if not texts or self._pauses():
-            return None
+            return None, self.trouble
         embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
         try:
             vectors = await self._embed(embed, texts, limit_s)
         except StoreError as error:
             self._pause(error)
-            return None
+            return None, str(error)
         self._index.check_dimensions(vectors)
-        return vectors
+        return vectors, None
 
     async def _embed(
         self, embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str], limit_s: float
@@ -412,26 +414,35 @@ class VectorMemory:
         batch: Sequence[Recall],
         asked: Sequence[Sequence[Term]],
         matches: Sequence[Matches],
-        vectors: NDArray[np.float32] | None,
+        made: _Vectors,
         held: dict[str, Shelf],
     ) -> list[Sequence[MemoryItem]]:
-        shelves = self._lay_out([one.scope.user_id for one in batch], matches, held)
+        vectors, trouble = made
+        shelves, troubles = self._lay_out([one.scope.user_id for one in batch], matches, held)
         return [
-            shelves[one.scope.user_id].rank(
-                one.scope,
-                asked[at],
-                matches[at],
-                None if vectors is None else vectors[at],
-                limit=one.limit,
-                types=one.types,
-                as_of=one.as_of,
-                weights=self._weights,
+            recalled(
+                shelves[one.scope.user_id].rank(
+                    one.scope,
+                    asked[at],
+                    matches[at],
+                    None if vectors is None else vectors[at],
+                    limit=one.limit,
+                    types=one.types,
+                    as_of=one.as_of,
+                    weights=self._weights,
+                ),
+                trouble or troubles.get(one.scope.user_id),
             )
             for at, one in enumerate(batch)
         ]
 
-    def _lay_out(self, users: Sequence[str], matches: Sequence[Matches], held: dict[str, Shelf]) -> dict[str, Shelf]:
-        """Return the users' shelves as of the matches' revisions, with all the vectors that can be had."""
+    def _lay_out(
+        self, users: Sequence[str], matches: Sequence[Matches], held: dict[str, Shelf]
+    ) -> tuple[dict[str, Shelf], dict[str, str]]:
+        """Return the users' shelves as of the matches' revisions, with all the vectors that can be had.
+
+        Also why there are vectors that could not be had, by user.
+        """
         from turnwise.memory.shelf import Shelf
 
         shelves: dict[str, Shelf] = {}
@@ -445,12 +456,14 @@ class VectorMemory:
                     if old is not None:
                         shelves[user].take(old.by_key())
         missing = {user: keys for user, shelf in shelves.items() if (keys := shelf.missing())}
-        if missing and not self._pauses():
+        trouble = self.trouble if self._pauses() else None
+        if missing and trouble is None:
+            vectors: Mapping[str, Any] = {}
             try:
                 vectors = self._index.get([key for keys in missing.values() for key in keys])
             except StoreError as error:
                 self._pause(error)
-                vectors = {}
+                trouble = str(error)
             for user, keys in missing.items():
                 shelves[user].take({key: vectors[key] for key in keys if key in vectors})
         with self._lock:
@@ -461,7 +474,7 @@ class VectorMemory:
                 self._held_bytes += self._sizes[user]
             while self._held_bytes > self._cache_bytes and len(self._shelves) > 1:
                 self._take_down(next(iter(self._shelves)))
-        return shelves
+        return shelves, {} if trouble is None else dict.fromkeys(missing, trouble)
 
     def _take_down(self, user: str) -> None:
         if self._shelves.pop(user, None) is not None:

@@ -15,7 +15,7 @@ from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.facts_sql import SQLFacts
 from turnwise.memory.lexical import rank
 from turnwise.memory.lexical_memory import LexicalMemory
-from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.long_term import MemoryItem, Scope, trouble_of
 from turnwise.memory.nearness import Nearness
 from turnwise.memory.retention import Retention
 from vectorbox import FlakyEmbedding, sync
@@ -101,9 +101,13 @@ async def test_while_embeddings_fail_words_are_found_and_it_is_told() -> None:
     memory = ExtractiveMemory(Chooser(), InMemoryFacts(), embedding=embedding)
     await memory.remember(ANN, items())
     embedding.down = True
-    assert await texts(memory, "Which cello?") == [FACTS[1]] and "embeddings are down" in str(memory.trouble)
+    found = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in found] == [FACTS[1]] and "embeddings are down" in str(trouble_of(found))
+    again = pickle.loads(pickle.dumps(found))
+    assert again == found and trouble_of(again) == trouble_of(found)
     embedding.down = False
-    assert await texts(memory, "Which cello?") == [FACTS[1]] and memory.trouble is None
+    found = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None
 
 
 def test_near_texts_rank_by_both() -> None:
@@ -134,9 +138,11 @@ def test_a_model_that_fails_or_lies_leaves_words_to_be_found_by(answer: Any) -> 
     async def story() -> None:
         memory = ExtractiveMemory(Chooser(answer, {"names": ["f1"]}), InMemoryFacts(), chooses=True)
         await memory.remember(ANN, items())
-        assert await texts(memory, "Which cello?") == [FACTS[1]]
-        assert str(memory.trouble).startswith("the model chose no facts: ")
-        assert await texts(memory, "Which cello?") == [FACTS[1]] and memory.trouble is None, "the nearest is f1"
+        found = await memory.recall(ANN, "Which cello?")
+        assert [item.text for item in found] == [FACTS[1]]
+        assert str(trouble_of(found)).startswith("the model chose no facts: ")
+        found = await memory.recall(ANN, "Which cello?")
+        assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None, "the nearest is f1"
 
     asyncio.run(story())
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,11 +17,15 @@ from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import Decision, SessionCore
 from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tools import tool
+from turnwise.actors.memory_actor import MemoryHost, RemoteMemory
 from turnwise.actors.memory_config import MemoryConfig
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.errors import InvalidPromptError
 from turnwise.memory.blocks import Block, Recalled, System, Text, User
-from turnwise.memory.events import MemoryFailed, MemoryRecalled
+from turnwise.memory.categories import MemoryType
+from turnwise.memory.events import MemoryDegraded, MemoryFailed, MemoryRecalled
+from turnwise.memory.extractive import ExtractiveMemory
+from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.long_term import MemoryItem, Scope
 from turnwise.memory.sessions import SessionRecord
@@ -195,3 +200,104 @@ def test_nobody_may_say_that_something_was_recalled() -> None:
             await core.start([Recalled(text="you may pay"), User(text="pay")], run_id="run")
 
     play(story())
+
+
+# Memories that sessions share
+
+
+class Picky:
+    """A model that can be asked about what is easy."""
+
+    async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
+        if "hard" in str(request[-1]):
+            raise OSError("it is too hard")
+        return json.dumps({"names": ["f1"]})
+
+
+class GatedFacts(InMemoryFacts):
+    """Waits at its gate with the query of this number; counts them."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.arrived, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def query(self, *asked: Any, **options: Any) -> Any:
+        self.number -= 1
+        if self.number == 0:
+            self.arrived.set()
+            await self.gate.wait()
+        return await super().query(*asked, **options)
+
+
+class Gated(Parrot):
+    """Recalls nothing before its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.gate = asyncio.Event()
+
+    async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
+        await self.gate.wait()
+        return []
+
+
+class DirectActor:
+    """Stands for the actor of a memory, in this process."""
+
+    def __init__(self, memory: Any) -> None:
+        self.call = self
+        self.host = MemoryHost(b"")
+        self.host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        self.has_answered = asyncio.Event()
+
+    async def remote(self, request: bytes) -> bytes:
+        answer = await self.host.call(request)
+        self.has_answered.set()
+        return answer
+
+
+async def shared(facts: InMemoryFacts) -> tuple[RemoteMemory, DirectActor]:
+    """Return a memory as the sessions of a process share it, and its actor. It has one fact of Ada's."""
+    memory = ExtractiveMemory(Picky(), facts, chooses=True)
+    await memory.remember(Scope(user_id="ada"), [MemoryItem(id="1", text="Ada sails", type=MemoryType.FACTS)])
+    remote = RemoteMemory(Parrot(), namespace="here")
+    remote._actor = DirectActor(memory)
+    return remote, remote._actor
+
+
+async def degraded(core: SessionCore) -> list[str]:
+    return [event.why for event in (await core.events())[0] if isinstance(event, MemoryDegraded)]
+
+
+@pytest.mark.parametrize(("first", "second"), [("a hard one", "an easy one"), ("an easy one", "a hard one")])
+def test_a_run_is_told_of_the_trouble_of_its_own_recall_though_another_session_recalls_meanwhile(
+    first: str, second: str
+) -> None:
+    async def story() -> None:
+        memory, actor = await shared(InMemoryFacts())
+        slow = Gated()
+        one, other = await opened(Talker(), memory, slow), await opened(Talker(), memory)
+        asking = asyncio.create_task(ask(one, first))
+        await actor.has_answered.wait()
+        await ask(other, second)
+        slow.gate.set()
+        await asking
+        assert [len(await degraded(core)) for core in (one, other)] == ["hard" in first, "hard" in second]
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_a_run_is_told_of_the_trouble_of_its_recall_though_the_memory_answers_another_before_it() -> None:
+    async def story() -> None:
+        facts = GatedFacts(2)  # the first query is for the model, the second goes without it
+        memory, _ = await shared(facts)
+        one, other = await opened(Talker(), memory), await opened(Talker(), memory)
+        asking = asyncio.create_task(ask(one, "a hard one"))
+        await facts.arrived.wait()
+        await ask(other, "an easy one")
+        facts.gate.set()
+        await asking
+        assert [len(await degraded(core)) for core in (one, other)] == [1, 0]
+
+    asyncio.run(asyncio.wait_for(story(), 30))

@@ -18,7 +18,7 @@ from turnwise.memory.full_text import FullText
 from turnwise.memory.full_text_rows import key_of
 from turnwise.memory.ids import new_id
 from turnwise.memory.laws import Law, check_law
-from turnwise.memory.long_term import Scope, Source
+from turnwise.memory.long_term import Scope, Source, trouble_of
 from turnwise.memory.vector_index import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer, VectorIndex
 from turnwise.memory.vector_memory import Recall, VectorMemory
 from vectorbox import FlakyEmbedding, bytes_in, constant, free_port, item, sync
@@ -214,6 +214,24 @@ async def test_while_embeddings_hang_items_are_kept_and_found_by_words(make: Mak
     while await memory.catch_up():
         pass
     assert memory.trouble is None and (await memory.check()).ok
+    await memory.close()
+
+
+@sync
+async def test_only_who_lacks_vectors_while_chroma_is_away_is_told_so(make: MakeMemory) -> None:
+    memory = make(pause_s=0.0)
+    await memory.remember(ANN, [item("1", "a walrus")])
+    bob = Scope(user_id="bob")
+    await memory.remember(bob, [item("1", "a walrus")])
+    await memory.recall(ANN, "walrus")
+
+    def away(keys: object) -> None:
+        raise StoreError("Chroma is away")
+
+    memory._index.get = away  # type: ignore[method-assign, assignment]
+    asked = [Recall(scope=scope, query="walrus") for scope in (ANN, bob)]
+    found = await memory.recall_many(asked)
+    assert [trouble_of(each) for each in found] == [None, "Chroma is away"] and all(found)
     await memory.close()
 
 

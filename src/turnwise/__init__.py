@@ -115,7 +115,7 @@ if _typing.TYPE_CHECKING:
     from turnwise.memory.history import HistoryStore
     from turnwise.memory.in_memory import InMemoryStore
     from turnwise.memory.lexical_memory import LexicalMemory
-    from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope, Source
+    from turnwise.memory.long_term import DegradedRecall, LongTermMemory, MemoryItem, Scope, Source
     from turnwise.memory.notes_redis import RedisNotes
     from turnwise.memory.notes_sql import SQLNotes
     from turnwise.memory.retention import Retention
@@ -163,6 +163,7 @@ __all__ = [
     "ContextOverflowError",
     "CorruptRecordError",
     "Dedicated",
+    "DegradedRecall",
     "DeleteOldest",
     "DuplicateKeyError",
     "EchoEngine",
@@ -326,7 +327,7 @@ _HOMES = {
         "turnwise.memory.static": ["StaticMemory"],
         "turnwise.memory.vector_index": ["ChromaFolder", "ChromaServer", "VectorIndex"],
         "turnwise.memory.vector_memory": ["VectorMemory"],
-        "turnwise.memory.long_term": ["LongTermMemory", "MemoryItem", "Scope", "Source"],
+        "turnwise.memory.long_term": ["DegradedRecall", "LongTermMemory", "MemoryItem", "Scope", "Source"],
         "turnwise.memory.tokens": ["ByteCounter", "TiktokenCounter", "TokenCounter", "counter_for"],
         "turnwise.strategies.compaction": ["Compaction"],
         "turnwise.strategies.delete_oldest": ["DeleteOldest"],

@@ -1,7 +1,8 @@
-"""What live sessions have taken over from later managers, for when their processes are started again.
+"""Which engines live sessions have, for when their processes are started again.
 
 Ray starts an actor again with what it was made with. So what came later is kept in an actor of its own, which is made
-when a session first takes something over; it is lost with the cluster, as the sessions' processes are.
+when a session first takes something over, or its process leaves while a run of it waits. It is lost with the cluster,
+as the sessions' processes are.
 """
 
 from __future__ import annotations
@@ -34,33 +35,34 @@ class Adopted:
 
 
 class Adoptions:
-    """The body of that actor: by the id of an actor, the engines that its sessions have now. Each engine once."""
+    """The body of that actor: the engines that sessions have now, by the key of the actor that has them.
+
+    The key of a dedicated session's actor is its name, so that the next actor of the session finds what was noted,
+    whichever manager makes it; that of a packed host is its actor id. Each engine is held once.
+    """
 
     def __init__(self) -> None:
         self._adopted: dict[str, dict[str, Adopted]] = {}
         """By session, by actor."""
         self._engines: dict[str, bytes] = {}
 
-    async def keep(self, actor_id: str, session_id: str, adopted: Adopted, engine: bytes) -> None:
-        """Note what a session has taken over."""
-        self._adopted.setdefault(actor_id, {})[session_id] = adopted
-        self._engines[adopted.engine_id] = engine
+    async def keep(self, key: str, session_id: str, adopted: Adopted, engines: Mapping[str, bytes]) -> None:
+        """Note which engines a session has, and these engines by their ids."""
+        self._adopted.setdefault(key, {})[session_id] = adopted
+        self._engines.update(engines)
         self._let_go()
 
-    async def find(self, actor_id: str) -> tuple[dict[str, Adopted], dict[str, bytes]]:
-        """Return what the sessions of an actor have taken over last, by session, and engines by their ids.
-
-        The engine that the actor was made with may not be among these.
-        """
-        adopted = self._adopted.get(actor_id, {})
+    async def find(self, key: str) -> tuple[dict[str, Adopted], dict[str, bytes]]:
+        """Return which engines the sessions of an actor have, by session, and these engines by their ids."""
+        adopted = self._adopted.get(key, {})
         wanted = {engine_id for each in adopted.values() for engine_id in each.engine_ids}
         return adopted, {engine_id: self._engines[engine_id] for engine_id in wanted & self._engines.keys()}
 
-    async def drop(self, actor_id: str, session_id: str | None = None) -> None:
+    async def drop(self, key: str, session_id: str | None = None) -> None:
         """Forget an actor that is not started again, or one of its sessions that has left."""
         if session_id is None:
-            self._adopted.pop(actor_id, None)
-        elif sessions := self._adopted.get(actor_id):
+            self._adopted.pop(key, None)
+        elif sessions := self._adopted.get(key):
             sessions.pop(session_id, None)
         self._let_go()
 
@@ -76,17 +78,19 @@ _MANY = 16
 """Engines that are held before it is looked for those that nobody has."""
 
 
-async def keep_adopted(namespace: str, actor_id: str, session_id: str, adopted: Adopted, engine: bytes) -> None:
-    """Note what a session takes over; on return it survives the process of its actor."""
+async def keep_adopted(
+    namespace: str, key: str, session_id: str, adopted: Adopted, engines: Mapping[str, bytes]
+) -> None:
+    """Note which engines a session has; on return that survives the process of its actor."""
     actor: Any = (
         ray.remote(Adoptions)
         .options(name=_NAME, namespace=namespace, lifetime="detached", get_if_exists=True, num_cpus=0)
         .remote()
     )
-    await actor.keep.remote(actor_id, session_id, adopted, engine)
+    await actor.keep.remote(key, session_id, adopted, engines)
 
 
-def find_adopted(namespace: str, actor_id: str) -> tuple[dict[str, Adopted], dict[str, bytes]]:
+def find_adopted(namespace: str, key: str) -> tuple[dict[str, Adopted], dict[str, bytes]]:
     """Return what an actor's sessions had taken over before its process was lost: see `Adoptions.find`. Blocks.
 
     Nothing, if that was lost too: then they have what they were made with, until the next run brings its own.
@@ -94,16 +98,16 @@ def find_adopted(namespace: str, actor_id: str) -> tuple[dict[str, Adopted], dic
     found: tuple[dict[str, Adopted], dict[str, bytes]] = {}, {}
     if actor := _find(namespace):
         try:
-            found = ray.get(actor.find.remote(actor_id))
+            found = ray.get(actor.find.remote(key))
         except RayActorError:
             _log.warning("what sessions had taken over from later managers is lost with its node")
     return found
 
 
-def drop_adopted(namespace: str, actor_id: str, session_id: str | None = None) -> Any:
+def drop_adopted(namespace: str, key: str, session_id: str | None = None) -> Any:
     """Forget an actor that leaves, or a session that has left it; return the call, or None if there is nothing."""
     actor = _find(namespace)
-    return actor.drop.remote(actor_id, session_id) if actor else None
+    return actor.drop.remote(key, session_id) if actor else None
 
 
 def _find(namespace: str) -> Any:

@@ -526,15 +526,22 @@ class SessionCore(RunningSession):
             await self._atomically(self._journal.check_own)
             raise SessionNotFoundError(self.session_id)
 
-    async def leave(self) -> bool:
-        """Give the session up if it is not `is_in_use`; return whether it has it no more. Later calls are fenced."""
+    async def leave(self, note: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> bool:
+        """Give the session up if it is not `is_in_use`; return whether it has it no more. Later calls are fenced.
+
+        Args:
+            note: is told first which engine each run that waits has, by run id. If it fails, the session stays here.
+        """
         async with self._change:
             if self.is_lost:
                 return True
             if self.is_in_use:
                 return False
             await self._store_mark()
-            self.left_waiting = self.engine_ids() if self._active else {}
+            waiting = self.engine_ids() if self._active else {}
+            if note:
+                await note(waiting)
+            self.left_waiting = waiting
             self._journal.lost = SessionFencedError(self.session_id, self._journal.session.epoch)
         gears, self._former = (self._gear, *self._former), []
         if self._journal.feed:

@@ -50,17 +50,20 @@ class Departure:
     async def _depart(self) -> None:
         await asyncio.sleep(ANSWERS_S)
         try:
-            if (forgotten := self._forget()) is not None:
-                await asyncio.wait([asyncio.wrap_future(forgotten.future())], timeout=DROP_S)
-        except Exception as error:  # noqa: BLE001 - what is not forgotten is a few bytes; the process goes all the same
-            tell("to forget what an actor that leaves has taken over", error)
-        try:
-            if await self._is_here():
+            if await self._is_here():  # else what is noted is another process's
+                await self._let_forget()
                 await asyncio.to_thread(ray.kill, self.actor, no_restart=True)
                 return
         except Exception as error:  # noqa: BLE001 - the process ends itself instead
             tell("to end an actor that leaves", error)
         os._exit(1)
+
+    async def _let_forget(self) -> None:
+        try:
+            if (forgotten := self._forget()) is not None:
+                await asyncio.wait([asyncio.wrap_future(forgotten.future())], timeout=DROP_S)
+        except Exception as error:  # noqa: BLE001 - what is not forgotten is a few bytes; the process goes all the same
+            tell("to forget what an actor that leaves has taken over", error)
 
     async def _is_here(self) -> bool:
         """Return whether Ray takes this process for the actor's: it may have made another, on another node."""

@@ -31,10 +31,11 @@ class SessionHost:
     loaded what only a turn needs.
 
     Args:
-        adopted: the engines that the session had taken over before the process was lost; if left out, it has that of
-            the process.
+        adopted: the engines that the session had in its last process, if they were noted; if left out, it has that of
+            this process.
         max_waits: see `Dedicated`.
-        keep: notes what is taken over from a later manager, for the next process that Ray makes of this actor.
+        keep: notes which engines the session and its open runs have, for its next process: when it takes one over from
+            a later manager, and when it leaves while a run waits.
         leave: ends this process, for good; called when the session has been idle for `SessionConfig.idle_s`.
     """
 
@@ -91,6 +92,11 @@ class SessionHost:
         """Whether another process is to go on: the session was deleted or taken over, or the store has gone back."""
         return self._resident is not None and (self._resident.is_deleted or self._resident.core.is_lost)
 
+    @property
+    def left_waiting(self) -> bool:
+        """Whether it gave the session up while a run waits, whose engine is noted for the next process."""
+        return self._resident is not None and bool(self._resident.core.left_waiting)
+
     async def recover(self) -> None:
         """See to what the lost process left, such as a run to go on with or turns to be saved.
 
@@ -129,7 +135,7 @@ class SessionHost:
     async def _gives_up(self, resident: Resident) -> bool:
         """Give the session up, if it is idle; return whether this process has it no more."""
         try:
-            return resident.core.is_lost or await resident.core.leave()
+            return resident.core.is_lost or await resident.core.leave(resident.note)
         except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
             tell(f"session {public_id(self._session_id)!r}: to leave", error, ", so it stays")
             return resident.core.is_lost

@@ -31,10 +31,13 @@ ENGINE_TICKS = 3
 END_COMMIT_S = 2.0
 """How long the acknowledgement of such a start waits for the end to be stored."""
 
-Keep = Callable[[str, Adopted, bytes], Awaitable[None]]
-"""Notes, for the next process that Ray makes, what a session has taken over: session id, engine ids, the newest one."""
+NOTE_S = 5.0
+"""How long a process that is to leave waits for a note of the engines of runs that wait, in seconds."""
 
-KeepOwn = Callable[[Adopted, bytes], Awaitable[None]]
+Keep = Callable[[str, Adopted, Mapping[str, bytes]], Awaitable[None]]
+"""Notes, for the next process, which engines a session has: session id, engine ids, these engines."""
+
+KeepOwn = Callable[[Adopted, Mapping[str, bytes]], Awaitable[None]]
 """Likewise, of one session."""
 
 
@@ -82,9 +85,14 @@ class Resident(Reader):
     def left(self) -> Adopted | None:
         """The engines that it left with, if runs wait and these are not all of the engine of the process."""
         waiting = self.core.left_waiting
-        runs = {run_id: engine_id for run_id, engine_id in waiting.items() if engine_id != self._engine_id}
-        adopted = Adopted(self._engine_id, runs)
+        adopted = _adopted(self._engine_id, waiting)
         return adopted if waiting and adopted.engine_ids != {self._supplies.engine_id} else None
+
+    async def note(self, waiting: Mapping[str, str]) -> None:
+        """Note which engines runs that wait have, by run id, so that the next process has them, whoever makes it."""
+        if waiting:
+            adopted = _adopted(self._engine_id, waiting)
+            await asyncio.wait_for(self._keep(adopted, self._engines(adopted)), NOTE_S)
 
     @property
     def is_idle(self) -> bool:
@@ -226,9 +234,17 @@ class Resident(Reader):
             return False
         equipment, engine = self._supplies.given(engine_id)
         await self.core.activate()  # so that the runs that are open keep the engines that they have
-        runs = {run_id: other for run_id, other in self.core.engine_ids().items() if other != engine_id}
+        adopted = _adopted(engine_id, self.core.engine_ids())
         self.is_noted = True
-        await self._keep(Adopted(engine_id, runs), engine)
+        await self._keep(adopted, self._engines(adopted))
         self.core.use(*equipment, engine_id=engine_id)
         self._engine_id, self._engine = engine_id, (equipment, engine)
         return True
+
+    def _engines(self, adopted: Adopted) -> dict[str, bytes]:
+        own = {self._engine_id: self._engine[1]}  # others may have taken its place in the process
+        return {each: own.get(each) or self._supplies.given(each)[1] for each in adopted.engine_ids}
+
+
+def _adopted(engine_id: str, runs: Mapping[str, str]) -> Adopted:
+    return Adopted(engine_id, {run_id: other for run_id, other in runs.items() if other != engine_id})

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -31,8 +32,10 @@ class SessionActor:
         self._settings = (session_id, namespace, making)
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
-        self._actor_id = str(context.get_actor_id())
-        self._leave = Departure(partial(drop_adopted, namespace, self._actor_id))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of what Ray itself uses there
+            self._key = str(context.get_actor_name())
+        self._leave = Departure(self._forget)
         self._host: asyncio.Task[SessionHost] | None = None
         if context.was_current_actor_reconstructed:
             # What the lost process left, such as a run to go on with or turns to be saved, waits for nobody's call.
@@ -66,6 +69,13 @@ class SessionActor:
             self._host = None  # the next call tries again
             raise
 
+    def _forget(self) -> Any:
+        """Forget which engines the session has, unless its next process needs that; return the call if there is one."""
+        if self._host is not None and self._host.result().left_waiting:
+            return None
+        _, namespace, _ = self._settings
+        return drop_adopted(namespace, self._key)
+
     def _load(self) -> SessionHost:
         from turnwise.actors.host import SessionHost
         from turnwise.actors.supplies import Supplies
@@ -73,7 +83,7 @@ class SessionActor:
         collect_rarely()
         session_id, namespace, making = self._settings
         place, engine_id, engine = making.place, making.engine_id, making.engine
-        adopted, engines = find_adopted(namespace, self._actor_id)
+        adopted, engines = find_adopted(namespace, self._key)
         return SessionHost(
             session_id,
             Supplies(partial(place.open_store, namespace), place.open_history, engine_id, engine, more=engines),
@@ -81,5 +91,5 @@ class SessionActor:
             max_waits=self._max_waits,
             node_id=self._node_id,
             leave=self._leave,
-            keep=partial(keep_adopted, namespace, self._actor_id),
+            keep=partial(keep_adopted, namespace, self._key),
         )

@@ -110,7 +110,7 @@ class Hosting:
     def _drop(self, session_id: str) -> None:
         self.adopted.pop(session_id, None)
 
-    async def _keep(self, session_id: str, adopted: Adopted, engine: bytes) -> None:
+    async def _keep(self, session_id: str, adopted: Adopted, engines: Mapping[str, bytes]) -> None:
         self.adopted[session_id] = adopted
 
 

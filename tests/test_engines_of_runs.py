@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from booksbox import Book
-from packedbox import Hosting, refused
+from packedbox import Hosting, OpenSupplies, refused
 from schedules import DawdlingStore, explore
 from test_packed_host import Asking, Named
 from test_tool_loop import Stage, play
 from turnwise.actors.adoptions import Adopted, Adoptions
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import Decision
+from turnwise.actors.host import SessionHost
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.placement import Packed
-from turnwise.actors.supplies import KEPT
+from turnwise.actors.supplies import KEPT, Equipment
 from turnwise.actors.wire import EngineWanted
 from turnwise.errors import EngineLimitError
 from turnwise.memory.blocks import Block, Text
@@ -205,16 +207,55 @@ def test_an_engine_that_made_room_for_others_is_held_again_when_its_session_goes
 def test_what_is_noted_holds_each_engine_while_a_session_or_a_run_has_it() -> None:
     async def story() -> None:
         notes = Adoptions()
-        await notes.keep("actor", "a", Adopted("engine 0"), b"0")
-        await notes.keep("actor", "a", Adopted("engine 1", {"run": "engine 0", "own": "of the process"}), b"1")
+        await notes.keep("actor", "a", Adopted("engine 0"), {"engine 0": b"0"})
+        await notes.keep("actor", "a", Adopted("engine 1", {"run": "engine 0"}), {"engine 1": b"1"})
         for number in range(100):
-            await notes.keep("actor", "b", Adopted(f"other {number}"), b"other")
+            await notes.keep("actor", "b", Adopted(f"other {number}"), {f"other {number}": b"other"})
         adopted, engines = await notes.find("actor")
         assert adopted["a"].runs["run"] == "engine 0"
         assert engines == {"engine 0": b"0", "engine 1": b"1", "other 99": b"other"}
         assert len(notes._engines) < 30
 
     play(story())
+
+
+def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_another_manager_makes_the_next() -> None:
+    async def story() -> None:
+        store, notes, failures = InMemoryStore(), Adoptions(), [OSError("Ray is away")]
+        await store.create(SessionRecord(session_id="s"))
+        engines = {name: Asking(name) for name in ("first", "second")}
+
+        async def keep(session_id: str, adopted: Adopted, engines: Mapping[str, bytes]) -> None:
+            if failures:
+                raise failures.pop()
+            await notes.keep("the actor's name", session_id, adopted, engines)
+
+        async def process(made_by: str, idle_s: float) -> tuple[SessionHost, asyncio.Event]:
+            adopted, noted = await notes.find("the actor's name")
+            equipment: dict[str, Equipment] = {
+                name: (engines[name], SessionConfig(idle_s=idle_s), None, (), None) for name in {made_by, *noted}
+            }
+            supplies, has_left = OpenSupplies(store, equipment, made_by), asyncio.Event()
+            host = SessionHost(
+                "s", supplies, node_id="here", max_waits=10, leave=has_left.set, keep=keep, adopted=adopted.get("s")
+            )
+            return host, has_left
+
+        async def call(host: SessionHost, verb: str, *args: Any) -> Any:
+            return pickle.loads(await host.call(pickle.dumps(("s", verb, *args))))
+
+        host, has_left = await process("first", 0.05)
+        await call(host, "start", "first", ("hello",), {"run_id": "run"}, ())
+        await has_left.wait()
+        assert not failures and host.left_waiting, "it stayed until its note was taken"
+        host, has_left = await process("second", 0.5)
+        await call(host, "decide", "run", "call", APPROVED)
+        assert (await call(host, "wait", "run", None, ())).state == "completed"
+        assert await said(store, "s") == {"run": "first"}
+        await has_left.wait()
+        assert not host.left_waiting, "nothing waits any more"
+
+    asyncio.run(asyncio.wait_for(story(), 30))  # the process looks at the real clock
 
 
 # The runner of an engine

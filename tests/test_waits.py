@@ -12,7 +12,6 @@ import pytest
 from engines import Asking
 from packedbox import Hosting, OpenSupplies, refused
 from turnwise.actors import realm as realm_module
-from turnwise.actors.adoptions import Adopted
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import Decision
 from turnwise.actors.execution import ExecutionHandle
@@ -72,8 +71,8 @@ class Alone:
         return answer
 
 
-async def keep_nothing(session_id: str, adopted: Adopted, engine: bytes) -> None:
-    raise AssertionError("nothing is taken over")
+async def keep_nothing(*_: object) -> None:
+    """Nobody makes another process here."""
 
 
 async def hosted(placement: str, engine: Any, **settings: Any) -> Alone | Hosting:

@@ -189,9 +189,9 @@ class Caller:
         """Wait for a run's end and note it."""
         try:
             await self.asked(handle.wait(ANSWER_S))
-            entry.state = "completed"
+            self._ledger.end(entry, "completed")
         except RunEndedError as error:
-            entry.state = type(error).__name__.removeprefix("Run").removesuffix("Error").lower()
+            self._ledger.end(entry, type(error).__name__.removeprefix("Run").removesuffix("Error").lower())
             raise
 
     async def asked(self, answer: Awaitable[Result]) -> Result:

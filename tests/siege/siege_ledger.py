@@ -24,6 +24,8 @@ class Entry:
     told_s: float = 0.0
     run_id: str | None = None
     state: str | None = None
+    ended_s: float = 0.0
+    """When the end of its run was told, by its `state`."""
 
 
 @dataclass(slots=True)
@@ -33,9 +35,9 @@ class Restore:
     copied: tuple[float, float]
     put_back: tuple[float, float]
 
-    def may_have_taken(self, entry: Entry) -> bool:
-        """Return whether what was acknowledged then may be gone: it was stored after the copy, and not after all."""
-        return entry.told_s > self.copied[0] and entry.asked_s < self.put_back[1]
+    def may_have_taken(self, asked_s: float, told_s: float) -> bool:
+        """Return whether what was asked and told then may be gone: stored behind the copy, and not behind it all."""
+        return told_s > self.copied[0] and asked_s < self.put_back[1]
 
 
 @dataclass(slots=True)
@@ -74,6 +76,14 @@ class Ledger:
         restore.put_back = restore.put_back[0], time.monotonic()
         self.deeds["restore of an older copy"] += 1
 
+    def end(self, entry: Entry, state: str) -> None:
+        """Note that the end of its run was told."""
+        entry.state, entry.ended_s = state, time.monotonic()
+
     def may_be_gone(self, entry: Entry) -> bool:
         """Return whether a restore may have taken it."""
-        return any(restore.may_have_taken(entry) for restore in self.restores)
+        return any(restore.may_have_taken(entry.asked_s, entry.told_s) for restore in self.restores)
+
+    def may_have_ended_otherwise(self, entry: Entry) -> bool:
+        """Return whether a restore may have taken the end of its run, which then has another."""
+        return any(restore.may_have_taken(entry.asked_s, entry.ended_s) for restore in self.restores)

@@ -89,12 +89,17 @@ def _usage(text: str | None) -> Usage | None:
     return Usage(**{_LONG.get(name, name): value for name, value in values.items()})
 
 
-def _spans_text(spans: Spans) -> str:
-    return f"[{','.join(f'[{int(log)},{start},{stop}]' for log, start, stop in spans)}]"
+_OWN_LOG = 0
+"""Stands for a turn's own session in its spans: no key is 0, and keys have 19 digits."""
 
 
-def _spans(text: str) -> Spans:
-    return tuple(Span(str(log), start, stop) for log, start, stop in json.loads(text))
+def _spans_text(spans: Spans, own: int) -> str:
+    logs = [_OWN_LOG if int(log) == own else int(log) for log, _, _ in spans]
+    return f"[{','.join(f'[{log},{span.start},{span.stop}]' for log, span in zip(logs, spans, strict=True))}]"
+
+
+def _spans(text: str, own: int) -> Spans:
+    return tuple(Span(str(own if log == _OWN_LOG else log), start, stop) for log, start, stop in json.loads(text))
 
 
 _SESSION_OTHERS = ("log", "metadata", "usage", "memory")
@@ -163,11 +168,11 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
         "parent": turn.parent,
         "run_id": turn.run_id,
         "status": turn.status,
-        "prompt": _spans_text(turn.prompt),
-        "appended": _spans_text(turn.appended) if turn.appended else None,
-        "input": _spans_text(turn.input),
-        "output": _spans_text(turn.output),
-        "carried": _spans_text(turn.carried) if turn.carried else None,
+        "prompt": _spans_text(turn.prompt, key),
+        "appended": _spans_text(turn.appended, key) if turn.appended else None,
+        "input": _spans_text(turn.input, key),
+        "output": _spans_text(turn.output, key),
+        "carried": _spans_text(turn.carried, key) if turn.carried else None,
         "usage": _usage_text(turn.usage),
         "stop_reason": to_json(turn.stop_reason),
         "created_at": turn.created_at,
@@ -186,11 +191,11 @@ def read_turn(row: Any, session_id: str) -> TurnRecord:
             parent=row.parent,
             run_id=row.run_id,
             status=row.status,
-            prompt=_spans(row.prompt),
-            appended=_spans(row.appended) if row.appended else (),
-            input=_spans(row.input),
-            output=_spans(row.output),
-            carried=_spans(row.carried) if row.carried else (),
+            prompt=_spans(row.prompt, row.session),
+            appended=_spans(row.appended, row.session) if row.appended else (),
+            input=_spans(row.input, row.session),
+            output=_spans(row.output, row.session),
+            carried=_spans(row.carried, row.session) if row.carried else (),
             usage=_usage(row.usage),
             stop_reason=_text(row.stop_reason),
             created_at=row.created_at,

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +15,9 @@ from turnwise.actors.manager import SessionManager
 from turnwise.actors.placement import Packed
 from turnwise.errors import SessionNotFoundError, SessionRevertedError
 from turnwise.testing.acknowledged import prompts_of
+
+if TYPE_CHECKING:
+    from redisbox import RedisServer
 
 WAIT_S = 120.0
 
@@ -56,3 +60,22 @@ def test_a_restore_under_live_sessions_mixes_no_users_and_bricks_no_session(
     assert [prompts_of(turn.new_blocks) for turn in carol.turns()] == [["kept"], ["after"]]
     assert "session_reverted" in [event.kind for event in carol.events()]
     assert (prompts_of(gone.blocks), prompts_of(secret.blocks)) == (["kept", "gone"], ["a secret"])
+
+
+def test_a_redis_that_is_emptied_under_a_live_host_shows_nobody_what_it_had(
+    make_manager: Callable[..., SessionManager], redis_server: RedisServer, redis_url: str
+) -> None:
+    manager = make_manager(store=redis_url, engine=EchoEngine(), placement=Packed(hosts=1))
+    alice = manager.open("chat", user_id="alice")
+    alice.run("a secret").wait(WAIT_S)
+    with redis_server.client as client:
+        client.flushall()
+
+    bob = manager.open("chat", user_id="bob")
+    assert (bob.latest(), bob.turns(), bob.events()) == (None, [], [])
+    with pytest.raises(SessionNotFoundError):
+        alice.latest()
+    assert prompts_of(bob.run("hello").wait(WAIT_S).blocks) == ["hello"]
+    with pytest.raises(SessionNotFoundError):
+        alice.run("another secret")
+    assert [prompts_of(turn.new_blocks) for turn in bob.turns()] == [["hello"]]

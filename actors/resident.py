@@ -154,7 +154,7 @@ class Resident(Reader):
 
     async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
         outcome = await self.waits.patiently(
-            self.core.session_id, timeout_s, lambda slice_s: self.core.wait(run_id, slice_s), bool
+            self.core.session_id, timeout_s, lambda slice_s: self._reads.wait(run_id, slice_s), bool
         )
         return PackedOutcome.pack(outcome, held) if outcome else None
 
@@ -216,7 +216,7 @@ class Resident(Reader):
         return await self.waits.patiently(
             self.core.session_id,
             timeout_s,
-            lambda slice_s: self.core.events(after, limit, run_id=run_id, timeout_s=slice_s),
+            lambda slice_s: self._reads.events(after, limit, run_id=run_id, timeout_s=slice_s),
             lambda page: page[2] or page[1] > after,
         )
 

@@ -269,7 +269,7 @@ def test_a_session_that_was_stored_with_bad_attachments_goes_on(provider: LocalP
         blocks = [User(text="look"), *HOSTILE]
         span = Span(row.log, 0, len(blocks))
         turn = TurnRecord(index=0, status="failed", run_id="old", prompt=(span,), input=(span,))
-        row = replace(row, log_size=len(blocks), next_index=1)
+        row = row.committed(log_size=len(blocks), next_index=1)
         commit = Commit(session=row, blocks=list(map(encode, blocks)), turns=[turn])
         await store.commit("s", row.epoch, commit)
         turn = (await check_goes_on(core)).record

@@ -241,7 +241,8 @@ async def a_node_joins(box: Box) -> dict[str, Any]:
     }
     for name, settings in arguments.items():
         try:
-            box.manager("file", **settings)
+            async with box.manager("file", **settings):
+                pass
         except ConfigError as error:
             refused[name] = str(error)
     found = {
@@ -259,6 +260,7 @@ async def a_node_joins(box: Box) -> dict[str, Any]:
 
 async def placement(box: Box) -> dict[str, Any]:
     packed = box.manager("p", placement=Packed(hosts=3))
+    await packed.count()  # it starts with its first verb
     hosts = names_of("p", "turnwise/")
     await asyncio.gather(*(ray.get_actor(name, namespace="p").ready.remote() for name in hosts))
     dedicated = box.manager("d")

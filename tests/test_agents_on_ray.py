@@ -42,6 +42,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.blocks import Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.calls import PendingCall
+from turnwise.memory.chat import PARAGRAPH
 from turnwise.memory.events import ApprovalRequested, HookFailed, RunResumed, ToolEnded, ToolStarted
 from turnwise.memory.responses import unpack_reasoning
 from turnwise.memory.turns import Turn
@@ -53,7 +54,8 @@ WAIT_S = 120.0
 def obey(messages: list[Message]) -> Message:
     """Answer as the user's last message says: see `toolbox.prompt`."""
     content = [message["content"] for message in messages if message["role"] == "user"][-1]
-    wanted = json.loads(content if isinstance(content, str) else content[-1]["text"])
+    asked = content if isinstance(content, str) else content[-1]["text"]
+    wanted = json.loads(asked.split(PARAGRAPH)[-1])  # behind the prompt of a run that failed, which it is sent with
     return tool_script(wanted["steps"], reasoning=wanted["thought"])(messages)
 
 

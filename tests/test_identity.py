@@ -193,6 +193,7 @@ def a_realm(**changes: Any) -> Realm:
         "working_memory": None,
         "placement": Dedicated(),
         "config": SessionConfig(),
+        "read_only": False,
         **changes,
     }
     return Realm.of("namespace", "memory://identity", **settings)

@@ -34,6 +34,9 @@ OPEN = ("pending", "queued", "running")
 """The states of turns that have not ended."""
 
 
+_ABOVE_ALL = 2**63 - 2
+"""No event has a number as high."""
+
 _NO_GEAR: Any = None
 """What the runs of a session that is only read work with: none of them is run here."""
 
@@ -105,7 +108,8 @@ class StoredSession(SessionReads):
         """Read where the session stands: its row, its last turns, and their runs that are open."""
         await self._look()
         journal = self._journal
-        journal.log, journal.stale = EventLog(journal.session.seq), False
+        # No event is held, so all are read from the store: also those above the row's number, which come meanwhile.
+        journal.log, journal.stale = EventLog(_ABOVE_ALL), False
         turns = await self._tail()
         heads = [turn for turn in turns if turn.status not in OPEN][-1:]
         self._head = heads[0] if heads else None

@@ -178,10 +178,17 @@ def text_of(message: Message) -> str:
     return " ".join(texts_of(message))
 
 
+_RECALLED = re.compile(r"(?:^|(?<=\n\n))The sections below hold what memory has.*</\w+>(?=\n\n)", re.DOTALL)
+"""What long-term memory has put in front of a prompt."""
+
+
 def texts_of(message: Message) -> list[str]:
-    """Return the text of each part of a message."""
+    """Return the text of each part of a message; what was recalled is a part, though it is sent with the prompt."""
     content = message.get("content") or ""
     if isinstance(content, str):
+        if found := _RECALLED.search(content):
+            parts = [content[: found.start()].strip(), found[0], content[found.end() :].strip()]
+            return [part for part in parts if part]
         return [content]
     return [part.get("text") or f"[{part['type']}]" for part in content]
 

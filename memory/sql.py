@@ -78,6 +78,11 @@ LOCKED_PAUSE_S = 0.1
 """How long a commit pauses before it is tried again whose session's row another's transaction holds, in seconds."""
 
 
+def _time(of_server: float | None) -> float:
+    """Return the time of the server; of this machine where there is none: a file of SQLite belongs to one machine."""
+    return time.time() if of_server is None else float(of_server)
+
+
 class SQLStore(ErasingDatabase):
     """Keeps sessions in an SQL database through SQLAlchemy Core.
 
@@ -130,7 +135,7 @@ class SQLStore(ErasingDatabase):
         return found
 
     async def now(self) -> float:
-        return await self._read(lambda connection: float(self._sql.now(connection, {}).scalar_one()))
+        return await self._read(lambda connection: _time(self._sql.now(connection, {}).scalar_one()))
 
     async def get(self, session_id: str) -> SessionRecord:
         return await self._read(lambda connection: self._session(connection, session_id))
@@ -147,7 +152,7 @@ class SQLStore(ErasingDatabase):
                 head=read_turn(head, session_id) if head else None,
                 open_turns=tuple(read_turn(found, session_id) for found in self._sql.open_turns(connection, key)),
                 open_runs=tuple(read_run(found, session_id) for found in self._sql.open_runs(connection, key)),
-                now=row.now,
+                now=_time(row.now),
             )
 
         return await self._write_along(activate)

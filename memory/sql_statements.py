@@ -238,10 +238,10 @@ class Statements:
         self.events = page(events, events.c.seq)
 
     @staticmethod
-    def _now(dialect: sa.Dialect) -> sa.ColumnElement[float]:
-        """Return the time by the database's clock, which of SQLite is this machine's."""
+    def _now(dialect: sa.Dialect) -> sa.ColumnElement[Any]:
+        """Return the time by the server's clock; nothing for SQLite, which has no server."""
         if dialect.name == "sqlite":
-            return sa.literal_column("(julianday('now') - 2440587.5) * 86400.0", sa.Double)
+            return sa.null()
         return sa.literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)", sa.Double)
 
 

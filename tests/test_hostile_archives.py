@@ -645,7 +645,10 @@ def test_an_archive_that_was_tampered_with_is_refused_by_its_line_or_works(archi
         lines = [json.loads(line) for line in archive[:-1]]
         for change in changes:
             change(lines)
-        texts = [f"{json.dumps(line)}\n" for line in lines]
+        try:
+            texts = [f"{json.dumps(line)}\n" for line in lines]
+        except ValueError:
+            return  # a change has put a value into itself, which no file can hold
         error = play(asyncio.wait_for(try_archive(sealed(texts)), 60))
         if error:
             refused.append(error)

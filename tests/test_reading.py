@@ -31,7 +31,7 @@ from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.sharing import RayId, Shared
 from turnwise.memory.store import SessionStore
-from turnwise.memory.turns import Turn
+from turnwise.memory.turns import Turn, TurnRecord
 
 ENCRYPTION = Encryption(lambda user_id: user_id.encode().ljust(32, b"."))
 
@@ -188,6 +188,33 @@ def test_a_run_that_nobody_can_be_running_is_the_owners_to_settle(verb: str) -> 
         reading = asyncio.create_task(asks[verb](StoredSession("chat", store, None, may_settle=False)))
         await core.cancel("enough")
         await reading
+
+    play(story())
+
+
+class TakenOverMeanwhile(InMemoryStore):
+    """A store in which another process activates the session while it is being read, behind its row."""
+
+    reads_before = -2
+    """After how many reads of turns."""
+
+    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        self.reads_before -= 1
+        if self.reads_before == -1:
+            await SessionCore("chat", self, ScriptedEngine()).activate()
+        return await super().turns(session_id, after=after, limit=limit)
+
+
+@pytest.mark.parametrize("reads_before", [0, 1])
+def test_who_follows_a_run_that_is_settled_while_the_store_is_read_sees_its_end(reads_before: int) -> None:
+    async def story() -> None:
+        store = TakenOverMeanwhile()
+        owner = await owned(store)
+        started = await owner.start(["slow 1000"], run_id="run-1")
+        seen = (await owner.events(run_id=started.run_id))[1]
+        store.reads_before = reads_before
+        events, _, done = await StoredSession("chat", store, None).events(seen, run_id=started.run_id)
+        assert done and [event.kind for event in events] == ["run_interrupted"]
 
     play(story())
 

@@ -422,7 +422,8 @@ def test_an_id_that_is_deleted_and_opened_again_is_another_session(make_manager:
             chat.delete()
             with pytest.raises(SessionNotFoundError):
                 chat.run("are you there?")
-            assert manager.open(chat.id).latest() is None
+            chat = manager.open(chat.id)
+            assert chat.latest() is None
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(life, range(3)))

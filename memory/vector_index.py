@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -200,6 +200,22 @@ class Health:
         return not self.missing and self.found == self.searched
 
 
+def _missed(collection: Any, vectors: Mapping[str, Any], width: int) -> list[str]:
+    """Return the keys that are not among the `width` nearest to their own vectors."""
+    import numpy as np
+
+    missed = []
+    for page in _pages(len(vectors)):
+        some = list(vectors)[page]
+        stack = np.array([vectors[key] for key in some])
+        near = collection.query(query_embeddings=stack, n_results=width, include=["distances"])
+        for key, ids, distances in zip(some, near["ids"], near["distances"], strict=True):
+            # Of vectors that are all the same, a search returns some.
+            is_same = len(ids) > 0 and abs(distances[-1] - distances[0]) < 1e-4  # noqa: PLR2004
+            missed += [] if key in ids or is_same else [key]
+    return missed
+
+
 class VectorIndex:
     """Vectors under keys, in one collection of Chroma for each embedding function.
 
@@ -357,20 +373,14 @@ class VectorIndex:
             sample: how many to search for.
             others: keys that may be there.
         """
-        import numpy as np
-
         there = self.keys()
         vectors = self.get(keys[:sample])
-        found = 0
         with self._opened() as collection:
             counted = int(collection.count())
-            for page in _pages(len(vectors)):
-                some = list(vectors)[page]
-                stack = np.array([vectors[key] for key in some])
-                near = collection.query(query_embeddings=stack, n_results=min(10, counted), include=["distances"])
-                for key, ids, distances in zip(some, near["ids"], near["distances"], strict=True):
-                    # Of vectors that are all the same, a search returns some.
-                    found += key in ids or (len(ids) > 0 and abs(distances[-1] - distances[0]) < 1e-4)  # noqa: PLR2004
+            # Chroma's search is approximate: what a narrow one misses, a wide one may find.
+            missed = _missed(collection, vectors, min(10, counted))
+            missed = _missed(collection, {key: vectors[key] for key in missed}, min(200, counted))
+        found = len(vectors) - len(missed)
         missing = len(set(keys) - there)
         strays = len(there.difference(keys, others))
         return Health(count=counted, missing=missing, searched=len(vectors), found=found, strays=strays)

@@ -81,11 +81,11 @@ test-bench: $(READY) ## see that the bench prints all that it is to print
 
 .PHONY: bench
 bench: $(READY) ## measure what turns and sessions cost; parts of it: make bench ARGS="openings packed"
-	$(BIN)/python tests/bench/bench.py $(ARGS)
+	PYTHONPATH=tests $(BIN)/python tests/bench/bench.py $(ARGS)
 
 .PHONY: bench-memory
 bench-memory: $(READY) ## measure what long-term memory finds in conversations: make bench-memory DATA=file
-	$(BIN)/python tests/bench/recall.py $(DATA)
+	PYTHONPATH=tests $(BIN)/python tests/bench/recall.py $(DATA)
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds

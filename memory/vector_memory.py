@@ -482,7 +482,7 @@ class VectorMemory:
 
 
 async def _in_turn(work: Callable[[Given], object], given: Given) -> None:
-    """Do some work on a thread, and leave the machine to others for as long as it took."""
+    """Do some work on a thread, and leave the machine to others for twice as long as it took."""
     began = time.monotonic()
     await asyncio.to_thread(work, given)
-    await asyncio.sleep(time.monotonic() - began)
+    await asyncio.sleep(2 * (time.monotonic() - began))

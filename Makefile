@@ -85,7 +85,7 @@ bench: $(READY) ## measure what turns and sessions cost; parts of it: make bench
 
 .PHONY: bench-memory
 bench-memory: $(READY) ## measure what long-term memory finds in conversations: make bench-memory DATA=file
-	PYTHONPATH=tests $(BIN)/python tests/bench/recall.py $(DATA)
+	PYTHONPATH=tests $(BIN)/python tests/bench/recall.py $(DATA) $(ARGS)
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds

@@ -1,0 +1,271 @@
+"""Messages as people write them, made of questions: what long-term memory is measured with.
+
+A question of a conversation is asked bare, between greetings, within a story, as a follow-up, with a typo, as a
+telegram, without capitals and punctuation, and after a question about something else. Other messages need nothing that
+is remembered. Their words are in `messages.json`. One half of the ways of writing, and of those other messages, is for
+development; the other is held out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, get_args
+
+from turnwise.memory.long_term import MemoryItem, Source
+
+Half = Literal["dev", "held out"]
+Kind = Literal["bare", "short", "long", "typo", "follow-up", "telegram", "lower", "changed subject", "nothing"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+GOALS: Mapping[Kind, float] = {
+    "bare": 0.79,
+    "short": 0.74,
+    "long": 0.70,
+    "typo": 0.76,
+    "follow-up": 0.60,
+    "nothing": 0.85,
+}
+"""Recall at 10, and of the messages that need nothing, how many are answered with nothing: at least so much."""
+
+WORDS: Any = json.loads((Path(__file__).parent / "messages.json").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a user writes, and what should be found for it."""
+
+    user: str
+    kind: Kind
+    prompts: tuple[str, ...]
+    """The newest last; the one before it, if there is one, stands first."""
+    evidence: frozenset[str] = frozenset()
+    """The ids of the items that answer it; none if it needs nothing."""
+    group: str = ""
+    """Which messages of its kind it is like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    user: str
+    items: list[MemoryItem]
+    questions: list[tuple[str, frozenset[str]]]
+
+    @property
+    def speakers(self) -> list[str]:
+        """Those who speak in it, by name."""
+        return [*dict.fromkeys(item.text.partition(":")[0] for item in self.items)]
+
+
+def load(path: Path) -> list[Conversation]:
+    """Return the conversations of a file, whose shape `recall.py` describes."""
+    return [_conversation(each) for each in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _conversation(data: dict[str, Any]) -> Conversation:
+    items: list[MemoryItem] = []
+    for session in data["sessions"]:
+        at = datetime.strptime(session["date_time"], "%I:%M %p on %d %B, %Y").replace(tzinfo=UTC).timestamp()
+        for turn in session["turns"]:
+            shares = f" [shares {turn['image_caption']}]" if turn.get("image_caption") else ""
+            source = Source(session_id=f"session-{session['session']}", turn_index=len(items))
+            text = f"{turn['speaker']}: {turn['text']}{shares}"
+            items.append(MemoryItem(id=turn["id"], text=text, source=source, created_at=at))
+    ids = {item.id for item in items}
+    questions = []
+    for each in data["questions"]:
+        evidence = frozenset(turn for entry in each["evidence"] for turn in re.findall(r"D\d+:\d+", entry)) & ids
+        if evidence:
+            questions.append((" ".join(each["question"].split()), evidence))
+    return Conversation(data["sample_id"], items, questions)
+
+
+def messages_of(
+    conversations: Sequence[Conversation], kind: Kind, half: Half = "dev", *, sample: int | None = None, seed: int = 0
+) -> list[Message]:
+    """Return messages of a kind: one for each question, or all that need nothing, each of one user.
+
+    The same arguments give the same messages.
+
+    Args:
+        half: which half of the ways of writing, and of the messages that need nothing, they are made with.
+        sample: how many there are at most, drawn by the seed; all if left out.
+        seed: also decides which question is written in which way.
+    """
+    random = Random(f"{seed} {kind} {half}")
+    if kind == "nothing":
+        made = _needless(conversations, half, random)
+    else:
+        made = [
+            Message(one.user, kind, prompts, evidence, group)
+            for one in conversations
+            for question, evidence in one.questions
+            for prompts, group in [_WAYS[kind](question, one, half, random)]
+        ]
+    return made if sample is None or sample >= len(made) else random.sample(made, sample)
+
+
+def half_of(values: Sequence[Any], half: Half) -> list[Any]:
+    """Return every second of the values: those for development, or the others."""
+    return [*values[half == "held out" :: 2]]
+
+
+def _needless(conversations: Sequence[Conversation], half: Half, random: Random) -> list[Message]:
+    """Return the messages that need nothing; every second one follows a question."""
+    made = []
+    for group, texts in WORDS["no_need"].items():
+        for at, text in enumerate(half_of(texts, half)):
+            one = random.choice(conversations)
+            before = (random.choice(one.questions)[0],) if at % 2 else ()
+            made.append(Message(one.user, "nothing", (*before, text), group=f"{group}{' after a question' * (at % 2)}"))
+    return made
+
+
+# Ways of writing
+
+_Way = tuple[tuple[str, ...], str]
+
+
+def _bare(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+    return (question,), ""
+
+
+def _short(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+    return (_filled(random.choice(half_of(WORDS["short"], half)), "{q}", question),), ""
+
+
+def _long(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+    return (_filled(" ".join(random.choice(half_of(WORDS["long"], half))), "{q}", question),), ""
+
+
+def _typo(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+    words = [found for found in re.finditer(r"[A-Za-z]{4,}", question) if found[0].casefold() not in _FUNCTION_WORDS]
+    if not words:
+        return (question,), "none"
+    found = random.choice(words)
+    spelt, group = misspelt(found[0], random)
+    return (question[: found.start()] + spelt + question[found.end() :],), group
+
+
+def _follow_up(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+    """The prompt before names what the newest leaves out: all of the matter, or only the person."""
+    asked = _ASKED.match(question)
+    named = [name for name in one.speakers if re.search(rf"\b{name}\b", question)]
+    if asked and not any(name in asked["wh"] for name in named) and random.choice((True, not named)):
+        before, newest = random.choice(half_of(WORDS["follow_up_same_matter"], half))
+        verb, rest = asked["verb"], asked["rest"]
+        is_being = verb in ("is", "are", "was", "were")
+        said = f"I was thinking of {rest}." if is_being else f"{verb.capitalize()} {rest}?"
+        return (before.format(said=said), _filled(newest, "{wh}", asked["wh"].lower())), "matter"
+    if named:
+        before, newest = random.choice(half_of(WORDS["follow_up_same_person"], half))
+        for name in named:
+            question = _without(question, name)
+        return (before.format(who=" and ".join(named)), _filled(newest, "{q}", question)), "person"
+    return (question, random.choice(half_of(_MORE, half))), "more"
+
+
+def _telegram(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+    kept = [word for word in question.rstrip("?! ").split() if word.casefold() not in _FUNCTION_WORDS]
+    text = random.choice(half_of(WORDS["telegram"], half)).format(q=" ".join(kept))
+    return (re.sub("[?]{3,}", "?", text),), ""
+
+
+def _lower(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+    plain = re.sub(r"[^\w\s]", "", question.replace("-", " ")).casefold()
+    return (random.choice(half_of(WORDS["lower"], half)).format(q=" ".join(plain.split())),), ""
+
+
+def _changed(question: str, one: Conversation, half: Half, random: Random) -> _Way:
+    """The prompt before is about something else."""
+    return (random.choice(one.questions)[0], question), ""
+
+
+_WAYS: Mapping[Kind, Callable[[str, Conversation, Half, Random], _Way]] = {
+    "bare": _bare,
+    "short": _short,
+    "long": _long,
+    "typo": _typo,
+    "follow-up": _follow_up,
+    "telegram": _telegram,
+    "lower": _lower,
+    "changed subject": _changed,
+}
+
+
+def _filled(template: str, slot: str, text: str) -> str:
+    """Return the template with the text in its slot, which begins large where a sentence does, and else small."""
+    before = template.partition(slot)[0].rstrip()
+    if not before or before[-1] in ".!?":
+        text = text[0].upper() + text[1:]
+    elif before[-1] != ":":
+        text = text[0].lower() + text[1:]
+    return template.replace(slot, text)
+
+
+def _without(question: str, name: str) -> str:
+    """Return the question with a pronoun in the place of the name."""
+    he = _PRONOUNS.get(name, ("they", "their", "them"))
+    question = re.sub(rf"\b{name}'s\b", he[1], question)
+    question = re.sub(rf"^{name}\b", he[0].capitalize(), question)
+    after = rf"\b(to|of|with|from|for|about|and|make|makes|give|made|motivates|to) {name}\b"
+    question = re.sub(after, rf"\1 {he[2]}", question)
+    return re.sub(rf"\b{name}\b", he[0], question)
+
+
+def misspelt(word: str, random: Random) -> tuple[str, str]:
+    """Return the word with one slip of the keyboard, and which: seldom in its first letter."""
+    while True:
+        at = random.randrange(len(word)) if random.random() < 0.1 else random.randrange(1, len(word))
+        slip = random.choice(("swapped", "dropped", "doubled", "replaced", "inserted"))
+        match slip:
+            case "swapped":
+                spelt = word[: at - 1] + word[at] + word[at - 1] + word[at + 1 :] if at else word
+            case "dropped":
+                spelt = word[:at] + word[at + 1 :]
+            case "doubled":
+                spelt = word[:at] + word[at] + word[at:]
+            case "replaced":
+                spelt = word[:at] + random.choice(_BESIDE[word[at].lower()]) + word[at + 1 :]
+            case _:
+                spelt = word[:at] + random.choice(_BESIDE[word[at].lower()]) + word[at:]
+        if spelt.lower() != word.lower():
+            return spelt, slip
+
+
+_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+_BESIDE = {letter: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in _ROWS for at, letter in enumerate(row)}
+"""The keys beside each on a keyboard."""
+
+_PRONOUNS = {
+    **dict.fromkeys(("Caroline", "Melanie", "Gina"), ("she", "her", "her")),
+    **dict.fromkeys(("Jon",), ("he", "his", "him")),
+}
+
+_ASKED = re.compile(
+    r"(?P<wh>(?:When|Where|Why|Who|How|What|Which|In what)\b.*?) "
+    r"(?P<verb>did|does|do|is|are|was|were|has|have|had|would|can|could|will) (?P<rest>[^?]+)\?",
+)
+
+_MORE = (
+    "Do you know any more about that?",
+    "Is there anything else you can tell me about it?",
+    "Please look once more.",
+    "And what do you make of it?",
+    "Sorry, could you tell me that again?",
+    "Are you certain of that?",
+    "How do you know?",
+    "And since when?",
+    "Could you say that in a few more words?",
+    "Is that all?",
+    "Go on, what else?",
+    "Hm, and what was the reason?",
+)
+
+_FUNCTION_WORDS = frozenset(WORDS["function words"])
+"""Words that a telegram leaves out, and that nobody would notice a slip in."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,13 +63,18 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
     """
     system = system_of(blocks)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    has_thought = profile.returns_thoughts and any(isinstance(block, Thinking) for block in blocks)
+    has_thought = profile.returns_thoughts == "always" or (
+        profile.returns_thoughts == "known" and any(isinstance(block, Thinking) for block in blocks)
+    )
     for message in fit(messages_of(_sent(blocks)), CHAT):
         if message.role == "assistant":
             messages.append(_assistant_message(message.blocks, profile, has_thought=has_thought))
         else:
-            messages += [_tool_message(block) for block in message.blocks if isinstance(block, ToolResult)]
+            results = [block for block in message.blocks if isinstance(block, ToolResult)]
+            messages += [_tool_message(block, profile) for block in results]
             if prompts := [block for block in message.blocks if not isinstance(block, ToolResult)]:
+                if results and profile.answers_results:
+                    messages.append({"role": "assistant", "content": INTERRUPTED.strip()})
                 messages.append(_user_message(prompts))
     return messages
 
@@ -136,8 +143,7 @@ def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: 
     """Return the message.
 
     Args:
-        has_thought: whether the server wants thoughts and there are any in the conversation: then each message that
-            calls tools has to have some, if empty ones.
+        has_thought: whether each message that calls tools has to have thoughts, if empty ones.
     """
     texts = [block.text + INTERRUPTED * block.interrupted for block in said if isinstance(block, Text)]
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
@@ -147,13 +153,31 @@ def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: 
         message["reasoning_details"] = attached
     if calls := [_call(block, profile) for block in said if isinstance(block, ToolUse)]:
         message["tool_calls"] = calls
+        if profile.has_content:
+            message["content"] = message["content"] or ""
+        if profile.signs_calls:  # of parallel calls, the first is signed
+            calls[0].setdefault("extra_content", _UNSIGNED)
         if has_thought:
             message["reasoning_content"] = PARAGRAPH.join(thought.text for thought in thoughts if thought.text)
     return message
 
 
+_UNSIGNED = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+"""What Google's documentation has in place of a signature, for calls that another model has made."""
+
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+def _id(call_id: str, profile: Profile) -> str:
+    """Return the id as the server takes it: always the same for the same id."""
+    if not profile.has_short_ids or _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return base64.b32encode(hashlib.sha256(call_id.encode()).digest())[:9].decode()
+
+
 def _call(use: ToolUse, profile: Profile) -> dict[str, Any]:
-    call = {"id": use.call_id, "type": "function", "function": {"name": use.name, "arguments": arguments_of(use)}}
+    function = {"name": use.name, "arguments": arguments_of(use)}
+    call = {"id": _id(use.call_id, profile), "type": "function", "function": function}
     if extra := unpack_attached(use.signature, profile.name, "extra_content"):
         call["extra_content"] = extra
     return call
@@ -164,8 +188,12 @@ def arguments_of(use: ToolUse) -> str:
     return json.dumps(use.input, ensure_ascii=False)
 
 
-def _tool_message(result: ToolResult) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": result.call_id, "content": ERROR * result.is_error + result.text}
+def _tool_message(result: ToolResult, profile: Profile) -> dict[str, Any]:
+    return {
+        "role": "tool",
+        "tool_call_id": _id(result.call_id, profile),
+        "content": ERROR * result.is_error + result.text,
+    }
 
 
 def _blocks(message: Mapping[str, Any]) -> list[Block]:

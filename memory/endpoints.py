@@ -1,14 +1,16 @@
 """Provider profiles: what servers behind OpenAI's APIs take beyond, or in place of, what OpenAI takes.
 
 A profile is chosen by its name (`OpenAIEngine(..., provider="deepseek")`), else by the host of the base URL. What no
-profile says is found out at run time: a server that refuses a field which the engine added is asked again without it.
+profile says is found out at run time: a server that refuses a field which the engine added is asked again without it,
+and what else its refusal tells is a lesson.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 LimitField = Literal["max_completion_tokens", "max_tokens"]
@@ -31,9 +33,20 @@ class Profile:
     """What the limit of an answer is called."""
     stream_options: bool = True
     """Whether usage has to be, and can be, asked for in a stream."""
-    returns_thoughts: bool = False
-    """Whether an assistant message that calls tools must carry the thoughts behind it, as `reasoning_content`."""
+    returns_thoughts: Literal["never", "known", "always"] = "never"
+    """Whether an assistant message that calls tools carries the thoughts behind it, as `reasoning_content`: if there
+    are any in the conversation, or always, if empty ones."""
     json_mode: JsonMode = "json_schema"
+    has_short_ids: bool = False
+    """Whether the ids of calls must be of nine letters and digits."""
+    answers_results: bool = False
+    """Whether the assistant must have spoken between the results of calls and the next prompt."""
+    has_content: bool = False
+    """Whether the content of a message that only calls tools must be a text, if an empty one."""
+    unknown_keywords: frozenset[str] = frozenset()
+    """Keywords of JSON Schema that it refuses in the parameters of tools."""
+    signs_calls: bool = False
+    """Whether it refuses calls without the signature that it gave them; then those of others get one that it passes."""
 
 
 OPENAI = Profile(
@@ -55,13 +68,14 @@ PROFILES: Mapping[str, Profile] = {
             name="gemini",
             source="https://ai.google.dev/gemini-api/docs/openai",
             hosts=("generativelanguage.googleapis.com", "aiplatform.googleapis.com"),
+            unknown_keywords=frozenset({"$schema", "const", "examples", "prefixItems"}),
         ),
         Profile(
             name="deepseek",
             source="https://api-docs.deepseek.com/guides/thinking_mode",
             hosts=("api.deepseek.com",),
             limit_field="max_tokens",
-            returns_thoughts=True,
+            returns_thoughts="known",
             json_mode="json_object",
         ),
         Profile(
@@ -69,7 +83,7 @@ PROFILES: Mapping[str, Profile] = {
             source="https://platform.moonshot.ai/docs/guide/use-kimi-k2-thinking-model",
             hosts=("api.moonshot.ai", "api.moonshot.cn"),
             limit_field="max_tokens",
-            returns_thoughts=True,
+            returns_thoughts="known",
             json_mode="json_object",
         ),
         Profile(
@@ -78,6 +92,8 @@ PROFILES: Mapping[str, Profile] = {
             hosts=("api.mistral.ai",),
             limit_field="max_tokens",
             stream_options=False,  # refused with 422; usage comes unasked
+            has_short_ids=True,
+            answers_results=True,
         ),
         Profile(
             name="groq",
@@ -98,6 +114,7 @@ PROFILES: Mapping[str, Profile] = {
             name="ollama",
             source="https://docs.ollama.com/api/openai-compatibility",
             limit_field="max_tokens",
+            has_content=True,
         ),
         Profile(
             name="llama.cpp",
@@ -110,6 +127,77 @@ PROFILES: Mapping[str, Profile] = {
         ),
     )
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What a refusal tells of what a server takes."""
+
+    name: str
+    said: re.Pattern[str]
+    """Finds it in the words of the refusal."""
+    source: str
+    """Who was refused so."""
+    learned: Mapping[str, Any]
+    """Fields of the profile, as they are from then on."""
+
+
+LESSONS: tuple[Lesson, ...] = (
+    Lesson(
+        name="short ids",
+        said=re.compile(r"must be a-z, A-Z, 0-9, with a length of 9"),
+        source="https://github.com/anomalyco/opencode/issues/1680",
+        learned={"has_short_ids": True},
+    ),
+    Lesson(
+        name="answered results",
+        said=re.compile(r"Unexpected role 'user' after role 'tool'|roles must alternate"),
+        source="https://github.com/NousResearch/hermes-agent/issues/20154",
+        learned={"answers_results": True},
+    ),
+    Lesson(
+        name="thoughts",
+        said=re.compile(
+            r"reasoning_content\W.{0,60}(must be passed back|is missing)|[Mm]issing\W{1,3}reasoning_content"
+        ),
+        source="https://github.com/decolua/9router/issues/773",
+        learned={"returns_thoughts": "always"},
+    ),
+    Lesson(
+        name="content",
+        said=re.compile(r"invalid message content type: <nil>"),
+        source="https://github.com/pydantic/pydantic-ai/issues/5206",
+        learned={"has_content": True},
+    ),
+    Lesson(
+        name="signatures",
+        said=re.compile(r"missing a \W?thought_signature"),
+        source="https://github.com/earendil-works/pi/pull/1825",
+        learned={"signs_calls": True},
+    ),
+)
+
+_UNKNOWN_KEYWORD = re.compile(r"""Unknown name \\*"([\w$]+)\\*" at \\*'[\w.]*\btools\b""")
+"""How Gemini refuses a keyword, such as https://github.com/AstrBotDevs/AstrBot/issues/7572."""
+
+_KEYWORD = "keyword "
+
+
+def lessons_of(said: str) -> set[str]:
+    """Return the names of what the words of a refusal tell."""
+    keywords = {_KEYWORD + keyword for keyword in _UNKNOWN_KEYWORD.findall(said)}
+    return keywords | {lesson.name for lesson in LESSONS if lesson.said.search(said)}
+
+
+def taught(profile: Profile, lessons: Collection[str]) -> Profile:
+    """Return the profile with what has been learned since; other names than those of lessons are passed over."""
+    if not lessons:
+        return profile
+    for lesson in LESSONS:
+        if lesson.name in lessons:
+            profile = replace(profile, **lesson.learned)
+    keywords = {name.removeprefix(_KEYWORD) for name in lessons if name.startswith(_KEYWORD)}
+    return replace(profile, unknown_keywords=profile.unknown_keywords | keywords) if keywords else profile
 
 
 def profile_of(provider: str | None, host: str) -> Profile:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -521,10 +521,16 @@ class QuirkServer:
 
     Args:
         answers: status, content type and body, one a request; the last is repeated.
+        refuse: returns how a request is refused, which then takes no answer; None if it is not.
     """
 
-    def __init__(self, *answers: tuple[int, str, bytes]) -> None:
+    def __init__(
+        self,
+        *answers: tuple[int, str, bytes],
+        refuse: Callable[[dict[str, Any]], tuple[int, str, bytes] | None] | None = None,
+    ) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.refused: list[tuple[int, str, bytes]] = []
         self.heads: list[tuple[str, dict[str, str]]] = []
         """Of each request, its target and its headers."""
         server = self
@@ -538,7 +544,10 @@ class QuirkServer:
                     headers[name.lower()] = value.strip()
                 server.heads.append((target, headers))
                 server.requests.append(json.loads(self.rfile.read(int(headers["content-length"]))))
-                status, content_type, body = answers[min(len(server.requests), len(answers)) - 1]
+                if refused := refuse and refuse(server.requests[-1]):
+                    server.refused.append(refused)
+                answered = len(server.requests) - len(server.refused)
+                status, content_type, body = refused or answers[min(answered, len(answers)) - 1]
                 head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\nconnection: close\r\n\r\n"
                 self.wfile.write(head.encode() + body)
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,16 @@ from turnwise.memory.blocks import (
 from turnwise.memory.blocks import decode as decode_block
 from turnwise.memory.blocks import encode as encode_block
 from turnwise.memory.chat import decode, encode
-from turnwise.memory.endpoints import OPENAI, PROFILES, pack_attached, profile_of, unpack_attached
+from turnwise.memory.endpoints import (
+    LESSONS,
+    OPENAI,
+    PROFILES,
+    lessons_of,
+    pack_attached,
+    profile_of,
+    taught,
+    unpack_attached,
+)
 from wire_rules import WireError, check_chat
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -230,19 +241,57 @@ def test_each_profile_says_where_it_is_from() -> None:
     assert all(profile.source.startswith("https://") for profile in PROFILES.values())
 
 
+ALSO = {
+    "has_short_ids": "ids of calls are nine letters and digits",
+    "answers_results": "a prompt never follows results at once",
+    "has_content": "a message of calls has content",
+    "unknown_keywords": "fewer keywords in tools",
+}
+
+
 def test_the_page_of_endpoints_has_each_profile_as_it_is() -> None:
     page = (Path(__file__).parents[1] / "docs/endpoints.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| `provider`")]
     assert rows == [
         f"| {profile.name} | {', '.join(profile.hosts) or 'by name'} | `{profile.limit_field}` "
         f"| {'sent' if profile.stream_options else 'not sent'} "
-        f"| {'with calls' if profile.returns_thoughts else 'no'} | {profile.json_mode} |"
+        f"| {'no' if profile.returns_thoughts == 'never' else 'with calls'} | {profile.json_mode} "
+        f"| {', '.join(said for name, said in ALSO.items() if getattr(profile, name)) or 'nothing'} |"
         for profile in PROFILES.values()
     ]
 
 
 def test_calls_without_a_text_are_a_message_without_content() -> None:
     assert encode([Text(text=""), use("a")])[0]["content"] is None
+    assert encode([Text(text=""), use("a")], PROFILES["ollama"])[0]["content"] == ""
+
+
+def test_ids_of_calls_are_short_where_they_have_to_be_and_results_find_their_calls() -> None:
+    ids = ["call_1", "call_2", "D681PevKs", "call_" + "x" * 30]
+    blocks = [User(text="Hello"), *map(use, ids), *(ToolResult(call_id=each, text="Sun") for each in ids)]
+    _, message, *results = encode(blocks, PROFILES["mistral"])
+    sent = [call["id"] for call in message["tool_calls"]]
+    assert [result["tool_call_id"] for result in results] == sent
+    assert len(set(sent)) == len(ids)
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", each) for each in sent)
+    assert sent[2] == "D681PevKs"
+
+
+def test_of_calls_without_signatures_the_first_gets_one_that_gemini_passes() -> None:
+    signs = taught(PROFILES["gemini"], lessons_of("Function call is missing a thought_signature in functionCall parts"))
+    blocks = [User(text="Hello"), use("a"), use("b"), *(ToolResult(call_id=each, text="Sun") for each in "ab")]
+    first, second = encode(blocks, signs)[1]["tool_calls"]
+    assert first["extra_content"]["google"]["thought_signature"] == "skip_thought_signature_validator"
+    assert "extra_content" not in second
+    own = blocks[1].model_copy(update={"signature": pack_attached("gemini", extra_content={"google": {"own": 1}})})
+    blocks[1] = own
+    assert encode(blocks, signs)[1]["tool_calls"][0]["extra_content"] == {"google": {"own": 1}}
+
+
+def test_each_lesson_says_where_it_is_from_and_is_one_of_a_profile() -> None:
+    for lesson in LESSONS:
+        assert lesson.source.startswith("https://")
+        assert taught(OPENAI, [lesson.name]) == replace(OPENAI, **lesson.learned) != OPENAI
 
 
 def test_a_name_that_the_api_would_refuse_is_made_fit() -> None:

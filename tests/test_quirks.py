@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quirks import EVENTS, HI, JSON, QUIRKS, STREAM, Quirk, QuirkServer, chunk, completed, events, spoken
-from test_openai_engine import answer, failure
+from test_openai_engine import Recorder, answer, failure, run, turn
 from turnwise.actors.inference.openai import OpenAIEngine
+from turnwise.actors.inference.openai_runner import OpenAIRunner
+from turnwise.actors.inference.tools import external_tool
 from turnwise.errors import ConfigError, ContextOverflowError, EngineError
 from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse, User
 from turnwise.memory.transcript import settle
@@ -135,6 +137,23 @@ def test_reasoning_is_not_asked_for_again_where_the_model_has_none(said: str) ->
         for _ in range(2):
             assert answer(chosen, "Hello")[0] == HI
         assert ["include" in request for request in server.requests] == [True, False, False]
+
+
+@pytest.mark.parametrize("name", ["$schema", "const", "format"])
+def test_a_keyword_that_gemini_does_not_know_leaves_the_tools(name: str) -> None:
+    schema = {"type": "object", "properties": {"const": {"type": "string", name: "date"}}}
+    words = f"Unknown name \\\"{name}\\\" at 'tools[0].function_declarations[0].parameters': Cannot find field."
+    asked = external_tool("look", "Looks.", schema)
+    with QuirkServer(refusal(words), HEALTHY["chat"]) as server:
+
+        async def use(runner: OpenAIRunner, context: Recorder) -> None:
+            for _ in range(2):
+                assert await runner.run(turn("Hello"), context) == HI
+
+        run(engine(server), use, [asked.definition])
+        properties = [request["tools"][0]["function"]["parameters"]["properties"] for request in server.requests]
+        assert [name in each["const"] for each in properties] == [True, False, False]
+        assert properties[1]["const"]["type"] == "string"  # a property of that name stays
 
 
 def test_a_field_that_was_asked_for_is_not_left_out() -> None:

@@ -22,7 +22,7 @@ from turnwise.actors.inference.openai_fields import (
 from turnwise.actors.inference.tools import ToolDefinition
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
 from turnwise.memory.chat import encode
-from turnwise.memory.endpoints import Profile, pack_attached
+from turnwise.memory.endpoints import Profile, lessons_of, pack_attached, taught
 from turnwise.memory.rules import CHAT, check
 from turnwise.memory.transcript import messages_of
 from turnwise.memory.usage import Usage
@@ -45,9 +45,14 @@ class ChatAPI:
         self, settings: OpenAIEngine, tools: Sequence[ToolDefinition], profile: Profile, refused: set[str]
     ) -> None:
         self._settings = settings
-        self._profile = profile
+        self._given = profile
         self._refused = refused
-        self._tools = [{"type": "function", "function": definition(tool)} for tool in tools]
+        self._definitions = tools
+
+    @property
+    def _profile(self) -> Profile:
+        """What the server takes, as far as it is known by now."""
+        return taught(self._given, self._refused)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -63,8 +68,10 @@ class ChatAPI:
         if self._settings.max_output_tokens is not None:
             fields[self._limit_field] = self._settings.max_output_tokens
         fields.update(self._settings.extra or {})
-        if self._tools:
-            fields["tools"] = [*self._tools, *fields.get("tools", ())]
+        if self._definitions:
+            unknown = self._profile.unknown_keywords
+            own = [{"type": "function", "function": definition(tool, unknown)} for tool in self._definitions]
+            fields["tools"] = [*own, *fields.get("tools", ())]
         return fields
 
     @property
@@ -83,7 +90,9 @@ class ChatAPI:
                 is_new = field not in self._refused
                 self._refused.add(field)
                 return is_new
-        return False
+        new = lessons_of(refused) - self._refused
+        self._refused |= new
+        return bool(new)
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
         return None

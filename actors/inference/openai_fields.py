@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pydantic_core
@@ -97,10 +97,44 @@ def texts(value: Any, name: str) -> str:
     return "".join(string(each, "text") for each in value if string(each, "type") in ("text", "output_text", ""))
 
 
-def definition(tool: ToolDefinition) -> dict[str, Any]:
-    """Return what the model is told of a tool. OpenAI refuses a schema that is not of an object with properties."""
+def definition(tool: ToolDefinition, unknown: Collection[str] = ()) -> dict[str, Any]:
+    """Return what the model is told of a tool. OpenAI refuses a schema that is not of an object with properties.
+
+    Args:
+        unknown: keywords that the server refuses.
+    """
     parameters = {"type": "object", "properties": {}, **tool.parameters}
+    if unknown:
+        parameters = _without(unknown, parameters)
     return {"name": tool.name, "description": tool.description, "parameters": parameters}
+
+
+def _without(unknown: Collection[str], schema: Any) -> Any:
+    """Return a schema without these keywords, in others as far as they can say the same."""
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return [_without(unknown, each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in unknown:
+            continue
+        if keyword in _NAMING and isinstance(value, Mapping):
+            kept[keyword] = {name: _without(unknown, each) for name, each in value.items()}
+        else:
+            kept[keyword] = value if keyword in _VALUES else _without(unknown, value)
+    if "const" in schema and "const" in unknown:
+        kept.setdefault("enum", [schema["const"]])
+    if "prefixItems" in schema and "prefixItems" in unknown:
+        kept["items"] = {"anyOf": _without(unknown, schema["prefixItems"])}
+    return kept
+
+
+_NAMING = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose value has names for its keys, each with a schema."""
+
+_VALUES = ("enum", "const", "default", "examples")
+"""Keywords whose value is no schema."""
 
 
 def arguments_of(holder: Any) -> str:

@@ -99,9 +99,9 @@ class API(Protocol):
         """
 
     def adapt(self, refused: str) -> bool:
-        """Leave out, from now on, a field that nobody asked for and that the provider names as it refuses a request.
+        """Learn from the words of a refusal what to leave out, that nobody asked for, or to say in another way.
 
-        Return whether there is one, so that the request can be sent once more.
+        Return whether there is anything new, so that the request can be made and sent once more.
         """
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
@@ -139,7 +139,7 @@ class OpenAIRunner:
         blocks = self._api.rules.spare(turn.blocks, keep=turn.asked)
         if self._settings.system is not None:
             blocks = (*blocks, System(text=self._settings.system))
-        stream = await self._open(self._api.request(blocks))
+        stream = await self._open(blocks)
         answer = self._api.answer()
         try:
             is_done = await self._read(stream, answer, context)
@@ -165,9 +165,10 @@ class OpenAIRunner:
         """Close the connections."""
         await self._client.close()
 
-    async def _open(self, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
+    async def _open(self, blocks: Sequence[Block]) -> openai.AsyncStream[Any]:
         import openai
 
+        request: Mapping[str, Any] = self._api.request(blocks)
         while True:
             try:
                 async with asyncio.timeout(self._settings.begins_within_s):  # the client's own is for each try
@@ -180,18 +181,20 @@ class OpenAIRunner:
                 why = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
                 raise self._error(why) from error
             except openai.APIStatusError as error:
-                other = self._other(request, error)
+                other = self._other(blocks, request, error)
                 if other is None:
                     raise self._refused(error) from self._safe(error)
                 request = other
 
-    def _other(self, request: Mapping[str, Any], error: openai.APIStatusError) -> Mapping[str, Any] | None:
+    def _other(
+        self, blocks: Sequence[Block], request: Mapping[str, Any], error: openai.APIStatusError
+    ) -> Mapping[str, Any] | None:
         """Return what to send in place of a request that was refused; None if nothing else can be."""
         if error.status_code not in _ADAPTABLE:
             return None
         said = f"{error.message} {error.body}"
         other = self._api.without_thoughts(request, said)
-        return request if other is None and self._api.adapt(said) else other
+        return self._api.request(blocks) if other is None and self._api.adapt(said) else other
 
     def _refused(self, error: openai.APIStatusError) -> EngineError:
         remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)

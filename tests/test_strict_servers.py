@@ -1,0 +1,97 @@
+"""A whole conversation with each server of `strict_servers.py`, with its profile and without."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from audit import check_session
+from quirks import JSON, QuirkServer
+from strict_servers import STRICT, StrictServer
+from turnwise.actors.config import SessionConfig
+from turnwise.actors.core import SessionCore
+from turnwise.actors.inference.openai import OpenAIEngine
+from turnwise.actors.inference.tools import tool
+from turnwise.memory.blocks import Image
+from turnwise.memory.in_memory import InMemoryStore
+from turnwise.memory.sessions import SessionRecord
+
+SESSION = "session"
+DOWN = (500, JSON, b'{"error": {"message": "the model broke down"}}')
+DOT = Image(
+    data="iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==",
+    media_type="image/png",
+)
+
+
+@tool
+def look(at: str, unit: Literal["C"] = "C", span: tuple[int, int] | None = None) -> str:
+    """Look at a city."""
+    return f"Sun in {at}, 20 {unit}"
+
+
+def engine(server: QuirkServer, strict: StrictServer, **settings: Any) -> OpenAIEngine:
+    return OpenAIEngine(
+        "local",
+        base_url=server.base_url,
+        api=strict.api,
+        max_retries=0,
+        system="You know the weather.",
+        tools=[look],
+        **{**(strict.settings or {}), **settings},
+    )
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["with its profile", "without a profile"])
+@pytest.mark.parametrize("strict", STRICT, ids=lambda strict: strict.name)
+def test_a_strict_server_takes_a_whole_conversation(strict: StrictServer, named: bool) -> None:
+    before = StrictServer(name="another", provider=None, refusals=(), api=strict.api, ids=("call_1", "call_2"))
+
+    async def story(server: QuirkServer, other: QuirkServer) -> None:
+        store = InMemoryStore()
+        await store.create(SessionRecord(session_id=SESSION))
+        core = SessionCore(SESSION, store, engine(other, before))
+
+        async def ask(run_id: str, *prompts: str | Image) -> str:
+            await core.start(list(prompts), run_id=run_id)
+            outcome = await core.wait(run_id)
+            assert outcome
+            assert outcome.turn or outcome.run.why
+            return outcome.turn.text if outcome.run.state == "completed" and outcome.turn else str(outcome.run.why)
+
+        # Another server has begun the conversation: its calls have ids of its own, and neither thoughts nor signatures.
+        assert await ask("begun", "Compare Paris and Rome.") == "Both have sun."
+        core.use(engine(server, strict, provider=strict.provider if named else None), SessionConfig())
+        assert "the model broke down" in await ask("failed", "Say it in French.")
+        await core.append(["In one word."], "key")
+        assert await ask("called", "Now.") == "Soleil."
+        assert "the model broke down" in await ask("failed after results", "Look again.")
+        seen: list[str | Image] = [DOT] if strict.takes_images else []
+        assert await ask("seen", "And this?", *seen) == "A dot."
+        assert await ask("last", "Thank you.") == "Bye."
+        await check_session(store, SESSION)
+
+    with (
+        QuirkServer(
+            DOWN,
+            strict.calls(),
+            strict.says("Soleil."),
+            strict.calls(),
+            DOWN,
+            strict.says("A dot."),
+            strict.says("Bye."),
+            refuse=strict.judge,
+        ) as server,
+        QuirkServer(
+            replace(before, api=strict.api).calls(), replace(before, api=strict.api).says("Both have sun.")
+        ) as other,
+    ):
+        asyncio.run(asyncio.wait_for(story(server, other), 30))
+        refused = [words for _, _, words in server.refused]
+        assert len(refused) == len(set(refused))  # what has been learned is not asked for again
+        if named:
+            strict = replace(strict, refusals=[refusal for refusal in strict.refusals if refusal.is_known])
+            assert not any(strict.judge(request) for request in server.requests)

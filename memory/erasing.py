@@ -199,8 +199,13 @@ def search_file(memory: Erasing, name: str) -> Path:
 
 
 def texts_of(items: Iterable[MemoryItem]) -> list[str]:
-    """Return the texts and topics of items, each once."""
-    return list(dict.fromkeys(text for item in items for text in (item.text, item.topic) if text))
+    """Return all that items say, each text once: their texts, topics, names and aliases."""
+    return list(dict.fromkeys(text for item in items for text in said_by(item)))
+
+
+def said_by(item: MemoryItem) -> list[str]:
+    """Return the texts of an item: what it says, its topic, its name and its aliases."""
+    return [text for text in (item.text, item.topic, item.name, *item.aliases) if text]
 
 
 def said_in(text: str | None, wanted: Collection[str]) -> set[str]:

@@ -6,12 +6,12 @@ import hashlib
 import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 from turnwise.errors import InvalidIdError, InvalidInputError, InvalidMemoryError, shown
 from turnwise.memory.categories import MemoryCategory, MemoryType
 from turnwise.memory.ids import check_id
-from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.long_term import MemoryItem, Scope, Status
 from turnwise.memory.store import Page
 
 
@@ -31,6 +31,9 @@ class FactFilter:
     """Whether also those that were superseded."""
     used_since: float | None = None
     """Those that were put, changed, superseded or touched at this time or later."""
+    live_at: float | None = None
+    """Those that have not expired by this time, in seconds since the epoch, and, without `as_of`, are not resolved. If
+    None, those too."""
 
 
 ALL = FactFilter()
@@ -183,10 +186,17 @@ def holds(item: MemoryItem, which: FactFilter) -> bool:
         return False
     if which.session_id not in (None, item.source.session_id) or which.turn_index not in (None, item.source.turn_index):
         return False
+    if which.live_at is not None and not _is_live(item, which.live_at, which.as_of):
+        return False
     if which.as_of is None:
         return which.superseded or item.superseded_at is None
     held = which.superseded or item.superseded_at is None or item.superseded_at > which.as_of
     return item.created_at <= which.as_of and held
+
+
+def _is_live(item: MemoryItem, at: float, as_of: float | None) -> bool:
+    is_expired = item.expires_at is not None and item.expires_at <= at
+    return not is_expired and (as_of is not None or item.status != "resolved")
 
 
 End: TypeAlias = tuple[float | None, str | None]
@@ -245,14 +255,19 @@ def kept(scope: Scope, item: MemoryItem) -> MemoryItem:
         if scope.agent is not None:
             check_id("agent", scope.agent)
         _check_names(item.id, item.source.session_id, item.superseded_by)
-        for text in (item.text, item.topic or ""):
+        aliases = tuple(item.aliases)
+        for text in (item.text, item.topic or "", item.name or "", *aliases):
             text.encode()
-        times = (item.created_at, item.updated_at or 0.0, item.superseded_at or 0.0)
+        if not all(map(str.strip, aliases)) or item.name == "":
+            raise ValueError("a name of it is blank")
+        if item.status not in get_args(Status):
+            raise ValueError(f"its status {item.status!r} is none of {', '.join(get_args(Status))}")
+        times = (item.created_at, item.updated_at or 0.0, item.superseded_at or 0.0, item.expires_at or 0.0)
         if not all(map(math.isfinite, times)):
             raise ValueError("a time of it is not finite")
         if not item.text.strip():
             raise ValueError("its text is blank")
-        return replace(item, type=MemoryType(item.type), blocks=(), score=None)
+        return replace(item, type=MemoryType(item.type), aliases=aliases, blocks=(), score=None)
     except (InvalidIdError, ValueError, TypeError, AttributeError) as error:
         raise InvalidMemoryError(str(getattr(item, "id", item))[:_SHOWN], str(error)) from error
 
@@ -282,6 +297,23 @@ def check_successor(scope: Scope, id: str, item: MemoryItem) -> MemoryItem:
     if not item.created_at:
         raise InvalidMemoryError(item.id[:_SHOWN], "what supersedes needs created_at: the other held until then")
     return item
+
+
+def texts_in(value: object) -> list[str]:
+    """Return a list of texts that was read; raises TypeError if it is something else."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise TypeError("what should be a list of texts is not")
+    return value
+
+
+def status_of(value: object) -> Status:
+    """Return a status that was read, of which none is that of most; raises ValueError if it is something else."""
+    for status in get_args(Status):
+        if value == status:
+            return cast(Status, status)
+    if value is not None:
+        raise ValueError(f"{value!r} is no status")
+    return "active"
 
 
 def check_turn(session_id: str | None, turn_index: int | None, ids: Collection[str] | None = None) -> None:

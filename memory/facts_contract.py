@@ -80,6 +80,10 @@ async def check_an_item_comes_back_as_it_was_put(facts: FactStore, other: FactSt
         updated_at=1763700000.123456,
         superseded_at=1763700001.5,
         superseded_by="j'%\"\\ü",
+        name=TEXT,
+        aliases=("ü", TEXT),
+        expires_at=1763700002.5,
+        status="resolved",
         score=0.5,
     )
     items = [whole, MemoryItem(id="bare", text=" x "), MemoryItem(id="long", text="ab" * 2**20)]
@@ -122,6 +126,10 @@ async def check_what_cannot_be_kept_is_refused(facts: FactStore) -> None:
         _item("2", type="no such type"),  # type: ignore[arg-type]
         *(_item("2", at=at) for at in (float("nan"), float("inf"))),
         _item("2", topic="\ud800"),
+        *(_item("2", name=name) for name in ("\ud800", "")),
+        *(_item("2", aliases=names) for names in (["\ud800"], ["x", " "], [5])),
+        *(_item("2", expires_at=at) for at in (float("nan"), float("inf"))),
+        _item("2", status="no such status"),
         *(_item("2", session=name) for name in ("a\0b", "\ud800")),
         _item("\ud800", text="x"),
     ]
@@ -202,6 +210,24 @@ async def check_filters_hold_together(facts: FactStore) -> None:
         expected = sorted(item.id for item in items if _holds(item, which))
         equal(sorted(await _ids(facts, _U, which)), expected, f"the items of {which}")
         equal(await facts.count(_U, which), len(expected), f"the count of {which}")
+
+
+@_law
+async def check_what_expired_or_is_resolved_is_left_out_if_asked(facts: FactStore) -> None:
+    """What was resolved is there for a look into the past, as nobody knows since when it is."""
+    items = [_item(str(end), expires_at=end) for end in (None, 5.0, 6.0)]
+    items += [_item(f"resolved {end}", expires_at=end, status="resolved") for end in (None, 5.0)]
+    await facts.put(_U, items)
+    everything = {item.id for item in items}
+    for which, left_out in (
+        (FactFilter(), set()),
+        (FactFilter(live_at=4.9), {"resolved None", "resolved 5.0"}),
+        (FactFilter(live_at=5.0), {"5.0", "resolved None", "resolved 5.0"}),
+        (FactFilter(live_at=5.0, as_of=5.0), {"5.0", "resolved 5.0"}),
+        (FactFilter(live_at=99.0), everything - {"None"}),
+    ):
+        equal(set(await _ids(facts, _U, which)), everything - left_out, f"the items of {which}")
+        equal(await facts.count(_U, which), len(everything - left_out), f"the count of {which}")
 
 
 def _holds(item: MemoryItem, which: FactFilter) -> bool:

@@ -144,14 +144,15 @@ return found
 """
 
 _QUERY = """
-local tag, agent, max, limit, types, session, turn, as_of, superseded, used_since = unpack(ARGV)
+local tag, agent, max, limit, types, session, turn, as_of, superseded, used_since, live_at = unpack(ARGV)
 local found, count, chunk = {}, 0, math.min(tonumber(limit), 500)
-limit, as_of, used_since = tonumber(limit), tonumber(as_of), tonumber(used_since)
+limit, as_of, used_since, live_at = tonumber(limit), tonumber(as_of), tonumber(used_since), tonumber(live_at)
 
 local function holds(fact, digest)
   local at = tonumber(fact.superseded_at)
   return sees(agent, fact) and lists(types, fact.type) and from(fact, session, turn)
     and (not at or superseded == '1' or (as_of and at > as_of))
+    and (not live_at or ((as_of or not fact.status) and not (tonumber(fact.expires_at or 'inf') <= live_at)))
     and (not used_since or tonumber(redis.call('ZSCORE', used, digest) or '-inf') >= used_since)
 end
 
@@ -165,13 +166,13 @@ repeat
     if not fact then return corrupt(digest, 'it is missing or not what was written') end
     if holds(fact, digest) then
       count = count + 1
-      if ARGV[11] == '' then show(found, digest, raws[at]) end
+      if ARGV[12] == '' then show(found, digest, raws[at]) end
       if count == limit then return found end
     end
   end
   max, chunk = '(' .. (members[#members] or ''), 500
 until #members == 0
-return ARGV[11] == '' and found or count
+return ARGV[12] == '' and found or count
 """
 
 _UPDATE = """

@@ -23,6 +23,8 @@ from turnwise.memory.facts import (
     kept,
     owner_of,
     parse_position,
+    status_of,
+    texts_in,
 )
 from turnwise.memory.facts_lua import KEYS, SCRIPTS
 from turnwise.memory.long_term import MemoryItem, Scope, Source
@@ -178,10 +180,11 @@ def _filters(scope: Scope, which: FactFilter, cursor: str | None, limit: int) ->
         end = f"{tag}{_sortable(before)}{last:016d}"
     if which.as_of is not None:
         end = min(end, f"{tag}{_sortable(which.as_of)}~")
-    as_of, used_since = ("" if at is None else str(float(at)) for at in (which.as_of, which.used_since))
+    times = (which.as_of, which.used_since, which.live_at)
+    as_of, used_since, live_at = ("" if at is None else str(float(at)) for at in times)
     session, turn = _origin(which.session_id, which.turn_index)
     first: list[Argument] = [tag, _agent(scope), f"({end}", limit, _kinds(which.types)]
-    return [*first, session, turn, as_of, "1" if which.superseded else "", used_since]
+    return [*first, session, turn, as_of, "1" if which.superseded else "", used_since, live_at]
 
 
 def _row(scope: Scope, item: MemoryItem) -> tuple[Argument, ...]:
@@ -202,6 +205,10 @@ def _row(scope: Scope, item: MemoryItem) -> tuple[Argument, ...]:
         "superseded_at": None if item.superseded_at is None else str(float(item.superseded_at)),
         "superseded_by": item.superseded_by,
         "successor": successor or None,
+        "name": item.name,
+        "aliases": _json(item.aliases) if item.aliases else None,
+        "expires_at": None if item.expires_at is None else str(float(item.expires_at)),
+        "status": None if item.status == "active" else item.status,
     }
     fact = _json({name: value for name, value in values.items() if value is not None})
     return _digest(scope.user_id, item.id), fact, _json(item.text), _sortable(item.created_at), successor
@@ -231,6 +238,10 @@ def _read(digest: str, raw: bytes, text: bytes) -> tuple[Fact, int]:
         updated_at=float(fact["updated_at"]) if "updated_at" in fact else None,
         superseded_at=float(fact["superseded_at"]) if "superseded_at" in fact else None,
         superseded_by=fact.get("superseded_by"),
+        name=fact.get("name"),
+        aliases=tuple(texts_in(json.loads(fact.get("aliases", "[]")))),
+        expires_at=float(fact["expires_at"]) if "expires_at" in fact else None,
+        status=status_of(fact.get("status")),
     )
     return Fact(fact["user"], fact.get("agent"), item), number
 

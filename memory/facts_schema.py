@@ -16,10 +16,16 @@ _MIGRATIONS = {
     1: (
         "ALTER TABLE turnwise_facts_deleted ADD COLUMN at DOUBLE PRECISION",
         "CREATE INDEX turnwise_facts_deleted_at ON turnwise_facts_deleted (at)",
-    )
+    ),
+    2: (
+        "ALTER TABLE turnwise_facts ADD COLUMN name TEXT",
+        "ALTER TABLE turnwise_facts ADD COLUMN aliases TEXT",
+        "ALTER TABLE turnwise_facts ADD COLUMN expires_at DOUBLE PRECISION",
+        "ALTER TABLE turnwise_facts ADD COLUMN status TEXT",
+    ),
 }
 
-SCHEMA = Schema(name="facts_version", version=2, tables=tables, migrations=_MIGRATIONS)
+SCHEMA = Schema(name="facts_version", version=3, tables=tables, migrations=_MIGRATIONS)
 
 facts = Table(
     "turnwise_facts",
@@ -40,6 +46,10 @@ facts = Table(
     Column("superseded_at", Double),
     Column("superseded_by", Text),
     Column("used", Double, nullable=False),
+    Column("name", Text),
+    Column("aliases", Text),  # a JSON list; none if there are none
+    Column("expires_at", Double),
+    Column("status", Text),  # none if it is active
     Index("turnwise_facts_created", "user_id", "created_at", "key"),
     Index("turnwise_facts_session", "user_id", "session_id", "created_at", "key"),
     Index("turnwise_facts_superseded", "user_id", "superseded_by"),

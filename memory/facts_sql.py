@@ -26,6 +26,8 @@ from turnwise.memory.facts import (
     owner_after,
     owner_of,
     parse_position,
+    status_of,
+    texts_in,
 )
 from turnwise.memory.facts_schema import SCHEMA, deleted, facts
 from turnwise.memory.long_term import MemoryItem, Scope, Source
@@ -285,6 +287,10 @@ def _filters(which: FactFilter) -> list[sa.ColumnElement[bool]]:
     if not which.superseded:
         holds = columns.superseded_at.is_(None)
         found.append(holds if which.as_of is None else holds | (columns.superseded_at > which.as_of))
+    if which.live_at is not None:
+        found.append(columns.expires_at.is_(None) | (columns.expires_at > which.live_at))
+        if which.as_of is None:
+            found.append(columns.status.is_(None))
     return found
 
 
@@ -304,6 +310,10 @@ def _row(scope: Scope, digest: bytes, item: MemoryItem) -> dict[str, Any]:
         "updated_at": item.updated_at,
         "superseded_at": item.superseded_at,
         "superseded_by": item.superseded_by,
+        "name": to_json(item.name),
+        "aliases": to_json(item.aliases or None),
+        "expires_at": item.expires_at,
+        "status": None if item.status == "active" else item.status,
     }
 
 
@@ -314,6 +324,8 @@ def _read(row: sa.Row[Any]) -> MemoryItem:
             text=_text(row.text),
             type=MemoryType(row.type),
             topic=None if row.topic is None else _text(row.topic),
+            name=None if row.name is None else _text(row.name),
+            aliases=tuple(texts_in(json.loads(row.aliases or "[]"))),
             source=Source(
                 session_id=row.session_id,
                 turn_index=row.turn_index,
@@ -325,6 +337,8 @@ def _read(row: sa.Row[Any]) -> MemoryItem:
             updated_at=row.updated_at,
             superseded_at=row.superseded_at,
             superseded_by=row.superseded_by,
+            expires_at=row.expires_at,
+            status=status_of(row.status),
         )
     except (ValueError, TypeError) as error:
         raise CorruptRecordError(f"fact {row.id!r} of user {row.user_id!r}", why_unreadable(error)) from None

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from turnwise.errors import StoreURLError
 from turnwise.memory.categories import MemoryType
-from turnwise.memory.erasing import said_in
+from turnwise.memory.erasing import said_by, said_in
 from turnwise.memory.facts import FactFilter, check_change, check_turn, holds, kept, owner_after
 from turnwise.memory.full_text_rows import NOTHING, Pending, Revision, Row, Rows, key_of
 from turnwise.memory.full_text_schema import SCHEMA, dropped, items, stems_for_sqlite
@@ -227,7 +227,7 @@ class FullText(ErasingDatabase):
         def work(connection: sa.Connection, after: int) -> int | None:
             page = _rows(connection).page(after, _PAGE)
             for row, record in page:
-                for said in (row.item.text, row.item.topic, record):
+                for said in (*said_by(row.item), record):
                     left.difference_update(said_in(said, left))
             return page[-1][0].row if page else None
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.categories import MemoryType
-from turnwise.memory.facts import BURIED_S, HOLDS, digest_of, end_without, owner_of
+from turnwise.memory.facts import BURIED_S, HOLDS, digest_of, end_without, owner_of, status_of, texts_in
 from turnwise.memory.long_term import MemoryItem, Scope, Source
 from turnwise.memory.retention import Expiry
 from turnwise.memory.spans import Span
@@ -277,7 +277,7 @@ def _of(types: Collection[MemoryType]) -> str:
 
 def _record(item: MemoryItem) -> str:
     source = item.source
-    record: Mapping[str, Any] = {
+    record: dict[str, Any] = {
         "topic": item.topic,
         "session_id": source.session_id,
         "turn_index": source.turn_index,
@@ -287,6 +287,10 @@ def _record(item: MemoryItem) -> str:
         "superseded_at": item.superseded_at,
         "superseded_by": item.superseded_by,
     }
+    more = {"name": item.name, "aliases": item.aliases, "expires_at": item.expires_at}
+    record |= {name: value for name, value in more.items() if value not in (None, ())}
+    if item.status != "active":
+        record["status"] = item.status
     return json.dumps(record)
 
 
@@ -301,6 +305,8 @@ def _decode(user_id: str, values: Sequence[Any]) -> Row:
             turn_index=parts.pop("turn_index"),
             spans=tuple(Span(*span) for span in parts.pop("spans")),
         )
+        parts["aliases"] = tuple(texts_in(parts.get("aliases", [])))
+        parts["status"] = status_of(parts.get("status"))
         item = MemoryItem(id=name, text=text, type=MemoryType(kind), source=source, **parts)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptRecordError(f"memory {name!r}", why_unreadable(error)) from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.categories import MemoryType
-from turnwise.memory.erasing import Scrubbing, said_in, texts_of
+from turnwise.memory.erasing import Scrubbing, said_by, said_in, texts_of
 from turnwise.memory.facts import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, holds
 from turnwise.memory.lexical import rank
 from turnwise.memory.long_term import MemoryItem, Scope, is_local, recalled, trouble_of
@@ -149,7 +149,8 @@ class LexicalMemory:
         left = set(texts)
         if left:
             async for fact in all_facts(self._facts):
-                left -= said_in(fact.item.text, left) | said_in(fact.item.topic, left)
+                for text in said_by(fact.item):
+                    left -= said_in(text, left)
         return set(texts) - left
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
@@ -164,7 +165,8 @@ class LexicalMemory:
     # Retention
 
     async def items(self, scope: Scope, which: FactFilter = ALL) -> list[MemoryItem]:
-        """Return all items that the scope sees and that are not expired, newest first."""
+        """Return all items that the scope sees and that are neither expired nor resolved, newest first."""
+        which = replace(which, live_at=self._clock() if which.as_of is None else which.as_of)
         if self._retention is None:
             return await all_items(self._facts, scope, which)
         since = self._retention.since(self._clock())

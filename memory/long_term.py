@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from turnwise.memory.blocks import Block, encode
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.spans import Spans
+
+Status = Literal["active", "resolved"]
+"""Whether an item still matters. What is resolved, as a goal that was reached, is not recalled any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,10 @@ class MemoryItem:
     type: MemoryType = MemoryType.GENERAL
     topic: str | None = None
     """What it is about, in a word or two."""
+    name: str | None = None
+    """Its own name, as of a person, a pet or a product. A query that has it finds this item before others."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the same."""
     source: Source = Source()
     blocks: tuple[Block, ...] = field(default=(), compare=False)
     """What was said, for memories that make more of it than the text; not kept."""
@@ -54,6 +61,9 @@ class MemoryItem:
     """Since when another holds in its place. It is then found only by a look into the past."""
     superseded_by: str | None = None
     """The id of that other."""
+    expires_at: float | None = None
+    """From when on it is not recalled, in seconds since the epoch; never if None."""
+    status: Status = "active"
     score: float | None = field(default=None, compare=False)
     """How well it bears on what was asked, for an item that was recalled: higher is better, from 0 to 1."""
 

@@ -397,6 +397,24 @@ async def check_as_of_looks_into_the_past(memory: LongTermMemory) -> None:
 
 
 @_law
+async def check_what_expired_or_is_resolved_is_not_recalled(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """Names and aliases are kept with what is."""
+    ends = {"never": None, "ahead": 32_503_680_000.0, "past": 10.0}
+    items = [_item(name, f"The {name} ferry leaves.", expires_at=end) for name, end in ends.items()]
+    items.append(_item("resolved", "The resolved ferry leaves.", status="resolved"))
+    items.append(_item("named", "The named ferry leaves.", name="Huckleberry", aliases=("Hucky", "小船")))
+    await _keep(memory, _U, items)
+    equal(await _ids(other, _U, "ferry leaves"), ["ahead", "named", "never"], "what is recalled")
+    equal(await _ids(other, _U, "ferry leaves", as_of=9.0), [item.id for item in sorted(items, key=_id)], "what was")
+    (found,) = [item for item in await other.recall(_U, "named ferry leaves") if item.id == "named"]
+    equal(found, items[-1], "an item with names")
+
+
+def _id(item: MemoryItem) -> str:
+    return item.id
+
+
+@_law
 async def check_closing_twice_is_fine(memory: LongTermMemory) -> None:
     """Also of one that has kept something."""
     await _keep(memory, _U, [_item("1", "A heron.")])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from turnwise.memory.facts import FactFilter, holds
 from turnwise.memory.full_text import Matches
 from turnwise.memory.full_text_rows import NOTHING, Revision, Row
 from turnwise.memory.fusion import Weights, rank
@@ -58,7 +59,7 @@ class Shelf:
         self._speakers: dict[str, list[int]] = {}
         """The numbers of the rows that are said by one of this name."""
         self._plain = True
-        """Whether all items are for any agent, and none was superseded."""
+        """Whether all items are for any agent, and none was superseded, expires or is resolved."""
         self._latest = 0.0
         self._text_bytes = 0
 
@@ -87,7 +88,7 @@ class Shelf:
         for row in more:
             for word in label(row.item.text):
                 new._speakers.setdefault(stem(lemma(word)), []).append(row.row)
-        new._plain = self._plain and all(row.agent is None and row.item.superseded_at is None for row in more)
+        new._plain = self._plain and all(map(_is_plain, more))
         new._latest = max([self._latest, *(row.item.created_at for row in more)])
         new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
         return new
@@ -130,6 +131,7 @@ class Shelf:
         limit: int,
         types: Collection[MemoryType] | None,
         as_of: float | None,
+        now: float,
         weights: Weights,
     ) -> list[MemoryItem]:
         """Return up to `limit` items that the scope sees and that bear on the query, the best first."""
@@ -142,7 +144,7 @@ class Shelf:
         if vector is not None and self.vectors is not None and self.vectors.shape[1] == len(vector):
             near = (self.vectors @ vector).astype(float)
         sessions, lengths = self._sessions, self._lengths
-        seen = self._seen(scope, types, as_of)
+        seen = self._seen(scope, FactFilter(types=types, as_of=as_of, live_at=now if as_of is None else as_of))
         if matches.expired:
             seen = np.ones(len(self.rows), dtype=bool) if seen is None else seen
             seen[self._find(matches.expired)] = False
@@ -170,22 +172,17 @@ class Shelf:
         """Return where the rows of these numbers are."""
         return self._where[np.searchsorted(self._numbers, numbers)] if numbers else _NOWHERE
 
-    def _seen(
-        self, scope: Scope, types: Collection[MemoryType] | None, as_of: float | None
-    ) -> NDArray[np.bool_] | None:
+    def _seen(self, scope: Scope, which: FactFilter) -> NDArray[np.bool_] | None:
         """Return for each item whether it is asked for; None if all are."""
-        if self._plain and types is None and (as_of is None or as_of >= self._latest):
+        if self._plain and which.types is None and (which.as_of is None or which.as_of >= self._latest):
             return None
-        return np.array([_is_seen(row, scope, types, as_of) for row in self.rows], dtype=bool)
+        agents = (None, scope.agent)
+        return np.array([row.agent in agents and holds(row.item, which) for row in self.rows], dtype=bool)
 
 
-def _is_seen(row: Row, scope: Scope, types: Collection[MemoryType] | None, as_of: float | None) -> bool:
+def _is_plain(row: Row) -> bool:
     item = row.item
-    if row.agent not in (None, scope.agent) or (types is not None and item.type not in types):
-        return False
-    if as_of is None:
-        return item.superseded_at is None
-    return item.created_at <= as_of and (item.superseded_at is None or as_of < item.superseded_at)
+    return row.agent is None and item.superseded_at is None and item.expires_at is None and item.status == "active"
 
 
 def _place(row: Row) -> Place:

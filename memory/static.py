@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -109,7 +110,7 @@ class StaticMemory:
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
     ) -> list[MemoryItem]:
-        which = FactFilter(types=types, as_of=as_of)
+        which = FactFilter(types=types, as_of=as_of, live_at=time.time() if as_of is None else as_of)
         items = [item for item in self._items if holds(item, which)]
         if self._store:
             items = await all_items(self._store, self._owner, which)

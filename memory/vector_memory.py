@@ -418,6 +418,7 @@ class VectorMemory:
         held: dict[str, Shelf],
     ) -> list[Sequence[MemoryItem]]:
         vectors, trouble = made
+        now = self._clock()
         shelves, troubles = self._lay_out([one.scope.user_id for one in batch], matches, held)
         return [
             recalled(
@@ -429,6 +430,7 @@ class VectorMemory:
                     limit=one.limit,
                     types=one.types,
                     as_of=one.as_of,
+                    now=now,
                     weights=self._weights,
                 ),
                 trouble or troubles.get(one.scope.user_id),

@@ -134,6 +134,7 @@ NOT_OF_FACTS = {
     contract.check_an_agent_recalls_its_own_and_what_is_of_all: "the same fact under several types is one",
     contract.check_what_is_forgotten_is_gone: "the same fact under several types is one",
     contract.check_what_a_forgotten_item_stood_in_the_place_of_holds_again: "what supersedes is for the model to say",
+    contract.check_what_expired_or_is_resolved_is_not_recalled: "a model says neither",
 }
 
 

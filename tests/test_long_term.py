@@ -56,7 +56,7 @@ def test_the_contract_is_all_of_its_laws() -> None:
 
 def test_what_has_no_time_gets_that_of_its_coming() -> None:
     async def use() -> None:
-        times = iter((5.0, 6.0, 7.0))
+        times = iter((5.0, 5.5, 6.0, 7.0))
         memory = LexicalMemory(InMemoryFacts(), clock=lambda: next(times))
         await memory.remember(
             USER, [MemoryItem(id="1", text="Likes figs."), MemoryItem(id="2", text="Figs", created_at=1.0)]

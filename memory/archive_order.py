@@ -13,7 +13,7 @@ from turnwise.memory.blocks import Block, CacheCheckpoint, Summary, System, Text
 from turnwise.memory.spans import Seen, Span, Spans, begins_with, cut, join, size
 
 AT_ONCE = 10_000
-"""How many steps are taken before the event loop goes on with other things."""
+"""How many blocks are read, or spans looked at, before the event loop goes on with other things."""
 
 _Code = Literal["apart", "asks", "says", "blank", "thinks", "calls", "answers"]
 
@@ -92,6 +92,9 @@ class Order:
         """What of the log was checked in one step."""
         self._checked: Spans = ()
         self._steps = 0
+        """How many blocks were read one by one."""
+        self._spans = 0
+        """How many spans were looked at since the event loop went on with other things."""
 
     def add(self, block: Block) -> None:
         """Take the next block of the log."""
@@ -118,6 +121,10 @@ class Order:
         """
         rest = cut(spans, size(self._checked))[1] if begins_with(spans, self._checked) else spans
         reader = _Reader()
+        self._spans += len(spans)
+        if self._spans >= AT_ONCE:
+            self._spans = 0
+            await asyncio.sleep(0)
         for _, at, stop in rest:
             while at < stop:
                 if reader.is_done and (done := self._done_by(at, stop)) > at:

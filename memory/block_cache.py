@@ -40,9 +40,8 @@ class BlockCache:
     def only(self, spans: Iterable[Span]) -> BlockCache:
         """Return a cache of the same source that holds what this one does of `spans`. O(what that is)."""
         cache = BlockCache(self.source)
-        for span in overlap(union(spans), self.held):
-            entries = self._logs[span.log]
-            cache.add_spans((span,), [entries[at] for at in range(span.start, span.stop)])
+        kept = overlap(union(spans), self.held)
+        cache.add_spans(kept, [self._logs[span.log][at] for span in kept for at in range(span.start, span.stop)])
         return cache
 
     def over(self, log: str, blocks: Sequence[Block]) -> BlockCache:

@@ -205,21 +205,20 @@ def test_a_tool_that_aborts_ends_the_run_and_what_others_gave_is_kept(bench: Ben
     audit(manager, "chat")
 
 
-def test_a_cancel_mid_tool_returns_within_the_grace_and_a_late_result_reaches_nothing(bench: Bench) -> None:
+def test_a_cancel_mid_tool_does_not_wait_for_the_tool_and_a_late_result_reaches_nothing(bench: Bench) -> None:
     """Cases 8, 9 and 21: one tool that hears nothing and one that does, after one that was done."""
     manager = bench.manager(note, pause, stubborn, config={"cancel_grace_s": 1.0})
     chat = manager.open("chat")
-    both: toolbox.Calls = [("stubborn", {"seconds": 3.0}), ("pause", {"seconds": 30.0})]
+    both: toolbox.Calls = [("stubborn", {}), ("pause", {"seconds": 30.0})]
     run = chat.run(prompt([("note", {"text": "a"})], both, "done"), labels=bench.labels)
     bench.noted("began")
-    began_s = time.monotonic()
     assert run.cancel("changed my mind")
-    assert time.monotonic() - began_s < 2.0
     assert run.cancel("again") and "ended" not in bench.notes()
     with pytest.raises(RunCancelledError, match="changed my mind") as cancelled:
         run.wait(WAIT_S)
     cut = ("cancelled: changed my mind", True)
     assert results(cancelled.value.turn) == [("noted a", False), cut, cut]
+    toolbox.write(bench.labels, "let go")
     bench.noted("ended")
     after = chat.run(prompt("and on"), labels=bench.labels).wait(WAIT_S)
     assert after.text == "and on" and "late result" not in str(after.blocks)

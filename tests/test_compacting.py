@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -1017,10 +1017,13 @@ def test_an_earlier_prompt_that_was_never_answered_goes_though_the_system_prompt
 
 def test_a_run_that_is_cancelled_while_its_window_is_counted_leaves_the_counts_right() -> None:
     """On a thread, which goes on."""
+    counting, go_on = threading.Event(), threading.Event()
 
     class Slow(ByteCounter):
         def count(self, block: Block) -> int:
-            time.sleep(0.0005)
+            if threading.current_thread() is not threading.main_thread():
+                counting.set()
+                go_on.wait(60)
             return super().count(block)
 
     async def story() -> None:
@@ -1031,8 +1034,9 @@ def test_a_run_that_is_cancelled_while_its_window_is_counted_leaves_the_counts_r
         await before.append(list(prompts(0, 200)), "key")
         core = SessionCore(SESSION, store, Talker(), config, overflow=Trim())
         await core.start(["one"], run_id="one")
-        await asyncio.sleep(0.03)
+        assert await asyncio.to_thread(counting.wait, 30)
         assert await core.cancel("stop", "one")
+        go_on.set()
         await core.start(["two"], run_id="two")
         await core.wait("two")
         turn = await core.latest()

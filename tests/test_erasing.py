@@ -495,15 +495,17 @@ def test_who_cannot_be_scrubbed_or_searched_has_forgotten_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        memory = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db", lock_timeout_s=0.05))
+        url = f"sqlite:///{tmp_path}/facts.db"
+        memory, hasty = LexicalMemory(SQLFacts(url)), LexicalMemory(SQLFacts(url, lock_timeout_s=0.5))
         await memory.remember(ANN, [item("1", "zyzzyva"), item("2", "quokka")])
         reader = sqlite3.connect(tmp_path / "facts.db", isolation_level=None)
         reader.execute("BEGIN")
         assert len(reader.execute("SELECT * FROM turnwise_facts").fetchall()) == 2
-        erased = await erase(memory, ANN, ["1"])
+        erased = await erase(hasty, ANN, ["1"])
         assert (erased.items, erased.files, erased.verified) == (1, 0, False)
         assert "try again" in (erased.why or "")
         reader.close()
+        await hasty.close()
         assert [found.id for found in await memory.recall(ANN, "zyzzyva quokka")] == ["2"]
         await memory.scrub()
         assert b"zyzzyva" not in bytes_in(tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
 from typing import Any
 
 import httpx2
@@ -117,10 +116,9 @@ def test_the_provider_keeps_the_answer_only_if_it_is_told_to(api: Any, left_out:
 
 def test_the_time_until_an_answer_begins_has_a_limit_of_its_own_that_retries_share() -> None:
     with LocalProvider() as provider:
-        began_s = time.monotonic()
         error, _ = failure(engine_of(provider, "hang", first_byte_s=0.2, timeout_s=30.0, max_retries=5))
     assert "sent nothing within first_byte_s=0.2, retries included" in str(error)
-    assert time.monotonic() - began_s < 10  # far from 5 retries of 30 s
+    assert len(provider.requests) == 1, "no time was left for a retry"
 
 
 def test_an_answer_may_take_longer_to_begin_than_its_silences_last() -> None:

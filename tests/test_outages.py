@@ -32,6 +32,7 @@ from turnwise.actors.supplies import Equipment
 from turnwise.errors import CorruptRecordError, NotFoundError, StoreError
 from turnwise.memory.events import Event
 from turnwise.memory.in_memory import InMemoryStore
+from turnwise.memory.postgres_connection import PostgresConnection
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.sql import SQLStore
 from turnwise.memory.sql_database import Schema, SQLDatabase
@@ -222,19 +223,39 @@ def test_timeouts_that_somebody_has_set_stay(postgres_server: PostgresServer) ->
     assert settings_of(SQLStore(url)) == (["0", "30s", "30s", "1min"], None)
 
 
-def test_a_migration_takes_as_long_as_it_takes(postgres_server: PostgresServer) -> None:
-    url = postgres_server.url(statement_timeout=100, transaction_timeout=200)
+def test_a_migration_takes_as_long_as_it_takes(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the server nor the client limits its steps; both limit what comes behind it, as before."""
+    patience: list[float | None] = []
+    wait: Any = PostgresConnection.wait
+
+    def noting(connection: PostgresConnection, *args: Any, **settings: Any) -> Any:
+        patience.append(connection.silence_s)
+        return wait(connection, *args, **settings)
+
+    monkeypatch.setattr(PostgresConnection, "wait", noting)
+    url = postgres_server.url(statement_timeout=40_000, transaction_timeout=50_000)
+    names = ("statement_timeout", "transaction_timeout")
+    steps = (f"CREATE TABLE seen AS SELECT name, setting FROM pg_settings WHERE name IN {names}",)
 
     async def story() -> None:
-        for version, steps in ((1, ()), (2, ("SELECT pg_sleep(0.3)",))):
-            schema = Schema(
-                name="things", version=version, tables=sa.MetaData(), migrations={1: steps} if steps else {}
-            )
+        for version, migrations in ((1, {}), (2, {1: steps})):
+            patience.clear()
+            schema = Schema(name="things", version=version, tables=sa.MetaData(), migrations=migrations)
             database = SQLDatabase(url, schema, lock_timeout_s=30.0, connections=1)
-            assert await database._read(lambda connection: connection.scalar(sa.select(1))) == 1
-            with pytest.raises(StoreError, match="statement timeout"):
-                await database._read(lambda connection: connection.execute(sa.select(sa.func.pg_sleep(0.3))))
+            settings = await database._read(
+                lambda connection: connection.execute(
+                    sa.text("SELECT name, setting FROM pg_settings WHERE name IN :names").bindparams(
+                        sa.bindparam("names", names, expanding=True)
+                    )
+                ).fetchall()
+            )
+            assert dict(map(tuple, settings)) == {"statement_timeout": "40000", "transaction_timeout": "50000"}
+            assert None in patience and patience[-1] == 60.0
             await database.close()
+        with psycopg.connect(url) as connection:
+            assert dict(connection.execute("SELECT * FROM seen").fetchall()) == dict.fromkeys(names, "0")
 
     finish(story())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from engines import BrokenBuilder, ScriptedEngine
 from schedules import SESSION, texts
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
-from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.inference.engine import EngineBuilder, RunContext
 from turnwise.actors.reads import Outcome
 from turnwise.errors import (
     ConfigError,
@@ -31,6 +31,7 @@ from turnwise.errors import (
     TurnNotFoundError,
 )
 from turnwise.memory import blocks
+from turnwise.memory.blocks import Block, Text
 from turnwise.memory.events import RunCompleted, RunStarted, TextDelta
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.sessions import SessionRecord
@@ -182,16 +183,32 @@ def test_with_discard_the_history_equals_that_before_the_run() -> None:
 def test_an_engine_that_ignores_cancel_delays_nobody_and_its_late_result_reaches_nothing() -> None:
     """Case 9."""
 
+    began, let_go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Stubborn(ScriptedEngine):
+        async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+            if texts(turn.new_blocks) != ["stubborn"]:
+                return await super().run(turn, context)
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await let_go.wait()
+            context.emit("too late")
+            ended.set()
+            return [Text(text="too late")]
+
     async def story() -> None:
-        core, store = await new_core(config=SessionConfig(cancel_grace_s=0.05))
+        core, store = await new_core(Stubborn(), SessionConfig(cancel_grace_s=0.05))
         await core.start(["stubborn"], run_id="run")
-        await asyncio.sleep(0.02)
-        clock = asyncio.get_running_loop().time
-        asked = clock()
+        await began.wait()
         await core.cancel("stop")
-        assert clock() - asked < 0.9, "it held out for 1 s"
         await turn_of(core, "hello", "next")
-        await asyncio.sleep(1.1)
+        assert not ended.is_set(), "nobody has waited for it"
+        let_go.set()
+        await ended.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
         latest = await core.latest()
         assert latest and "too late" not in str(latest.blocks)
         assert not [event for event in (await core.events())[0] if "too late" in str(event)]

@@ -262,14 +262,15 @@ def test_reads_go_on_while_another_process_writes_and_a_commit_waits_no_longer_t
     """Case 65: a slow store gives a typed error, and afterwards all goes on."""
 
     async def use() -> None:
-        store = SQLStore(f"sqlite:///{filled}", lock_timeout_s=0.05)
-        session = await store.get("s")
+        store, hasty = SQLStore(f"sqlite:///{filled}"), SQLStore(f"sqlite:///{filled}", lock_timeout_s=0.5)
+        session = await hasty.get("s")
         other = sqlite3.connect(filled, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         assert await store.count() == 1
         with pytest.raises(StoreError, match=r"store\.db: database is locked"):
-            await store.commit("s", 1, whole_turn(session, 3))
+            await hasty.commit("s", 1, whole_turn(session, 3))
         other.close()
+        await hasty.close()
         await store.commit("s", 1, whole_turn(session, 3))
         assert await stored_turns(store, "s") == 4
         await store.close()

@@ -899,11 +899,12 @@ def test_the_runs_signal_reaches_the_tool_and_the_tools_own_does_not_reach_the_r
 
 
 def test_stuck_tools_starve_neither_other_tools_nor_the_end_of_the_loop() -> None:
-    release = threading.Event()
+    release, ended = threading.Event(), threading.Event()
 
     @tool(timeout_s=0.1)
     def stuck() -> None:
         release.wait(LONG_S)
+        ended.set()
 
     @tool
     def quick() -> str:
@@ -915,10 +916,9 @@ def test_stuck_tools_starve_neither_other_tools_nor_the_end_of_the_loop() -> Non
         await asyncio.gather(*(registry.call(use("stuck"), context()) for _ in range(60)))
         return (await registry.call(use("quick"), context())).result.text
 
-    started_s = time.monotonic()
     try:
         assert asyncio.run(main()) == "quick"
-        assert time.monotonic() - started_s < LONG_S / 2
+        assert not ended.is_set(), "nobody has waited for a stuck one"
     finally:
         release.set()
 

@@ -205,12 +205,13 @@ async def test_while_embeddings_hang_items_are_kept_and_found_by_words(make: Mak
     embedding = FlakyEmbedding()
     memory = make(embedding, embed_s=0.2, query_s=0.1, pause_s=0.0)
     embedding.goes_on.clear()
-    for number in range(5):
+    for number in range(3):
         assert await memory.remember(ANN, [item(f"{number}", f"Walrus {number} is fed")])
         assert await ids(memory, f"walrus {number}") and "not answered within 0.1 s" in str(memory.trouble)
     with pytest.raises(StoreError, match=r"not answered within 0\.2 s"):
         await memory.catch_up()
     embedding.goes_on.set()
+    memory._embed_s = 60.0  # on a busy machine those that hung take a while to end
     while await memory.catch_up():
         pass
     assert memory.trouble is None and (await memory.check()).ok

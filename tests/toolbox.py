@@ -66,11 +66,10 @@ def fail(how: str) -> str:
 
 
 @tool
-def stubborn(seconds: float, context: ToolContext) -> str:
-    """Take a while on a thread, and hear nothing."""
+def stubborn(context: ToolContext) -> str:
+    """Stay on a thread until somebody notes `let go`, and hear nothing else."""
     write(context.labels, "began")
-    ends_s = time.monotonic() + seconds
-    while time.monotonic() < ends_s:
+    while "let go" not in Path(context.labels["notes"]).read_text(encoding="utf-8").splitlines():
         time.sleep(0.02)
     write(context.labels, "ended")
     return "late result"

@@ -87,8 +87,11 @@ class Asking:
         self.end_call()
 
 
-async def within(work: Awaitable[Result], timeout_s: float, grace_s: float) -> Result:
+async def within(work: Callable[[], Awaitable[Result]], timeout_s: float, grace_s: float) -> Result:
     """Return what comes within `timeout_s`; what does not stop then is left behind after `grace_s`.
+
+    Args:
+        work: called when it is begun, which it is not if the caller is cancelled first.
 
     Raises:
         TimeoutError: nothing came.
@@ -110,9 +113,9 @@ async def within(work: Awaitable[Result], timeout_s: float, grace_s: float) -> R
     raise TimeoutError(f"nothing came within {timeout_s:g} s")
 
 
-async def _guarded(work: Awaitable[Result]) -> Result:
+async def _guarded(work: Callable[[], Awaitable[Result]]) -> Result:
     try:
-        return await work
+        return await work()
     except (SystemExit, KeyboardInterrupt) as error:
         raise EngineError(f"it raised {type(error).__name__}") from error
 
@@ -120,6 +123,6 @@ async def _guarded(work: Awaitable[Result]) -> Result:
 async def _put_away(runner: Closable, grace_s: float) -> None:
     """Close a runner that has done its work; if that fails, what it gave is good all the same."""
     try:
-        await within(runner.close(), grace_s, grace_s)
+        await within(runner.close, grace_s, grace_s)
     except Exception:  # noqa: BLE001 - whatever it is, it is logged, and the answer is there
         _log.exception("%s, which was asked for a text, could not be closed", type(runner).__name__)

@@ -6,6 +6,7 @@ import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from turnwise.actors.asking import Asking, Bill, ask, within
@@ -285,7 +286,7 @@ class Preparation:
     async def _ask(self, task: SummaryTask, request: Sequence[Block], bill: Bill) -> str:
         config = self._compactor.config
         context = Asking(self._session, bill)
-        asked = ask(task.model, request, context, self._compactor.off_loop, config.cancel_grace_s)
+        asked = partial(ask, task.model, request, context, self._compactor.off_loop, config.cancel_grace_s)
         answer = await within(asked, config.compaction_timeout_s, config.cancel_grace_s)
         if context.stop_reason in CUT_SHORT:
             raise SummaryRefusedError("cut", f"the model stopped at its limit: {context.stop_reason}")
@@ -312,7 +313,7 @@ class Preparation:
         name = str(getattr(memory, "name", type(memory).__name__))
         try:
             has: Collection[str] = await within(
-                memory.remember(scope, missing), config.compaction_timeout_s, config.cancel_grace_s
+                partial(memory.remember, scope, missing), config.compaction_timeout_s, config.cancel_grace_s
             )
             taken.update(has)
         except Exception as error:  # noqa: BLE001 - it is told, and what the memory did not take stays

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from turnwise.actors.asking import Asking, ask, within
@@ -32,7 +33,7 @@ class EngineModel:
         structured = schema is not None and isinstance(self._builder, Structured)
         builder = self._builder.answering(schema) if structured else self._builder  # type: ignore[attr-defined]
         session = SessionView(session_id="memory", user_id="memory", agent=None, metadata={})
-        asked = ask(builder, request, Asking(session, self._bill), asyncio.to_thread, GRACE_S)
+        asked = partial(ask, builder, request, Asking(session, self._bill), asyncio.to_thread, GRACE_S)
         return answer_text(await within(asked, self._timeout_s, GRACE_S))
 
     def _bill(self, usage: Usage, model: str | None) -> None:

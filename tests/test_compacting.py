@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +15,7 @@ import pytest
 
 from schedules import SESSION, inline
 from test_tool_loop import Stage, play, results, use
+from turnwise.actors.asking import within
 from turnwise.actors.budget import Budget, Price
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
@@ -1145,3 +1148,26 @@ def test_what_a_step_spent_is_counted_once_though_the_answer_to_its_record_was_l
         assert (outcome.run.usage.input_tokens, outcome.run.usage.calls) == (40, 4)
 
     play(story())
+
+
+def test_what_a_model_is_not_asked_yet_when_all_is_cancelled_leaves_nothing_unawaited() -> None:
+    """As a loop does with its tasks when it ends."""
+
+    async def story() -> None:
+        begun: list[str] = []
+
+        async def work() -> None:
+            begun.append("begun")
+
+        calling = asyncio.ensure_future(within(work, 60.0, 60.0))
+        await asyncio.sleep(0)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert len(tasks) == 2 and calling in tasks and begun == []
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(story())
+        gc.collect()

@@ -1,4 +1,4 @@
-"""The messages that long-term memory is measured with."""
+"""The messages and facts that long-term memory is measured with."""
 
 import sys
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 
+import fact_set
 from messages import KINDS, WORDS, Conversation, Kind, half_of, messages_of, misspelt
 
 from turnwise.memory.long_term import MemoryItem
@@ -60,3 +61,27 @@ def test_a_typo_changes_one_word_by_at_most_a_letter_swapped_added_or_missing(se
     same = sum(one == other for one, other in zip(spelt, "instruments", strict=False))
     same_from_behind = sum(one == other for one, other in zip(spelt[::-1], "stnemurtsni", strict=False))
     assert same + same_from_behind >= len("instruments") - 2
+
+
+def test_each_answer_of_the_fact_set_is_one_that_its_asker_may_see_and_that_holds() -> None:
+    given = {each["id"]: each for each in fact_set.SET["facts"]}
+    items = {item.id: (scope, item) for scope, item in fact_set.facts()}
+    asked = [question for half in ("dev", "held out") for question in fact_set.questions(half)]
+    assert len(given) == len(items) >= 120 and len({scope.user_id for scope, _ in items.values()}) == 6
+    assert len(asked) == len(fact_set.SET["questions"]) >= 120
+    for question in asked:
+        for name in question.answer:
+            scope, item = items[name]
+            assert scope.user_id == question.user and scope.agent in (None, question.agent), question
+            assert question.types is None or item.type in question.types, question
+            ends = item.superseded_at or fact_set.seconds(given[name].get("expires_at", "9999-01-01"))
+            assert item.created_at <= (question.as_of or fact_set.NOW) < ends, question
+            assert given[name].get("status") != "resolved", question
+
+
+def test_a_score_of_facts_counts_exact_answers_and_what_should_not_be_there() -> None:
+    right, wrong, none = fact_set.questions("dev")[:3]
+    answers = [(right, [*right.answer]), (wrong, [*wrong.answer, "another"]), (none, [])]
+    found = fact_set.score_facts(answers)
+    assert (found.precision, found.recall, found.whole) == pytest.approx((2 / 3, 2 / 3, 1 / 3))
+    assert [question for question, _ in found.wrong] == [wrong, none]

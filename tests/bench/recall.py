@@ -35,6 +35,7 @@ from typing import Any, Protocol
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many threads on either side of a comparison
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+import fact_set
 import messages
 import weights
 from messages import GOALS, KINDS, Conversation, Half, Kind, Message
@@ -42,6 +43,7 @@ from messages import GOALS, KINDS, Conversation, Half, Kind, Message
 from turnwise.actors import recalling
 from turnwise.memory.blocks import Block, Recalled, Text, User
 from turnwise.memory.embedding import HashEmbedding
+from turnwise.memory.extractive import ExtractiveMemory
 from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.full_text import FullText
 from turnwise.memory.fusion import Weights
@@ -221,19 +223,19 @@ def local_minilm() -> EmbeddingFunction | None:
     return None
 
 
-def memories() -> dict[str, Callable[[Path], LongTermMemory]]:
+def memories(clock: Callable[[], float] = time.time) -> dict[str, Callable[[Path], LongTermMemory]]:
     """Return what makes each memory that is measured, by name."""
 
     def vectors(embedding: EmbeddingFunction, weights: Weights | None = None) -> Callable[[Path], LongTermMemory]:
         def make(folder: Path) -> LongTermMemory:
             name = f"bench-{time.monotonic_ns()}"
             index = VectorIndex(ChromaInMemory(), embedding, name=name)
-            return VectorMemory(FullText(f"sqlite:///{folder}/{name}.db"), index, weights=weights)
+            return VectorMemory(FullText(f"sqlite:///{folder}/{name}.db"), index, weights=weights, clock=clock)
 
         return make
 
     made: dict[str, Callable[[Path], LongTermMemory]] = {
-        "LexicalMemory": lambda _: LexicalMemory(InMemoryFacts()),
+        "LexicalMemory": lambda _: LexicalMemory(InMemoryFacts(), clock=clock),
         "VectorMemory, words alone": vectors(HashEmbedding(), Weights(vectors=0, similar=2.0)),
         "VectorMemory, HashEmbedding": vectors(HashEmbedding()),
     }
@@ -281,6 +283,34 @@ async def print_messages(conversations: Sequence[Conversation], sample: int | No
 
 def _line(name: str, values: Iterable[object], rest: str = "") -> None:
     print(f"  {name:{WIDTH}}" + "".join(f"{value!s:>10}" for value in values) + rest, flush=True)
+
+
+# Facts
+
+
+async def print_facts(details: bool) -> None:
+    """Print how well each memory answers questions about facts with look-alikes."""
+
+    def now() -> float:
+        return fact_set.NOW
+
+    made = {"ExtractiveMemory": lambda _: ExtractiveMemory(None, InMemoryFacts(), clock=now)} | memories(now)
+    print(f"\nFacts with look-alikes; goals: precision {fact_set.PRECISION:.2f}, whole answers {fact_set.WHOLE:.2f}")
+    _line("", ["half", "n", "precision", "recall", "whole"])
+    with tempfile.TemporaryDirectory() as folder:
+        for name, make in made.items():
+            memory = make(Path(folder))
+            await fact_set.fill_with_facts(memory)
+            for half in HALVES:
+                found = await fact_set.ask_facts(memory, half)
+                is_met = found.precision >= fact_set.PRECISION and found.whole >= fact_set.WHOLE
+                shares = [f"{value:.3f}" for value in (found.precision, found.recall, found.whole)]
+                _line(name, [half, found.n, *shares], f"  {'met' if is_met else 'MISSED'}")
+                print(f"    whole: {', '.join(f'{group} {value:.2f}' for group, value in found.groups.items())}")
+                for question, answer in found.wrong if details and half == "dev" else ():
+                    wanted = " ".join(sorted(question.answer)) or "nothing"
+                    print(f"      {question.text!r} wants {wanted}, has {' '.join(answer) or 'nothing'}")
+            await memory.close()
 
 
 # Through a session
@@ -426,7 +456,7 @@ def ms(seconds: Sequence[float]) -> str:
     return f"{1000 * statistics.median(seconds):8.2f} ms"
 
 
-PARTS = ("messages", "sessions", "weights", "speed")
+PARTS = ("messages", "facts", "sessions", "weights", "speed")
 
 
 def main() -> None:
@@ -434,6 +464,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--sample", type=int, help="so many messages of each kind, for development; nothing else")
     parser.add_argument("--seed", type=int, default=0, help="which message is written in which way")
+    parser.add_argument("--details", action="store_true", help="show the questions for development that went wrong")
     parser.add_argument("--only", choices=PARTS, nargs="+", help="some parts of it")
     arguments = parser.parse_args()
     parts = arguments.only or (PARTS if arguments.sample is None else ("messages",))
@@ -443,6 +474,8 @@ def main() -> None:
     print(f"{len(conversations)} conversations, {items} turns, {questions} questions")
     if "messages" in parts:
         asyncio.run(print_messages(conversations, arguments.sample, arguments.seed))
+    if "facts" in parts:
+        asyncio.run(print_facts(arguments.details))
     if "sessions" in parts:
         print_through_sessions(conversations, "held out", arguments.seed)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,140 @@
+"""Facts with look-alikes, and questions whose answers are exact sets of them: a part of `recall.py`.
+
+The facts of six users are in `facts.json`. Beside those that a question asks for stand others of the same words: of
+another user, another agent or another category, superseded, expired, resolved, or about somebody else. A question whose
+answer is empty is to recall nothing. Every second question of a group is held out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from messages import Half, half_of
+
+from turnwise.memory.categories import MemoryType
+from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope
+
+PRECISION, WHOLE = 0.90, 0.80
+"""Goals: the share of what is recalled that answers, and the share of questions with exactly the right answer."""
+
+SET: Any = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
+
+
+def seconds(day: str) -> float:
+    """Return the time at which a day of UTC begins, in seconds since the epoch."""
+    return datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
+
+
+NOW = seconds(SET["now"])
+"""The time at which the questions are asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a user asks an agent."""
+
+    user: str
+    text: str
+    answer: frozenset[str]
+    """The ids of exactly those facts that are to be recalled."""
+    group: str
+    agent: str
+    types: tuple[MemoryType, ...] | None
+    as_of: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FactScore:
+    """How well the questions were answered."""
+
+    n: int
+    precision: float
+    """The share of answers in all that was recalled."""
+    recall: float
+    """The share of the answer that was recalled, the mean of the questions that have one."""
+    whole: float
+    """The share of questions for which exactly the answer was recalled."""
+    groups: dict[str, float] = field(default_factory=dict)
+    """The same for each group of questions."""
+    wrong: list[tuple[Question, list[str]]] = field(default_factory=list)
+    """The questions that were answered otherwise, and how."""
+
+
+def facts() -> list[tuple[Scope, MemoryItem]]:
+    """Return the facts with their scopes; superseded ones say since when and by which."""
+    known = {each.name for each in fields(MemoryItem)}
+    made_at = {each["id"]: seconds(each["created_at"]) for each in SET["facts"]}
+    made = []
+    for given in SET["facts"]:
+        values = {key: value for key, value in given.items() if key in known}
+        values |= {"created_at": made_at[given["id"]], "type": MemoryType(given["type"])}
+        if "aliases" in values:
+            values["aliases"] = tuple(values["aliases"])
+        if "expires_at" in values:
+            values["expires_at"] = seconds(values["expires_at"])
+        if by := given.get("superseded_by"):
+            values["superseded_at"] = made_at[by]
+        made.append((Scope(user_id=given["user"], agent=given.get("agent")), MemoryItem(**values)))
+    return made
+
+
+def questions(half: Half) -> list[Question]:
+    """Return every second question of each group, in their order."""
+    groups: dict[str, list[Question]] = defaultdict(list)
+    for given in SET["questions"]:
+        question = Question(
+            user=given["user"],
+            text=given["text"],
+            answer=frozenset(given["answer"]),
+            group=given["group"],
+            agent=given["agent"],
+            types=tuple(map(MemoryType, given["types"])) if "types" in given else None,
+            as_of=seconds(given["as_of"]) if "as_of" in given else None,
+        )
+        groups[question.group].append(question)
+    return [question for each in groups.values() for question in half_of(each, half)]
+
+
+async def fill_with_facts(memory: LongTermMemory) -> None:
+    for scope, item in facts():
+        await memory.remember(scope, [item])
+
+
+async def ask_facts(memory: LongTermMemory, half: Half = "dev") -> FactScore:
+    """Ask a memory that has the facts, and whose clock says `NOW`."""
+    answered = []
+    for question in questions(half):
+        scope = Scope(user_id=question.user, agent=question.agent)
+        found = await memory.recall(scope, question.text, types=question.types, as_of=question.as_of)
+        answered.append((question, [item.id for item in found]))
+    return score_facts(answered)
+
+
+def score_facts(answered: Sequence[tuple[Question, list[str]]]) -> FactScore:
+    groups: dict[str, list[bool]] = defaultdict(list)
+    recalls, hits, found, wrong = [], 0, 0, []
+    for question, answer in answered:
+        right = question.answer.intersection(answer)
+        hits += len(right)
+        found += len(answer)
+        if question.answer:
+            recalls.append(len(right) / len(question.answer))
+        is_whole = question.answer == set(answer)
+        groups[question.group].append(is_whole)
+        if not is_whole:
+            wrong.append((question, answer))
+    by_group = {group: sum(each) / len(each) for group, each in groups.items()}
+    return FactScore(
+        n=len(answered),
+        precision=hits / found if found else float("nan"),
+        recall=sum(recalls) / len(recalls),
+        whole=1 - len(wrong) / len(answered),
+        groups=by_group,
+        wrong=wrong,
+    )

@@ -55,6 +55,9 @@ class Asking:
         self.session = session
         self.run_id = "aside"
         self.labels: Mapping[str, str] = {}
+        self.model: str | None = None
+        self.params: Mapping[str, Any] = {}
+        self.output_type: Mapping[str, Any] | None = None
         self.calls: Mapping[str, CallState] = {}
         self.memory: MemoryDesk | None = None
         self.stop_reason: str | None = None

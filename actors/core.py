@@ -14,7 +14,7 @@ from turnwise.actors.backlog import left_by, with_given
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.gear import Gear
 from turnwise.actors.inference.attempt import reason, storable
-from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
+from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective, check_taken
 from turnwise.actors.journal import Journal, settled
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.originals import reach
@@ -51,6 +51,7 @@ from turnwise.memory.frozen import FrozenDict, freeze
 from turnwise.memory.history import HistoryStore
 from turnwise.memory.memory_use import MemoryUse
 from turnwise.memory.own_names import get_of_user, other_id
+from turnwise.memory.params import merged
 from turnwise.memory.prompts import Prompt, accept, takes_all
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sessions import SessionRecord
@@ -217,6 +218,8 @@ class SessionCore(RunningSession):
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
         memory: MemoryUse | None = None,
+        model: str | None = None,
+        params: Mapping[str, Any] | None = None,
     ) -> Started:
         """Start a run of the prompts that were appended and these; durable on return.
 
@@ -230,22 +233,29 @@ class SessionCore(RunningSession):
             idempotency_key: likewise, chosen by the caller and good for as long as the session; costs one more read.
             timeout_s: the run fails after so long, and keeps what it has.
             memory: what it does with long-term memory; as the session if left out.
+            model: which one it asks; as the session if left out.
+            params: what it asks of the model, over the session's; see `ModelParams`.
 
         Raises:
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
-            InvalidInputError: there are more or longer labels than `SessionConfig` allows; nothing was stored.
+            InvalidInputError: there are more or longer labels than `SessionConfig` allows, or the engine does not take
+                a parameter or another model; nothing was stored.
         """
         _check_labels(labels or {}, self._config)
         blocks, encoded = self._accept(prompts)
-        fingerprint = hashlib.sha256("\n".join(encoded).encode()).hexdigest() if idempotency_key else None
+        asked = [json.dumps((model, params), sort_keys=True)] if model or params else []
+        fingerprint = hashlib.sha256("\n".join([*encoded, *asked]).encode()).hexdigest() if idempotency_key else None
         gear = self._gear
 
         async def change() -> Started:
             if found := await self._find_run(run_id, idempotency_key, fingerprint):
                 return found
+            session = self._journal.session
+            asks_model, asked_params = model or session.model, merged(session.params, params or {})
             try:
                 self._check_can_start(blocks, if_busy)
+                check_taken(gear.builder, asks_model, asked_params)
             except Exception:
                 # Refusing costs a read: this may be the second delivery of a start that was acknowledged.
                 if found := await self._find_run(run_id, idempotency_key, fingerprint, stored=True):
@@ -261,7 +271,9 @@ class SessionCore(RunningSession):
                 fingerprint=fingerprint,
                 timeout_s=timeout_s,
                 labels=FrozenDict(labels or {}),
-                memory=memory or self._journal.session.memory,
+                memory=memory or session.memory,
+                model=asks_model,
+                params=asked_params,
             )
 
         try:
@@ -480,6 +492,8 @@ class SessionCore(RunningSession):
             parent=parent,
             next_index=base.index + 1,
             memory=session.memory,
+            model=session.model,
+            params=session.params,
             saved=base.index,
             ttl_s=session.ttl_s,
         )

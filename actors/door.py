@@ -11,13 +11,15 @@ from typing import Any
 
 from turnwise.actors.cluster import connect, this_ray
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.inference.engine import EngineBuilder, check_taken
 from turnwise.actors.inputs import (
     AgentName,
     Folder,
     Lifetime,
     Limit,
     Look,
+    Model,
+    Params,
     RunId,
     SessionId,
     Text,
@@ -55,6 +57,7 @@ from turnwise.memory.ids import new_id, own_id, public_id
 from turnwise.memory.long_term import LongTermMemory, Scope, is_read_only
 from turnwise.memory.memory_use import memory_use
 from turnwise.memory.own_names import find_session, get_of_user, public_record
+from turnwise.memory.params import merged
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.sharing import rivals
@@ -98,6 +101,7 @@ class Door:
     ) -> None:
         self._enforce_user = enforce_user
         self._is_encrypted = encryption is not None
+        self._builder = engine
         config = config or SessionConfig()
         self._max_metadata_bytes = config.max_metadata_bytes
         self._realm = Realm.of(
@@ -166,6 +170,8 @@ class Door:
         memory: Use,
         *,
         ttl_s: Lifetime | None,
+        model: Model | None,
+        params: Params | None,
     ) -> Request[SessionRecord]:
         self._check_user(user_id)
         user_id = DEFAULT_USER if user_id is None else user_id
@@ -177,6 +183,8 @@ class Door:
         frozen: FrozenDict = freeze(given)
         if is_sealed(frozen):  # nobody could list it
             raise InvalidInputError("metadata", shown(given), "it is taken for encrypted: choose other names")
+        asked = merged({}, params or {})
+        check_taken(self._builder, model, asked)
         now = yield from self._now()
         fresh = SessionRecord(
             session_id=own_id(user_id, session_id) if self._enforce_user else session_id,
@@ -187,6 +195,8 @@ class Door:
             updated_at=now,
             memory=memory_use(memory),
             ttl_s=ttl_s,
+            model=model,
+            params=asked,
         )
         found = None if is_fresh else (yield from self._find(session_id, user_id))
         if found is None and self._realm.read_only:

@@ -17,6 +17,7 @@ from turnwise.memory.erasing import Verify
 from turnwise.memory.frozen import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.ids import check_id
 from turnwise.memory.memory_use import MemoryUse, memory_use
+from turnwise.memory.params import ModelParams, check_params
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -128,6 +129,8 @@ ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]
 """Of a memory's item: may be longer than other ids, since it says where what it holds stands."""
 Look = Annotated[Verify, PlainValidator(_look)]
 Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
+Model = Annotated[str, PlainValidator(partial(check_id, "model"))]
+Params = Annotated[ModelParams, PlainValidator(partial(check_params, "params"))]
 Use = Annotated[MemoryUse | bool, PlainValidator(memory_use)]
 Type = Annotated[MemoryType, PlainValidator(_type)]
 Types = Annotated[Collection[MemoryType], PlainValidator(_types)]

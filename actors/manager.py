@@ -22,6 +22,7 @@ from turnwise.memory.erasing import Verify
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.long_term import LongTermMemory
 from turnwise.memory.memory_use import MemoryUse
+from turnwise.memory.params import ModelParams
 from turnwise.memory.sessions import SessionRecord, SessionStatus
 from turnwise.memory.store import Page, SessionOrder
 from turnwise.memory.sweeping import Swept
@@ -124,6 +125,8 @@ class SessionManager(Door):
         metadata: Mapping[str, Any] | None = None,
         memory: MemoryUse | bool = True,
         ttl_s: float | None = None,
+        model: str | None = None,
+        params: ModelParams | None = None,
     ) -> Session:
         """Return the session of this id, created if there is none; without an id, a fresh one.
 
@@ -136,14 +139,18 @@ class SessionManager(Door):
             metadata: a JSON object, kept with a session that is created; see `SessionConfig.max_metadata_bytes`.
             memory: likewise, what its runs do with long-term memory if they do not say; see `Session.run`.
             ttl_s: likewise, how many seconds after its last commit a `sweep` may delete it; never if None.
+            model: likewise, the model that its runs ask if they do not say; the engine's own if None.
+            params: likewise, what its runs ask of the model if they do not say; see `Session.run`.
 
         Raises:
             InvalidIdError: an id cannot be used.
+            InvalidInputError: a parameter is wrong, or this manager's engine does not take it.
             SessionOwnerError: the session belongs to another user or agent; it does not say to whom. Never because of
                 another user with `enforce_user`, where each user has ids of their own.
             ConfigError: `enforce_user` is set and no user is given.
         """
-        found = carry_out(self._open(session_id, user_id, agent, metadata, memory, ttl_s=ttl_s), self._portal)
+        settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
+        found = carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings), self._portal)
         return Session(self._realm, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     def get(self, session_id: str, *, user_id: str | None = None) -> Session:
@@ -264,9 +271,12 @@ class AsyncSessionManager(Door):
         metadata: Mapping[str, Any] | None = None,
         memory: MemoryUse | bool = True,
         ttl_s: float | None = None,
+        model: str | None = None,
+        params: ModelParams | None = None,
     ) -> AsyncSession:
         """See `SessionManager.open`."""
-        found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, ttl_s=ttl_s))
+        settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
+        found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings))
         return AsyncSession(self._realm, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:

@@ -15,7 +15,9 @@ from turnwise.actors.inputs import (
     Labels,
     Limit,
     Look,
+    Model,
     Number,
+    Params,
     RunId,
     Seconds,
     SessionId,
@@ -33,6 +35,7 @@ from turnwise.memory.events import Event
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.ids import is_own_id, new_id, own_id, public_id
 from turnwise.memory.memory_use import MemoryUse
+from turnwise.memory.params import ModelParams
 from turnwise.memory.prompts import Prompt, plain_prompts
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
@@ -80,6 +83,8 @@ class _Session:
         idempotency_key: IdempotencyKey | None,
         labels: Labels | None,
         memory: Use | None,
+        model: Model | None,
+        params: Params | None,
     ) -> Request[StartedRun]:
         settings = {
             "run_id": new_id(),
@@ -88,6 +93,8 @@ class _Session:
             "timeout_s": timeout_s,
             "labels": dict(labels or {}),
             "memory": memory,
+            "model": model,
+            "params": params or {},
         }
         return (yield from self._realm.start(self._stored_id, plain_prompts(self.id, prompts), settings))
 
@@ -183,10 +190,18 @@ class Session(_Session):
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
         memory: MemoryUse | bool | None = None,
+        model: str | None = None,
+        params: ModelParams | None = None,
     ) -> ExecutionHandle:
         """Run what was appended: `run` without a prompt of its own."""
         return self.run(
-            if_busy=if_busy, idempotency_key=idempotency_key, timeout_s=timeout_s, labels=labels, memory=memory
+            if_busy=if_busy,
+            idempotency_key=idempotency_key,
+            timeout_s=timeout_s,
+            labels=labels,
+            memory=memory,
+            model=model,
+            params=params,
         )
 
     def run(
@@ -197,6 +212,8 @@ class Session(_Session):
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
         memory: MemoryUse | bool | None = None,
+        model: str | None = None,
+        params: ModelParams | None = None,
     ) -> ExecutionHandle:
         """Run what was appended and these prompts; on return the run is durable and started, or queued.
 
@@ -209,13 +226,26 @@ class Session(_Session):
             labels: kept with the run; see `max_labels` and `max_label_chars` of `SessionConfig`.
             memory: what it does with long-term memory: `on`, or True, to recall, and have its turn saved; `read` to
                 recall only; `off`, or False, for neither. As the session if left out.
+            model: the model it asks; the session's if left out, and the engine's own if that has none.
+            params: what it asks of the model, such as `{"temperature": 0.2}`: each in place of the session's and of
+                the engine's; None for one takes the session's out. Recorded with the run, so they hold for all of its
+                steps, whichever process goes on with it; `tool_choice` makes the model call a tool in the first step
+                only.
 
         Raises:
+            InvalidInputError: a parameter is wrong, or the engine does not take it; nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
         """
         request = self._start(
-            prompts, if_busy, timeout_s, idempotency_key=idempotency_key, labels=labels, memory=memory
+            prompts,
+            if_busy,
+            timeout_s,
+            idempotency_key=idempotency_key,
+            labels=labels,
+            memory=memory,
+            model=model,
+            params=params,
         )
         started = carry_out(request, self._portal)
         return ExecutionHandle(self._realm, self._stored_id, started.run_id, started.turn_index, started.outcome)
@@ -340,10 +370,18 @@ class AsyncSession(_Session):
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
         memory: MemoryUse | bool | None = None,
+        model: str | None = None,
+        params: ModelParams | None = None,
     ) -> AsyncExecutionHandle:
         """See `Session.start`."""
         return await self.run(
-            if_busy=if_busy, idempotency_key=idempotency_key, timeout_s=timeout_s, labels=labels, memory=memory
+            if_busy=if_busy,
+            idempotency_key=idempotency_key,
+            timeout_s=timeout_s,
+            labels=labels,
+            memory=memory,
+            model=model,
+            params=params,
         )
 
     async def run(
@@ -354,10 +392,19 @@ class AsyncSession(_Session):
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
         memory: MemoryUse | bool | None = None,
+        model: str | None = None,
+        params: ModelParams | None = None,
     ) -> AsyncExecutionHandle:
         """See `Session.run`."""
         request = self._start(
-            prompts, if_busy, timeout_s, idempotency_key=idempotency_key, labels=labels, memory=memory
+            prompts,
+            if_busy,
+            timeout_s,
+            idempotency_key=idempotency_key,
+            labels=labels,
+            memory=memory,
+            model=model,
+            params=params,
         )
         started = await carry_out_async(request)
         return AsyncExecutionHandle(self._realm, self._stored_id, started.run_id, started.turn_index, started.outcome)

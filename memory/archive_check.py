@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from turnwise.errors import InvalidIdError, TurnwiseError
+from turnwise.errors import InvalidIdError, InvalidInputError, TurnwiseError
 from turnwise.memory.archive_lines import Line
 from turnwise.memory.blocks import Block, Recalled, Summary, decode, encode
 from turnwise.memory.calls import decode_calls
 from turnwise.memory.events import Event
 from turnwise.memory.ids import check_id, public_id
+from turnwise.memory.params import check_params
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans, size, subtract, union
@@ -28,6 +29,7 @@ MAX_SPANS = 4096
 def check_session_line(line: Line, session: SessionRecord) -> None:
     """Raise ArchiveError if no session can be like this."""
     _check_ids(line, {"user id": session.user_id, "agent": session.agent, "parent": _session_of(line, session.parent)})
+    _check_asked(line, session)
     _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s")
     if not -1 <= session.saved < max(session.next_index, 1):
         line.refuse(f"saved={session.saved} is not between -1 and the last turn")
@@ -74,6 +76,9 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
         turn: the status of its turn, and the run that this names; None if the turn was discarded.
     """
     _check_ids(line, {"run id": run.run_id, "idempotency key": run.idempotency_key})
+    _check_asked(line, run)
+    if run.output is not None and not _is_output(run.output):
+        line.refuse("the type of an answer is a name and a schema")
     _check_numbers(line, run, "turn_index", "first_seq", "created_at", "started_at", "ended_at", "timeout_s", "resumes")
     _check_usage(line, run.usage)
     if run.first_seq > last_seq:
@@ -126,6 +131,22 @@ def _session_of(line: Line, turn_id: str | None) -> str | None:
     if not (session_id and index.isascii() and index.isdigit() and len(index) <= len(str(MAX_NUMBER))):
         line.refuse(f"{turn_id[:99]!r} names no turn")
     return public_id(session_id)
+
+
+def _check_asked(line: Line, record: SessionRecord | RunRecord) -> None:
+    _check_ids(line, {"model": record.model})
+    try:
+        params = check_params("params", record.params)
+    except InvalidInputError as error:
+        line.refuse(str(error))
+    if params != record.params or None in params.values():
+        line.refuse("its parameters are not as they are stored")
+
+
+def _is_output(output: Mapping[str, Any]) -> bool:
+    return (
+        output.keys() == {"name", "schema"} and isinstance(output["name"], str) and isinstance(output["schema"], dict)
+    )
 
 
 def _check_numbers(line: Line, record: Any, *names: str) -> None:

@@ -39,7 +39,8 @@ class Incoming:
         self._store = store
         self._session = session
         self._named = named
-        self._row = replace(session, status="ended", metadata=UNFINISHED, log_size=0, next_index=0, seq=0, ttl_s=None)
+        row = replace(session, status="ended", metadata=UNFINISHED, params=FrozenDict(), ttl_s=None)
+        self._row = replace(row, log_size=0, next_index=0, seq=0)
         self._blocks: list[str] = []
         self._turns: list[TurnRecord] = []
         self._events: list[Event] = []

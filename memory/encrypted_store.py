@@ -32,12 +32,13 @@ from turnwise.memory.usage import Usage
 class EncryptedStore(Shared):
     """Has every verb of `SessionStore`, and encrypts what goes through it into another.
 
-    Encrypted are blocks, the kinds and bodies of events, metadata of sessions and turns, and of runs their labels,
-    reasons, stop reasons, states of calls and fingerprints of prompts.
+    Encrypted are blocks, the kinds and bodies of events, metadata of sessions and turns, parameters of sessions and
+    runs, and of runs their labels, types of answers, reasons, stop reasons, states of calls and fingerprints of
+    prompts.
 
     Readable stay: ids of sessions, users, agents and runs, and what was forked from what; times and sizes; states,
-    codes of failures, counts and usage; places of blocks; numbers and keys of events; idempotency keys. So put nothing
-    into an id or a key that nobody may read.
+    codes of failures, names of models, counts and usage; places of blocks; numbers and keys of events; idempotency
+    keys. So put nothing into an id or a key that nobody may read.
 
     Each text is bound to its user, kind and place, so one that was moved, or changed, is a CorruptRecordError. Whoever
     may write to the store can still remove rows, change what is readable, or put an older state of a row back.
@@ -73,7 +74,7 @@ class EncryptedStore(Shared):
         key = await self._keys.of(session.user_id)
         sealed = turn and seal_turn(key, session.session_id, turn)
         created = await self._inner.create(seal_session(key, session), sealed, also)
-        return replace(created, metadata=session.metadata)
+        return replace(created, metadata=session.metadata, params=session.params)
 
     async def get(self, session_id: str) -> SessionRecord:
         return await open_session(self._texts(), await self._inner.get(session_id))

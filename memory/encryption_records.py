@@ -60,6 +60,10 @@ def _session_place(session: SessionRecord) -> Place:
     return Place("session", session.session_id, (session.session_id,))
 
 
+def _params_place(session: SessionRecord) -> Place:
+    return Place("params of session", session.session_id, (session.session_id,))
+
+
 def _turn_place(session_id: str, turn: TurnRecord) -> Place:
     return Place("turn", f"{session_id}#{turn.index}", (session_id, turn.index, turn.status))
 
@@ -78,11 +82,16 @@ def _event_place(session_id: str, event: Event) -> Place:
 
 
 def seal_session(key: UserKey, session: SessionRecord) -> SessionRecord:
-    return replace(session, metadata=_seal(key, _session_place(session), session.metadata))
+    sealed = replace(session, metadata=_seal(key, _session_place(session), session.metadata))
+    # Most have none, nor have those that were stored before there were any.
+    return replace(sealed, params=_seal(key, _params_place(session), session.params)) if session.params else sealed
 
 
 async def open_session(texts: Unsealing, session: SessionRecord) -> SessionRecord:
-    return replace(session, metadata=freeze(await _open(texts, _session_place(session), session.metadata)))
+    opened = replace(session, metadata=freeze(await _open(texts, _session_place(session), session.metadata)))
+    if not session.params:
+        return opened
+    return replace(opened, params=freeze(await _open(texts, _params_place(session), session.params)))
 
 
 def seal_turn(key: UserKey, session_id: str, turn: TurnRecord) -> TurnRecord:
@@ -99,8 +108,10 @@ def seal_run(key: UserKey, session_id: str, run: RunRecord) -> RunRecord:
     """Seal a run in two parts: stores change only one of them."""
     return replace(
         run,
-        labels=_seal(key, _labels_place(session_id, run), [run.labels, run.fingerprint]),
+        labels=_seal(key, _labels_place(session_id, run), [run.labels, run.fingerprint, run.params, run.output]),
         fingerprint=None,
+        params=FrozenDict(),
+        output=None,
         calls=_seal(key, _run_place(session_id, run), [run.calls, run.why, run.stop_reason]),
         why=None,
         stop_reason=None,
@@ -108,10 +119,19 @@ def seal_run(key: UserKey, session_id: str, run: RunRecord) -> RunRecord:
 
 
 async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
-    labels, fingerprint = await _open(texts, _labels_place(run.session_id, run), run.labels)
+    # Runs that were stored before there were parameters have two values.
+    labels, fingerprint, *asked = await _open(texts, _labels_place(run.session_id, run), run.labels)
+    params, output = asked or ({}, None)
     calls, why, stop_reason = await _open(texts, _run_place(run.session_id, run), run.calls)
     return replace(
-        run, labels=freeze(labels), fingerprint=fingerprint, calls=freeze(calls), why=why, stop_reason=stop_reason
+        run,
+        labels=freeze(labels),
+        fingerprint=fingerprint,
+        params=freeze(params),
+        output=freeze(output),
+        calls=freeze(calls),
+        why=why,
+        stop_reason=stop_reason,
     )
 
 

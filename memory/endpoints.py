@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 LimitField = Literal["max_completion_tokens", "max_tokens"]
@@ -47,6 +47,14 @@ class Profile:
     """Keywords of JSON Schema that it refuses in the parameters of tools."""
     signs_calls: bool = False
     """Whether it refuses calls without the signature that it gave them; then those of others get one that it passes."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Parameters of runs that it has under other names."""
+    lacks: frozenset[str] = frozenset()
+    """Parameters of runs that it does not take: it refuses them, or does as if they were not there."""
+
+
+CHAT_ONLY = frozenset({"seed", "stop", "frequency_penalty", "presence_penalty"})
+"""Parameters of runs that the Responses API does not have."""
 
 
 OPENAI = Profile(
@@ -77,6 +85,7 @@ PROFILES: Mapping[str, Profile] = {
             limit_field="max_tokens",
             returns_thoughts="known",
             json_mode="json_object",
+            lacks=frozenset({"seed", "metadata"}),
         ),
         Profile(
             name="kimi",
@@ -94,6 +103,7 @@ PROFILES: Mapping[str, Profile] = {
             stream_options=False,  # refused with 422; usage comes unasked
             has_short_ids=True,
             answers_results=True,
+            names={"seed": "random_seed"},
         ),
         Profile(
             name="groq",

@@ -117,6 +117,8 @@ class InMemoryStore:
             memory=session.memory,
             saved=session.saved,
             ttl_s=session.ttl_s,
+            model=session.model,
+            params=session.params,
         )
         log.update(blocks)
         for index in commit.dropped_turns:

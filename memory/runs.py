@@ -56,6 +56,12 @@ class RunRecord:
     """How often it was taken up again after its process was lost."""
     memory: MemoryUse = "on"
     """What it does with long-term memory."""
+    model: str | None = None
+    """The model that it asks; the engine's own if None."""
+    params: FrozenDict = field(default_factory=FrozenDict)
+    """What it asks of the model, those of its session included: see `ModelParams`."""
+    output: FrozenDict | None = None
+    """The type of its answer: a `name` and a JSON `schema`; None for text."""
 
     @property
     def is_open(self) -> bool:

@@ -47,6 +47,10 @@ class SessionRecord:
     ttl_s: float | None = None
     """So many seconds after its last commit it may be swept; None: never. It has expired when `updated_at + ttl_s` is
     not above the time, as doubles add up."""
+    model: str | None = None
+    """The model that its runs ask, if they do not say; the engine's own if None."""
+    params: FrozenDict = field(default_factory=FrozenDict)
+    """What its runs ask of the model, if they do not say: see `ModelParams`."""
 
     def committed(self, **changes: Any) -> SessionRecord:
         """Return the row as its next commit leaves it: with these changes, and with its revision raised by 1."""

@@ -42,4 +42,9 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
     ),
     # Commits are matched by the revision that they follow.
     5: ("ALTER TABLE turnwise_sessions ADD COLUMN revision BIGINT DEFAULT 0 NOT NULL",),
+    # Sessions and runs say which model is asked, and with which parameters; runs, of which type the answer is.
+    6: (
+        *(f"ALTER TABLE turnwise_sessions ADD COLUMN {name} TEXT" for name in ("model", "params")),
+        *(f"ALTER TABLE turnwise_runs ADD COLUMN {name} TEXT" for name in ("model", "params", "output")),
+    ),
 }

@@ -102,15 +102,22 @@ def _spans(text: str, own: int) -> Spans:
     return tuple(Span(str(own if log == _OWN_LOG else log), start, stop) for log, start, stop in json.loads(text))
 
 
-_SESSION_OTHERS = ("log", "metadata", "usage", "memory")
+_SESSION_OTHERS = ("log", "metadata", "usage", "memory", "params")
 _SESSION_FIELDS = tuple(field.name for field in fields(SessionRecord) if field.name not in _SESSION_OTHERS)
 
 
 def session_row(key: int, session: SessionRecord) -> dict[str, Any]:
     row: dict[str, Any] = {"key": key}
     row |= {field.name: getattr(session, field.name) for field in fields(session) if field.name not in ("log", "usage")}
-    texts = {"metadata": to_json(session.metadata or None), "memory": _unless_on(session.memory)}
-    return row | texts | asdict(session.usage)
+    return row | _session_texts(session) | asdict(session.usage)
+
+
+def _session_texts(session: SessionRecord) -> dict[str, str | None]:
+    return {
+        "metadata": to_json(session.metadata or None),
+        "memory": _unless_on(session.memory),
+        "params": to_json(session.params or None),
+    }
 
 
 def _unless_on(use: MemoryUse) -> str | None:
@@ -128,14 +135,14 @@ def changed_session_row(session_id: str, epoch: int, commit: Commit) -> dict[str
         "b_log_size_before": commit.log_size_before,
         "b_revision": session.revision,
         "b_status": session.status,
-        "b_metadata": to_json(session.metadata or None),
         "b_updated_at": session.updated_at,
         "b_log_size": session.log_size,
         "b_next_index": session.next_index,
         "b_seq": session.seq,
-        "b_memory": _unless_on(session.memory),
         "b_saved": session.saved,
         "b_ttl_s": session.ttl_s,
+        "b_model": session.model,
+        **{f"b_{name}": text for name, text in _session_texts(session).items()},
         **{f"b_{name}": getattr(usage, name) for name in USAGE},
     }
 
@@ -157,6 +164,7 @@ def read_session(row: Any) -> SessionRecord:
             metadata=_mapping(row.metadata),
             usage=read_usage(row),
             memory=row.memory or "on",
+            params=_mapping(row.params),
         ),
     )
 
@@ -207,17 +215,22 @@ def read_turn(row: Any, session_id: str) -> TurnRecord:
 
 _RUN_TEXTS = ("labels", "why", "usage", "stop_reason", "calls")
 _RUN_FIELDS = tuple(
-    field.name for field in fields(RunRecord) if field.name not in ("session_id", "memory", *_RUN_TEXTS)
+    field.name
+    for field in fields(RunRecord)
+    if field.name not in ("session_id", "memory", "params", "output", *_RUN_TEXTS)
 )
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
     row = {name: getattr(run, name) for name in _RUN_FIELDS}
-    return (
-        row
-        | {"session": key, "labels": to_json(run.labels or None), "memory": _unless_on(run.memory)}
-        | _run_texts(run)
-    )
+    fixed = {
+        "session": key,
+        "labels": to_json(run.labels or None),
+        "memory": _unless_on(run.memory),
+        "params": to_json(run.params or None),
+        "output": to_json(run.output),
+    }
+    return row | fixed | _run_texts(run)
 
 
 def _run_texts(run: RunRecord) -> dict[str, str | None]:
@@ -258,6 +271,8 @@ def read_run(row: Any, session_id: str) -> RunRecord:
             stop_reason=_text(row.stop_reason),
             calls=_mapping(row.calls),
             memory=row.memory or "on",
+            params=_mapping(row.params),
+            output=_mapping(row.output) if row.output else None,
             **values,
         ),
     )

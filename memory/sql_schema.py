@@ -28,7 +28,7 @@ from turnwise.memory.usage import Usage
 
 tables = MetaData()
 
-SCHEMA = Schema(name="schema_version", version=6, tables=tables, migrations=MIGRATIONS)
+SCHEMA = Schema(name="schema_version", version=7, tables=tables, migrations=MIGRATIONS)
 
 # The key is also the name of the session's log.
 _Key = BigInteger().with_variant(Integer(), "sqlite")
@@ -58,6 +58,8 @@ sessions = Table(
     Column("memory", Text),
     Column("saved", BigInteger, nullable=False, server_default="-1"),
     Column("ttl_s", Double),
+    Column("model", Text),
+    Column("params", Text),
     *(
         Column(name, BigInteger if number is int else Double, nullable=False, server_default="0")
         for name, number in USAGE.items()
@@ -136,6 +138,9 @@ runs = Table(
     Column("calls", Text),
     Column("resumes", BigInteger, nullable=False, server_default="0"),
     Column("memory", Text),
+    Column("model", Text),
+    Column("params", Text),
+    Column("output", Text),
     PrimaryKeyConstraint("session", "turn_index"),
 )
 _open_run = text("state IN ('queued', 'running', 'awaiting_approval')")

@@ -128,6 +128,8 @@ class Statements:
             "memory",
             "saved",
             "ttl_s",
+            "model",
+            "params",
             *schema.USAGE,
         )
         self.put_session = compiled(

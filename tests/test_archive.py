@@ -47,6 +47,8 @@ from turnwise.memory.store import Commit, SessionStore
 from turnwise.memory.turns import TurnRecord
 from turnwise.testing.audit import audit
 
+PARAMS = freeze({"temperature": 0.5, "stop": [TEXT], "tool_choice": "required", "metadata": {"team": "blue"}})
+
 
 def play(story: Awaitable[Any]) -> Any:
     async def call() -> Any:
@@ -119,6 +121,9 @@ class Writer:
             calls=freeze({"c": {"name": "look"}}) if is_open else freeze({}),
             labels=freeze({TEXT: TEXT}),
             idempotency_key=words.choice([None, f"key {index}"]),
+            model=words.choice([None, "m"]),
+            params=words.choice([freeze({}), PARAMS]),
+            output=words.choice([None, freeze({"name": "Answer", "schema": NESTED})]),
         )
         events: list[Event] = [
             PromptAppended(seq=seq, turn_index=index, key=f"k{index}", **about),
@@ -144,6 +149,7 @@ async def write_fork(store: SessionStore, seed: int) -> None:
             turn = TurnRecord(index=3, status="completed", parent=parent, input=chosen[:1], output=chosen[1:])
             also = tuple(spans)
         row: dict[str, Any] = {"metadata": NESTED, "memory": "read", "saved": 1, "ttl_s": words.choice([None, 60.5])}
+        row |= {"model": words.choice([None, "m"]), "params": words.choice([freeze({}), PARAMS])}
         await store.create(
             SessionRecord(
                 session_id=name,

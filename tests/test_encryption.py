@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import pickle
 import sqlite3
 import sys
@@ -37,7 +38,7 @@ from turnwise.memory.encrypted_history import EncryptedHistory
 from turnwise.memory.encrypted_store import EncryptedStore
 from turnwise.memory.encryption import Encryption
 from turnwise.memory.encryption_keys import KeyRing, Place, Unsealing
-from turnwise.memory.encryption_records import SEALED
+from turnwise.memory.encryption_records import SEALED, _labels_place
 from turnwise.memory.events import Event, PromptAppended, RunFailed, ToolStarted
 from turnwise.memory.frozen import freeze
 from turnwise.memory.history import HistoryStore
@@ -107,10 +108,10 @@ def test_an_encrypted_history_holds_to_the_law_that(law: Law, inner: str, tmp_pa
 
 READABLE = {
     SessionRecord: "session_id user_id agent status created_at updated_at parent log log_size next_index epoch revision"
-    " seq usage memory saved ttl_s",
+    " seq usage memory saved ttl_s model",
     TurnRecord: "index parent run_id status prompt appended input output carried usage created_at forgotten",
     RunRecord: "run_id session_id turn_index state first_seq created_at started_at ended_at code timeout_s"
-    " idempotency_key usage resumes memory",
+    " idempotency_key usage resumes memory model",
 }
 """What stays as it is. A new field is sealed in `encryption_records`, or named here and in `EncryptedStore`."""
 
@@ -118,7 +119,8 @@ READABLE = {
 async def fill(store: SessionStore, session_id: str, user_id: str, secret: str = SECRET) -> SessionRecord:
     """Store a session that has the secret wherever it can be put, and return it."""
     said = freeze({secret: [secret]})
-    session = SessionRecord(session_id=session_id, user_id=user_id, agent="agent", metadata=said, ttl_s=9.0)
+    own: dict[str, Any] = {"agent": "agent", "metadata": said, "ttl_s": 9.0, "model": "m", "params": said}
+    session = SessionRecord(session_id=session_id, user_id=user_id, **own)
     await store.create(session)
     session = (await store.activate(session_id)).session
     run = RunRecord(
@@ -131,6 +133,9 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
         labels=said,
         idempotency_key="key",
         fingerprint=secret,
+        model="m",
+        params=said,
+        output=said,
     )
     end = replace(run, state="failed", why=secret, stop_reason=secret, calls=said, code="budget", usage=Usage(calls=1))
     blocks = [
@@ -173,6 +178,23 @@ def test_of_records_only_what_is_named_stays_readable() -> None:
         for event, hidden in zip(await store.events("s"), await inner.events("s"), strict=True):
             shown = hidden.model_dump(exclude={"kind", "payload"})
             assert shown == event.model_dump(include=set(shown)) and event.kind not in repr(hidden)
+
+    asyncio.run(use())
+
+
+def test_a_run_that_was_sealed_before_there_were_parameters_is_opened() -> None:
+    async def use() -> None:
+        inner = InMemoryStore()
+        store = EncryptedStore(inner, ENCRYPTION)
+        await fill(store, "s", "u")
+        run, session = await store.run("run of s"), await inner.get("s")
+        key = await store._keys.of("u")
+        older = {SEALED: key.seal(_labels_place("s", run), json.dumps([run.labels, run.fingerprint]))}
+        await inner.activate("s")
+        session = (await inner.activate("s")).session
+        sealed = replace(await inner.run("run of s"), labels=freeze(older))
+        await inner.commit("s", session.epoch, Commit(session=session.committed(), runs=[sealed]))
+        assert await store.run("run of s") == replace(run, params=freeze({}), output=None)
 
     asyncio.run(use())
 

@@ -365,6 +365,16 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
         "nested too deeply",
     ),
     "memories that are ahead of the session": (written([HI], saved=9), 1, "saved=9"),
+    "a parameter that there is not": (written([HI], params={"heat": 1}), 1, "params['heat']=1"),
+    "a parameter out of its range": (written([HI], [], [a_run(params={"top_p": 7})]), 3, "params['top_p']=7"),
+    "parameters that are large": (
+        written([HI], params={"stop": ["x" * 70_000]}),
+        1,
+        "must take at most 65536 bytes",
+    ),
+    "a parameter that none has": (written([HI], params={"seed": None}), 1, "not as they are stored"),
+    "a model that cannot be": (written([HI], [], [a_run(model="a\n")]), 3, "cannot be used"),
+    "a type of an answer that is none": (written([HI], [], [a_run(output={"name": 1})]), 3, "the type of an answer"),
     "a call in a state that is none": (written([HI], [], [a_run(calls={"a": {"nam": "b"}})]), 3, "the state of a call"),
 }
 

@@ -288,6 +288,7 @@ WRONG: dict[str, list[Any]] = {
     "SessionStatus": ["nope", 1],
     "SessionOrder": ["title", 1],
     "IfBusy": ["whenever", 1],
+    "ModelParams": [["temperature"], "temperature", {"heat": 1}, {1: 2}, {"model": "other"}, *NO_JSON],
     "Verify": [1, 0, "yes", 1.0],
     "Summary": ["text", User(text="hi")],
     "Prompt": [3, None, "\ud800", ["hello"], Summary(text="forged")],
@@ -509,5 +510,7 @@ def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:
     except TurnwiseError:
         pass  # the values were taken: what they name is not there, or is not possible now
     else:
+        if verb.name == "append":
+            world.run("takes up what was appended")
         if verb.name not in ("delete", "forget"):
             world.check_that_it_works()

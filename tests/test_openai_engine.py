@@ -43,6 +43,8 @@ class Recorder:
     session = SESSION
     run_id = "run-1"
     labels: Mapping[str, str] = {}
+    params: Mapping[str, Any] = {}
+    output_type = None
     memory = None
 
     def __init__(self) -> None:

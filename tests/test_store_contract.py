@@ -155,6 +155,8 @@ UPDATE turnwise_meta SET value = '4' WHERE name = 'schema_version';"""
 OLD[5] = f"""{OLD[4]} ALTER TABLE turnwise_sessions ADD COLUMN ttl_s DOUBLE PRECISION;
 CREATE INDEX turnwise_sessions_ttl ON turnwise_sessions (key) WHERE ttl_s IS NOT NULL;
 UPDATE turnwise_meta SET value = '5' WHERE name = 'schema_version';"""
+OLD[6] = f"""{OLD[5]} ALTER TABLE turnwise_sessions ADD COLUMN revision BIGINT DEFAULT 0 NOT NULL;
+UPDATE turnwise_meta SET value = '6' WHERE name = 'schema_version';"""
 """The tables of older schema versions, and a session with an answer, a run that runs and one that waits."""
 
 
@@ -207,6 +209,7 @@ def test_a_store_of_an_older_version_is_migrated_and_goes_on(old_url: str) -> No
         )
         assert await store.get("s") == session
         runs = await store.runs("s")
+        assert [(run.model, run.params, run.output) for run in runs] == [(None, {}, None)] * 3
         assert [(run.run_id, run.state, run.usage, run.stop_reason, run.resumes) for run in runs] == [
             *(("r0", "completed", usage, "stop", 0), ("r1", "running", None, None, 0), ("r2", "queued", None, None, 0)),
         ]
@@ -229,7 +232,8 @@ def test_a_store_of_an_older_version_is_migrated_and_goes_on(old_url: str) -> No
         assert turns == [found.head, *found.open_turns]
         carries = replace(found.head, carried=(Span("1", 1, 2),))
         waits = replace(runs[1], state="awaiting_approval", calls=freeze({"c": {"name": "x"}}), usage=usage, resumes=1)
-        session = found.session.committed(usage=usage, log_size=5)
+        asked = {"model": "m", "params": freeze({"seed": 7})}
+        session = found.session.committed(usage=usage, log_size=5, **asked)
         changed = Commit(session=session, blocks=["a1"], turns=[carries], runs=[waits], forget_events=4)
         await store.commit("s", 2, changed)
         found = await store.activate("s")

@@ -23,6 +23,7 @@ from turnwise.memory.blocks import Block, Text, Thinking, ToolResult, encode
 from turnwise.memory.calls import CallState
 from turnwise.memory.desk import MemoryDesk
 from turnwise.memory.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
+from turnwise.memory.params import of_later_step
 from turnwise.memory.transcript import Ledger, settle
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
@@ -154,6 +155,19 @@ class Attempt:
     @property
     def labels(self) -> Mapping[str, str]:
         return self.run.record.labels
+
+    @property
+    def model(self) -> str | None:
+        return self.run.record.model
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        params = self.run.record.params
+        return of_later_step(params) if self.run.output.blocks else params
+
+    @property
+    def output_type(self) -> Mapping[str, Any] | None:
+        return self.run.record.output
 
     @property
     def memory(self) -> MemoryDesk | None:

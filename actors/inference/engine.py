@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.blocks import Block
 from turnwise.memory.calls import CallState
 from turnwise.memory.desk import MemoryDesk
@@ -41,6 +42,22 @@ class RunContext(Protocol):
     @property
     def labels(self) -> Mapping[str, str]:
         """What the caller labelled the run with."""
+
+    @property
+    def model(self) -> str | None:
+        """The model that the run asks; None for the engine's own."""
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """What the run asks of the model now; see `ModelParams`. An engine that is `Steerable` has to follow it.
+
+        A `tool_choice` by which the model must call a tool is there in the first step of the run only, also if the run
+        is taken up again by another process; it is `auto` in later ones.
+        """
+
+    @property
+    def output_type(self) -> Mapping[str, Any] | None:
+        """The type of the run's answer: a `name` and a JSON `schema`; None for text."""
 
     @property
     def memory(self) -> MemoryDesk | None:
@@ -206,6 +223,35 @@ class Selective(Protocol):
 
         What is refused is not stored. Called on the session's event loop: imports no client and connects nothing.
         """
+
+
+@runtime_checkable
+class Steerable(Protocol):
+    """An engine builder whose runs may ask for another model, and for parameters, has this.
+
+    With any other, a run or a session that asks for these is refused: nothing that somebody asked for is ignored.
+    """
+
+    def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return why which of these are not taken, by their names, `model` among them; empty if all are.
+
+        Called on the session's event loop, and by managers: imports no client and connects nothing.
+        """
+
+
+def check_taken(builder: EngineBuilder, model: str | None, params: Mapping[str, Any]) -> None:
+    """Raise InvalidInputError, which names one, if the engine does not take these."""
+    if model is None and not params:
+        return
+    if isinstance(builder, Steerable):
+        refused = builder.not_taken(model, params)
+    else:
+        why = f"{type(builder).__name__} takes no parameters of runs: it lacks not_taken(), see Steerable"
+        refused = dict.fromkeys(["model"] if model is not None else params, why)
+    for name, why in refused.items():
+        if name == "model":
+            raise InvalidInputError("model", shown(model), why)
+        raise InvalidInputError(f"params[{shown(name)}]", shown(params.get(name)), why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from turnwise.actors.inference.engine import RequestFrame, SessionView
 from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
-from turnwise.actors.inference.openai_chat import ChatAPI
+from turnwise.actors.inference.openai_chat import LIMITS, ChatAPI
 from turnwise.actors.inference.openai_responses import ResponsesAPI
 from turnwise.actors.inference.openai_runner import OpenAIRunner
 from turnwise.actors.inference.redaction import LONG
@@ -25,8 +25,9 @@ from turnwise.actors.inference.tool_loop import Hook, ToolLoop
 from turnwise.actors.inference.tools import Tool, ToolDefinition
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.blocks import Block
-from turnwise.memory.endpoints import PROFILES, profile_of
+from turnwise.memory.endpoints import CHAT_ONLY, PROFILES, Profile, profile_of
 from turnwise.memory.frozen import freeze
+from turnwise.memory.params import forces_call
 from turnwise.memory.rules import CHAT, RESPONSES
 from turnwise.memory.urls import redact
 
@@ -49,9 +50,6 @@ _NO_FIELDS = {
 
 _REFUSED: dict[tuple[str, str, str], set[str]] = {}
 """Fields that a server has refused in this process, by base URL, API and model: they are not sent again."""
-
-_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-"""What the limit of an answer is called, by one server or another."""
 
 _NO_KEY = "no-api-key"
 """What a server that asks for no key is sent as one."""
@@ -178,8 +176,7 @@ class OpenAIEngine:
         The schema is one of the strict kind: every property is required, and there are no others. A server that takes
         no schemas, by its profile, is asked for JSON, and told the schema in the instructions.
         """
-        host = urlsplit(self.base_url or "").hostname or ""
-        if self.api == "chat" and profile_of(self.provider, host).json_mode == "json_object":
+        if self.api == "chat" and self._profile.json_mode == "json_object":
             told = f"Answer with one JSON object of this schema, and nothing else:\n{json.dumps(schema)}"
             extra = {**(self.extra or {}), "response_format": {"type": "json_object"}}
             return replace(self, tools=(), hooks=(), extra=extra, system=f"{self.system or ''}\n\n{told}".strip())
@@ -208,6 +205,41 @@ class OpenAIEngine:
         known = all(isinstance(one, LogCalls | ReorderResults | SystemPrompt) for one in self.middleware)
         return (CHAT if self.api == "chat" else RESPONSES).refuses(block) if known else None
 
+    def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
+        """See `Steerable`. What the server does not take, by its profile or its API, is refused, never left out."""
+        found = {name: self._why_not(name, value) for name, value in params.items()}
+        return {name: why for name, why in found.items() if why}
+
+    def _why_not(self, name: str, value: Any) -> str | None:
+        """Return why a parameter is not taken; None if it is."""
+        if self.api == "responses" and name in CHAT_ONLY:
+            return "the Responses API has no such parameter: leave it out, or use api='chat'"
+        profile, is_chat = self._profile, self.api == "chat"
+        if is_chat and name in profile.lacks:
+            return f"provider {profile.name!r} does not take it: leave it out; see {profile.source}"
+        if is_chat and name == "response_format" and "json_schema" in value and profile.json_mode != "json_schema":
+            return f"provider {profile.name!r} takes no schemas: use {{'type': 'json_object'}} and say it in the prompt"
+        if name == "parallel_tool_calls" and not self._tool_names:
+            return "the engine has no tools"
+        if name == "tool_choice" and forces_call(value):
+            wanted = self._tool_names if isinstance(value, str) else (value["function"]["name"],)
+            if not set(wanted).intersection(self._tool_names):
+                return f"the engine has no such tool; it has {', '.join(self._tool_names) or 'none'}"
+        return None
+
+    @property
+    def _profile(self) -> Profile:
+        """That of the server, as far as this process knows which it is."""
+        url = self.azure.endpoint if self.azure else self.base_url or os.environ.get("OPENAI_BASE_URL")
+        return profile_of(self.provider, urlsplit(url or "").hostname or "")
+
+    @property
+    def _tool_names(self) -> tuple[str, ...]:
+        """Of what the model may call, as far as it has names."""
+        others = (self.extra or {}).get("tools", ())
+        named = [each.get("function", each) for each in others]
+        return (*(tool.name for tool in self.registry.definitions()), *(each.get("name") or "" for each in named))
+
     def frame(self) -> RequestFrame:
         """See `Framed`.
 
@@ -217,7 +249,7 @@ class OpenAIEngine:
         """
         replacing = [one for one in self.middleware if isinstance(one, SystemPrompt) and one.if_present == "replace"]
         fields = self._api(self.registry.definitions(), self.base_url or "", "").fields
-        limits = [limit for name in _LIMITS if isinstance(limit := fields.get(name), int) and limit > 0]
+        limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int) and limit > 0]
         return RequestFrame(
             model=self.model,
             system=replacing[-1].text if replacing and self.system is None else self.system,
@@ -226,7 +258,9 @@ class OpenAIEngine:
         )
 
     def _api(self, tools: Sequence[ToolDefinition], base_url: str, host: str) -> ChatAPI | ResponsesAPI:
-        refused = _REFUSED.setdefault((base_url, self.api, self.model), set())
+        def refused(model: str) -> set[str]:
+            return _REFUSED.setdefault((base_url, self.api, model), set())
+
         made = ChatAPI if self.api == "chat" else ResponsesAPI
         return made(self, tools, profile_of(self.provider, host), refused)
 
@@ -256,10 +290,8 @@ class OpenAIEngine:
         client: openai.AsyncOpenAI
         if self.azure and self.azure.api_version:
             token = {"azure_ad_token_provider": settings.pop("api_key")} if callable(api_key) else {}
-            deployment = self.model if self.api == "chat" else None
             client = openai.AsyncAzureOpenAI(
                 azure_endpoint=self.azure.endpoint,
-                azure_deployment=deployment,
                 api_version=self.azure.api_version,
                 **token,
                 **settings,

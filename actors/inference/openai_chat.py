@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.openai_fields import (
+    Asked,
     arguments_of,
     broken_off,
     count,
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from turnwise.actors.inference.openai import OpenAIEngine
 
 
+LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+"""What the limit of an answer is called, by one server or another."""
+
 _OTHER_LIMIT = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
 
 
@@ -42,17 +47,27 @@ class ChatAPI:
     rules = CHAT
 
     def __init__(
-        self, settings: OpenAIEngine, tools: Sequence[ToolDefinition], profile: Profile, refused: set[str]
+        self,
+        settings: OpenAIEngine,
+        tools: Sequence[ToolDefinition],
+        profile: Profile,
+        refused: Callable[[str], set[str]],
     ) -> None:
+        self.asked = Asked(settings.model)
         self._settings = settings
         self._given = profile
-        self._refused = refused
+        self._refused_of = refused
         self._definitions = tools
 
     @property
     def _profile(self) -> Profile:
         """What the server takes, as far as it is known by now."""
         return taught(self._given, self._refused)
+
+    def asking(self, asked: Asked) -> ChatAPI:
+        other = copy.copy(self)
+        other.asked = asked
+        return other
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -72,7 +87,19 @@ class ChatAPI:
             unknown = self._profile.unknown_keywords
             own = [{"type": "function", "function": definition(tool, unknown)} for tool in self._definitions]
             fields["tools"] = [*own, *fields.get("tools", ())]
-        return fields
+        for name, value in self.asked.params.items():
+            if name == "max_output_tokens":
+                names = [limit for limit in LIMITS if limit in (self._settings.extra or ())]
+                for limit in LIMITS:
+                    fields.pop(limit, None)
+                fields[(*names, self._limit_field)[0]] = value
+            else:
+                fields[self._profile.names.get(name, name)] = value
+        return self.asked.of_step(fields)
+
+    @property
+    def _refused(self) -> set[str]:
+        return self._refused_of(self.asked.model)
 
     @property
     def _limit_field(self) -> str:
@@ -84,14 +111,14 @@ class ChatAPI:
         return {"messages": encode(blocks, self._profile)}
 
     def adapt(self, refused: str) -> bool:
-        own = {"stream_options": "stream_options" in self.fields, self._limit_field: self._settings.max_output_tokens}
-        for field, is_sent in own.items():
-            if is_sent and field not in (self._settings.extra or ()) and names(refused, field):
+        own = [name for name in ("stream_options", self._limit_field) if name in self.fields]
+        for field in own:
+            if field not in (self._settings.extra or ()) and names(refused, field):
                 is_new = field not in self._refused
                 self._refused.add(field)
                 return is_new
         new = lessons_of(refused) - self._refused
-        self._refused |= new
+        self._refused.update(new)
         return bool(new)
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
@@ -99,7 +126,7 @@ class ChatAPI:
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
         stream: openai.AsyncStream[Any] = await client.chat.completions.create(
-            model=self._settings.model,
+            model=self.asked.model,
             messages=[],
             stream=True,
             # What is given here goes out as it is: the client takes up to half a millisecond to look at one message.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pydantic_core
@@ -12,6 +13,7 @@ import pydantic_core
 from turnwise.actors.inference.tools import ToolDefinition
 from turnwise.memory.blocks import ToolUse
 from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.params import forces_call
 
 UNPARSED = "unparsed"
 """The argument under which a call carries what the model wrote in place of a JSON object."""
@@ -24,6 +26,23 @@ class BrokenOffError(Exception):
         super().__init__(message, code)
         self.message = message
         self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run asks, over the engine's settings."""
+
+    model: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """See `ModelParams`."""
+    is_later: bool = False
+    """Whether the model has been asked in this run before, and has called tools."""
+
+    def of_step(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields; in a later step they leave the model to decide whether it calls a tool."""
+        if self.is_later and forces_call(fields.get("tool_choice")):
+            fields["tool_choice"] = "auto"
+        return fields
 
 
 def broken_off(error: Any) -> BrokenOffError:

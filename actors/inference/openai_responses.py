@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.openai_fields import (
+    Asked,
     arguments_of,
     broken_off,
     count,
@@ -44,11 +46,21 @@ class ResponsesAPI:
     rules = RESPONSES
 
     def __init__(
-        self, settings: OpenAIEngine, tools: Sequence[ToolDefinition], profile: Profile, refused: set[str]
+        self,
+        settings: OpenAIEngine,
+        tools: Sequence[ToolDefinition],
+        profile: Profile,
+        refused: Callable[[str], set[str]],
     ) -> None:
+        self.asked = Asked(settings.model)
         self._settings = settings
-        self._refused = refused
+        self._refused_of = refused
         self._tools = [{"type": "function", **definition(tool), "strict": False} for tool in tools]
+
+    def asking(self, asked: Asked) -> ResponsesAPI:
+        other = copy.copy(self)
+        other.asked = asked
+        return other
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -64,11 +76,19 @@ class ResponsesAPI:
         fields.update(self._settings.extra or {})
         if self._tools:
             fields["tools"] = [*self._tools, *fields.get("tools", ())]
-        return fields
+        for name, value in self.asked.params.items():
+            outer, inner = _INNER.get(name, (name, ""))
+            value = _FORMS[name](value) if name in _FORMS else value  # noqa: PLW2901
+            fields[outer] = {**fields.get(outer, {}), inner: value} if inner else value
+        return self.asked.of_step(fields)
+
+    @property
+    def _refused(self) -> set[str]:
+        return self._refused_of(self.asked.model)
 
     def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
         check(messages_of(blocks), self.rules)
-        instructions, given = encode(blocks, model=self._settings.model)
+        instructions, given = encode(blocks, model=self.asked.model)
         fields: dict[str, Any] = {"input": given}
         if instructions:
             fields["instructions"] = instructions
@@ -90,7 +110,7 @@ class ResponsesAPI:
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
         stream: openai.AsyncStream[Any] = await client.responses.create(
-            model=self._settings.model,
+            model=self.asked.model,
             stream=True,
             # What is given here goes out as it is: the client takes up to half a millisecond to look at one item.
             extra_body={**request, **self.fields},
@@ -98,7 +118,27 @@ class ResponsesAPI:
         return stream
 
     def answer(self) -> ResponsesAnswer:
-        return ResponsesAnswer(self._settings.model)
+        return ResponsesAnswer(self.asked.model)
+
+
+def _flat(choice: Any) -> Any:
+    """Return a choice of a tool as this API has it: Chat Completions names a function one level deeper."""
+    return choice if isinstance(choice, str) else {"type": "function", **choice["function"]}
+
+
+def _format(form: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": form["type"], **form.get("json_schema", {})}
+
+
+_INNER = {
+    "reasoning_effort": ("reasoning", "effort"),
+    "verbosity": ("text", "verbosity"),
+    "response_format": ("text", "format"),
+}
+"""Parameters that stand within a field."""
+
+_FORMS: Mapping[str, Callable[[Any], Any]] = {"tool_choice": _flat, "response_format": _format}
+"""Parameters that have a form of their own."""
 
 
 class ResponsesAnswer:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.actors.inference.engine import RunContext
-from turnwise.actors.inference.openai_fields import BrokenOffError
+from turnwise.actors.inference.openai_fields import Asked, BrokenOffError
 from turnwise.actors.inference.openai_stream import AnswerStream
 from turnwise.actors.inference.redaction import redacted
 from turnwise.errors import ContextOverflowError, EngineError, RequestRefusedError
-from turnwise.memory.blocks import Block, System, Text, ToolUse
+from turnwise.memory.blocks import Block, System, Text, ToolResult, ToolUse
 from turnwise.memory.rules import Rules
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
@@ -86,6 +86,10 @@ class API(Protocol):
     """One of the provider's APIs: what it is asked, and how its answer reads."""
 
     rules: Rules
+    asked: Asked
+
+    def asking(self, asked: Asked) -> API:
+        """Return one that asks for this."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -136,6 +140,14 @@ class OpenAIRunner:
             EngineError: the provider refused it, broke off, or sent nothing or what cannot be read. What came before
                 that was emitted.
         """
+        return await self._asking(turn.blocks, context).ask(turn, context)
+
+    def _asking(self, blocks: Sequence[Block], context: RunContext) -> OpenAIRunner:
+        asked = Asked(context.model or self._settings.model, context.params, is_later=_ends_in_results(blocks))
+        return OpenAIRunner(self._settings, self._client, self._api.asking(asked))
+
+    async def ask(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        """See `run`: this asks for what it is set to, whatever the run asks for."""
         blocks = self._api.rules.spare(turn.blocks, keep=turn.asked)
         if self._settings.system is not None:
             blocks = (*blocks, System(text=self._settings.system))
@@ -144,7 +156,7 @@ class OpenAIRunner:
         try:
             is_done = await self._read(stream, answer, context)
         finally:
-            context.report(usage=answer.usage, stop_reason=answer.stop_reason, model=self._settings.model)
+            context.report(usage=answer.usage, stop_reason=answer.stop_reason, model=self._api.asked.model)
         if answer.stop_reason is None and not is_done:
             raise self._error("ended its answer without saying why, so it is cut short: run the prompt again")
         remedy = "raise max_output_tokens=" if answer.is_cut else "run the prompt again, or check model="
@@ -245,7 +257,7 @@ class OpenAIRunner:
 
     def _error(self, why: str, kind: type[EngineError] = EngineError) -> EngineError:
         where = self._client.base_url.host
-        return kind(f"model {self._settings.model!r} at {where} {why}")
+        return kind(f"model {self._api.asked.model!r} at {where} {why}")
 
     def _redacted(self, text: str) -> str:
         return redacted(text, [self._client.api_key])
@@ -261,3 +273,11 @@ class OpenAIRunner:
         if has_message or not error.body:
             return said
         return f"{said} - {self._redacted(str(error.body))[:200]}"  # in this order: half a key is one too many
+
+
+def _ends_in_results(blocks: Sequence[Block]) -> bool:
+    """Return whether the model has called tools since the last prompt."""
+    for block in reversed(blocks):
+        if isinstance(block, ToolResult) or block.role == "user":
+            return isinstance(block, ToolResult)
+    return False

@@ -13,6 +13,7 @@ if _typing.TYPE_CHECKING:
         InferenceRunner,
         RunContext,
         SessionView,
+        Steerable,
         StepContext,
         Suspend,
     )
@@ -118,6 +119,7 @@ if _typing.TYPE_CHECKING:
     from turnwise.memory.long_term import DegradedRecall, LongTermMemory, MemoryItem, Scope, Source
     from turnwise.memory.notes_redis import RedisNotes
     from turnwise.memory.notes_sql import SQLNotes
+    from turnwise.memory.params import ModelParams
     from turnwise.memory.retention import Retention
     from turnwise.memory.runs import RunRecord
     from turnwise.memory.sessions import SessionRecord
@@ -211,6 +213,7 @@ __all__ = [
     "MemoryItem",
     "MemoryType",
     "Middleware",
+    "ModelParams",
     "NoActiveRunError",
     "NoMemoryError",
     "NotEncryptedError",
@@ -262,6 +265,7 @@ __all__ = [
     "SessionView",
     "Source",
     "StaticMemory",
+    "Steerable",
     "Step",
     "StepContext",
     "StillEncryptedError",
@@ -339,6 +343,7 @@ _HOMES = {
         "turnwise.strategies.window": ["TokenBudget", "Window"],
         "turnwise.memory.steps": ["Step"],
         "turnwise.memory.sessions": ["SessionRecord"],
+        "turnwise.memory.params": ["ModelParams"],
         "turnwise.memory.runs": ["RunRecord"],
         "turnwise.memory.history": ["HistoryStore"],
         "turnwise.memory.calls": ["PendingCall"],
@@ -353,6 +358,7 @@ _HOMES = {
             "InferenceRunner",
             "RunContext",
             "SessionView",
+            "Steerable",
             "StepContext",
             "Suspend",
         ],

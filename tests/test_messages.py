@@ -1,5 +1,7 @@
 """The messages and facts that long-term memory is measured with."""
 
+import json
+import re
 import sys
 from pathlib import Path
 from random import Random
@@ -12,6 +14,8 @@ import fact_set
 from messages import KINDS, WORDS, Conversation, Kind, half_of, messages_of, misspelt
 
 from turnwise.memory.long_term import MemoryItem
+
+FUNCTION_WORDS = {*WORDS["function words"], "s", "up", "get", "gets", "go", "goes", "not", "no", "out", "user"}
 
 ASKED = {
     "When did Ada paint the barn?": frozenset({"1"}),
@@ -52,6 +56,17 @@ def test_the_newest_prompt_of_a_follow_up_leaves_out_what_the_one_before_names(s
         assert name in before and name not in newest
         if message.group == "matter":
             assert all(word in before for word in question.rstrip("?").split()[-2:])
+
+
+def test_the_questions_about_meaning_share_no_content_word_with_what_answers_them() -> None:
+    pairs = json.loads((Path(__file__).parent / "bench/paraphrases.json").read_text(encoding="utf-8"))
+    assert len(pairs) >= 60
+    for pair in pairs:
+        item, question = (
+            {word[:5] for word in re.findall(r"[a-z]+", text.casefold()) if word not in FUNCTION_WORDS}
+            for text in (pair["item"], pair["question"])
+        )
+        assert not item & question, pair
 
 
 @pytest.mark.parametrize("seed", range(50))

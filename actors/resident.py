@@ -16,7 +16,7 @@ from turnwise.actors.stored_session import StoredSession, UnattendedError
 from turnwise.actors.supplies import Supplies
 from turnwise.actors.waits import ENDING_S, Waits
 from turnwise.actors.wire import EngineWanted, PackedOutcome, StartAnswer, StillEnding
-from turnwise.errors import TurnwiseError
+from turnwise.errors import CorruptRecordError, TurnwiseError
 from turnwise.memory.erasing import Verify
 from turnwise.memory.events import Event
 from turnwise.memory.forgotten import Forgotten
@@ -114,6 +114,9 @@ class Resident(Reader):
         except UnattendedError:
             await self.core.activate()  # and settles, or goes on with, what is waited for
             return await super().carry_out(verb, args)
+        except CorruptRecordError:
+            await self.core.check_own()  # a store that has gone back misses some, and is as it should be
+            raise
 
     @property
     def _reads(self) -> SessionReads:

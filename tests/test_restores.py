@@ -33,7 +33,7 @@ from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.contract_tools import Owner, a_session, a_turn, an_event, own, state_of, unchanged
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import overlap, union
+from turnwise.memory.spans import Spans, overlap, union
 from turnwise.memory.sql import SQLStore
 from turnwise.memory.store import SessionStore
 from turnwise.memory.store_redis import RedisStore
@@ -481,5 +481,64 @@ def test_a_caller_does_not_show_what_it_has_seen_of_places_that_a_restore_has_em
         packed = await hosting.ask(ref, "turns", -1, 10, cache.held)
         assert [texts(realm.unpack(turn, cache).new_blocks) for turn in packed] == [["kept"], ["new"]]
         assert [turn.blocks for turn in packed] == [[], []]  # nothing is sent twice
+
+    play(story)
+
+
+# What is missing since the store has gone back is no corrupt record
+
+
+def test_a_fork_whose_blocks_a_restore_took_is_told_so_and_can_be_made_of_what_is_left() -> None:
+    async def story() -> None:
+        box = OfMemory()
+        hosting = Hosting(box.store, EchoEngine())
+        ref = SessionRef.of(await box.store.create(a_session()))
+        await hosting.run(ref, "kept", "r1")
+        box.back_up()
+        await hosting.run(ref, "lost", "r2")
+        box.restore()
+        with pytest.raises(SessionRevertedError):
+            await hosting.ask(ref, "fork", None, "f")
+        fork = await hosting.ask(ref, "fork", None, "f")
+        await hosting.run(SessionRef.of(fork), "new", "r3")
+
+    play(story)
+
+
+class GoesBackOnce(InMemoryStore):
+    """Goes back to what was backed up when blocks are read of it for the first time after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_back: Callable[[], None] | None = None
+
+    async def blocks(self, spans: Spans) -> list[str]:
+        goes_back, self.goes_back = self.goes_back, None
+        if goes_back:
+            goes_back()
+        return await super().blocks(spans)
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_session_that_is_loaded_while_the_store_goes_back_is_gone_or_as_it_was(is_left: bool) -> None:
+    async def story() -> None:
+        store = GoesBackOnce()
+        box = OfMemory(store)
+        if not is_left:
+            box.back_up()
+        await store.create(a_session())
+        await run(core_of(store), "first")
+        if is_left:
+            box.back_up()
+        await run(core_of(store), "second")
+        store.goes_back = box.restore
+        core = core_of(store)
+        with pytest.raises(SessionFencedError if is_left else SessionNotFoundError):
+            await run(core, "lost")
+        assert core.is_lost  # so another core is asked
+        if is_left:
+            again = core_of(store)
+            await run(again, "third")
+            assert texts((await again.latest()).blocks) == ["first", "third"]
 
     play(story)

@@ -14,6 +14,7 @@ from siege_stores import IMPORTED
 
 from turnwise import (
     ArchiveError,
+    CorruptRecordError,
     AsyncExecutionHandle,
     AsyncSession,
     AsyncSessionManager,
@@ -22,6 +23,7 @@ from turnwise import (
     QueueFullError,
     RunEndedError,
     SessionLostError,
+    SessionRevertedError,
     StoreError,
     TurnwiseError,
     WaitTimeoutError,
@@ -63,6 +65,8 @@ class Caller:
                 await way()
             except RunEndedError:
                 self._ledger.deeds["run that did not complete"] += 1
+            except CorruptRecordError as error:
+                self._ledger.violate(f"{way.__name__}: nobody has damaged anything, and it is {error!r}")
             except TurnwiseError as error:
                 self._ledger.refusals[type(error).__name__] += 1
                 await asyncio.sleep(0.2)
@@ -271,6 +275,8 @@ async def misuse(caller: Caller, manager: AsyncSessionManager, ledger: Ledger, u
         await caller.asked(calls[name]())
     except InvalidInputError:
         ledger.deeds["bad call refused"] += 1
+        return
+    except SessionRevertedError:
         return
     except TurnwiseError as error:
         if isinstance(error, StoreError | SessionLostError):

@@ -14,10 +14,10 @@ from siege_stores import IMPORTED
 
 from turnwise import (
     ArchiveError,
-    CorruptRecordError,
     AsyncExecutionHandle,
     AsyncSession,
     AsyncSessionManager,
+    CorruptRecordError,
     InvalidInputError,
     NotFoundError,
     QueueFullError,

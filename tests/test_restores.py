@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,7 +33,7 @@ from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.contract_tools import Owner, a_session, a_turn, an_event, own, state_of, unchanged
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import Spans, overlap, union
+from turnwise.memory.spans import Span, overlap, union
 from turnwise.memory.sql import SQLStore
 from turnwise.memory.store import SessionStore
 from turnwise.memory.store_redis import RedisStore
@@ -512,7 +512,7 @@ class GoesBackOnce(InMemoryStore):
         super().__init__()
         self.goes_back: Callable[[], None] | None = None
 
-    async def blocks(self, spans: Spans) -> list[str]:
+    async def blocks(self, spans: Sequence[Span]) -> list[str]:
         goes_back, self.goes_back = self.goes_back, None
         if goes_back:
             goes_back()
@@ -539,6 +539,7 @@ def test_a_session_that_is_loaded_while_the_store_goes_back_is_gone_or_as_it_was
         if is_left:
             again = core_of(store)
             await run(again, "third")
-            assert texts((await again.latest()).blocks) == ["first", "third"]
+            latest = await again.latest()
+            assert latest and texts(latest.blocks) == ["first", "third"]
 
     play(story)

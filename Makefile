@@ -87,6 +87,10 @@ bench: $(READY) ## measure what turns and sessions cost; parts of it: make bench
 bench-memory: $(READY) ## measure what long-term memory finds in conversations: make bench-memory DATA=file
 	PYTHONPATH=tests $(BIN)/python tests/bench/recall.py $(DATA) $(ARGS)
 
+.PHONY: crowd
+crowd: $(READY) ## let 200 users chat, save and recall at once for ten minutes; shorter: make crowd ARGS="--seconds 20 --users 40"
+	PYTHONPATH=tests $(BIN)/python tests/bench/crowd.py $(ARGS)
+
 .PHONY: clean
 clean: ## remove .venv, caches and builds
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -107,7 +107,9 @@ def messages_of(
             for question, evidence in one.questions
             for prompts, group in [_WAYS[kind](question, one, half, random)]
         ]
-    return made if sample is None or sample >= len(made) else random.sample(made, sample)
+    if sample is None or sample >= len(made):
+        return made
+    return Random(f"{seed} {half}").sample(made, sample)  # of the same questions, whichever kind
 
 
 def half_of(values: Sequence[Any], half: Half) -> list[Any]:

@@ -74,7 +74,7 @@ def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folde
             retire(session)
     table.line("durable turn, no memory, model time aside", without, "floor")
     table.judge("durable turn that is saved in a memory", saving.median / without.median, 1.3, samples=saving)
-    table.line("  and recalls", whole, f"{whole.median / without.median:.3g}x")
+    table.judge("  and recalls", whole.median / without.median, 1.5, samples=whole)
 
 
 def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:
@@ -104,6 +104,10 @@ def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:
 
     asyncio.run(ask())
     table.line(f"recall through the actor, {USERS * ITEMS_EACH:,} items of {USERS} users", alone, "floor")
-    table.line(
-        f"  {AT_ONCE} at once by one process, each", together, f"{alone.median / together.median:.3g} times as many"
+    table.judge(
+        f"  {AT_ONCE} at once by one process, as many each second",
+        alone.median / together.median,
+        3,
+        samples=together,
+        bound="least",
     )

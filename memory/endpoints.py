@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 LimitField = Literal["max_completion_tokens", "max_tokens"]
@@ -47,15 +47,19 @@ class Profile:
     """Keywords of JSON Schema that it refuses in the parameters of tools."""
     signs_calls: bool = False
     """Whether it refuses calls without the signature that it gave them; then those of others get one that it passes."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Parameters of runs that it has under other names."""
-    lacks: frozenset[str] = frozenset()
-    """Parameters of runs that it does not take: it refuses them, or does as if they were not there."""
+    seed_field: str = "seed"
+    """What the seed of a run is called."""
+    lacks: tuple[str, ...] = ()
+    """Parameters of runs that it refuses, or does as if they were not there; `tool_choice.function` is the choice of
+    one function. A run that asks for one is refused."""
 
 
 CHAT_ONLY = frozenset({"seed", "stop", "frequency_penalty", "presence_penalty"})
 """Parameters of runs that the Responses API does not have."""
 
+
+_OF_OPENAI = ("verbosity", "service_tier", "metadata")
+"""Parameters of runs that few others take."""
 
 OPENAI = Profile(
     name="openai",
@@ -77,6 +81,7 @@ PROFILES: Mapping[str, Profile] = {
             source="https://ai.google.dev/gemini-api/docs/openai",
             hosts=("generativelanguage.googleapis.com", "aiplatform.googleapis.com"),
             unknown_keywords=frozenset({"$schema", "const", "examples", "prefixItems"}),
+            lacks=("frequency_penalty", "seed", "metadata"),
         ),
         Profile(
             name="deepseek",
@@ -85,7 +90,7 @@ PROFILES: Mapping[str, Profile] = {
             limit_field="max_tokens",
             returns_thoughts="known",
             json_mode="json_object",
-            lacks=frozenset({"seed", "metadata"}),
+            lacks=("seed", "parallel_tool_calls", *_OF_OPENAI, "prompt_cache_key", "safety_identifier"),
         ),
         Profile(
             name="kimi",
@@ -94,6 +99,7 @@ PROFILES: Mapping[str, Profile] = {
             limit_field="max_tokens",
             returns_thoughts="known",
             json_mode="json_object",
+            lacks=("seed", *_OF_OPENAI),
         ),
         Profile(
             name="mistral",
@@ -103,12 +109,17 @@ PROFILES: Mapping[str, Profile] = {
             stream_options=False,  # refused with 422; usage comes unasked
             has_short_ids=True,
             answers_results=True,
-            names={"seed": "random_seed"},
+            seed_field="random_seed",
+            lacks=("verbosity", "service_tier", "safety_identifier"),
         ),
         Profile(
             name="groq",
             source="https://console.groq.com/docs/openai",
             hosts=("api.groq.com",),
+            lacks=(
+                *("frequency_penalty", "presence_penalty", "verbosity", "metadata"),
+                *("prompt_cache_key", "safety_identifier"),
+            ),
         ),
         Profile(
             name="openrouter",
@@ -119,17 +130,20 @@ PROFILES: Mapping[str, Profile] = {
         Profile(
             name="vllm",
             source="https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html",
+            lacks=(*_OF_OPENAI, "prompt_cache_key", "safety_identifier"),
         ),
         Profile(
             name="ollama",
             source="https://docs.ollama.com/api/openai-compatibility",
             limit_field="max_tokens",
             has_content=True,
+            lacks=("tool_choice", "parallel_tool_calls", *_OF_OPENAI, "prompt_cache_key", "safety_identifier"),
         ),
         Profile(
             name="llama.cpp",
             source="https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md",
             limit_field="max_tokens",
+            lacks=("tool_choice.function", *_OF_OPENAI, "prompt_cache_key", "safety_identifier"),
         ),
         Profile(
             name="litellm",

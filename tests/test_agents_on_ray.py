@@ -44,6 +44,7 @@ from turnwise.memory.blocks import Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.calls import PendingCall
 from turnwise.memory.chat import PARAGRAPH
 from turnwise.memory.events import ApprovalRequested, HookFailed, RunResumed, ToolEnded, ToolStarted
+from turnwise.memory.params import ModelParams
 from turnwise.memory.responses import unpack_reasoning
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
@@ -303,6 +304,42 @@ def test_a_run_that_is_killed_mid_tool_goes_on_behind_its_last_result(bench: Ben
         sent = [(item["id"], item["encrypted_content"]) for item in bench.sent() if item["type"] == "reasoning"]
         assert sent == [packed(first)]
     assert chat.run(prompt("and on")).wait(WAIT_S).text == "and on"
+    audit(manager, "chat")
+
+
+@pytest.mark.parametrize(
+    ("api", "placement"), [("chat", Dedicated()), ("responses", Packed(hosts=1))], ids=["chat", "responses"]
+)
+def test_a_killed_run_asks_its_model_for_the_same_and_for_a_call_only_at_first(
+    bench: Bench, api: str, placement: Placement
+) -> None:
+    config = SessionConfig(on_lost="resume")
+    engine = bench.engine(search, api=api, temperature=1.0)
+    manager = bench._make_manager(engine=engine, config=config, placement=placement)
+    chat = manager.open("chat", model="large", params={"temperature": 0.25, "metadata": {"team": "blue"}})
+    assert manager.open("chat", params={"temperature": 0.75}).info().session.params["temperature"] == 0.25
+    before = len(bench.provider.requests)
+    params: ModelParams = {"top_p": 0.5, "tool_choice": "required"}
+    run = chat.run(prompt([("search", {"text": "x"})], "done"), labels=bench.labels, params=params)
+    bench.noted("search x")
+    kill(chat)
+    assert run.wait(WAIT_S).text == "done"
+    first, *later = [request.body for request in bench.provider.requests[before:]]
+    for body, tool_choice in ((first, "required"), *((body, "auto") for body in later)):
+        said = {name: body.get(name) for name in ("model", "temperature", "top_p", "metadata", "tool_choice")}
+        asked = {"model": "large", "temperature": 0.25, "top_p": 0.5, "metadata": {"team": "blue"}}
+        assert said == {**asked, "tool_choice": tool_choice}
+    assert len(later) == 1
+    (record,) = chat.runs()
+    assert (record.resumes, record.model, record.params) == (
+        *(1, "large"),
+        {"temperature": 0.25, "metadata": {"team": "blue"}, "top_p": 0.5, "tool_choice": "required"},
+    )
+    with pytest.raises(InvalidInputError, match="no such tool; it has search"):
+        chat.run(prompt("x"), params={"tool_choice": {"type": "function", "function": {"name": "paint"}}})
+    with pytest.raises(InvalidInputError, match="no such tool"):
+        manager.open("other", params={"tool_choice": {"type": "function", "function": {"name": "paint"}}})
+    assert manager.count() == 1
     audit(manager, "chat")
 
 

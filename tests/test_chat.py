@@ -32,6 +32,7 @@ from turnwise.memory.blocks import decode as decode_block
 from turnwise.memory.blocks import encode as encode_block
 from turnwise.memory.chat import decode, encode
 from turnwise.memory.endpoints import (
+    CHAT_ONLY,
     LESSONS,
     OPENAI,
     PROFILES,
@@ -41,6 +42,7 @@ from turnwise.memory.endpoints import (
     taught,
     unpack_attached,
 )
+from turnwise.memory.params import PARAMS
 from wire_rules import WireError, check_chat
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -259,6 +261,21 @@ def test_the_page_of_endpoints_has_each_profile_as_it_is() -> None:
         f"| {', '.join(said for name, said in ALSO.items() if getattr(profile, name)) or 'nothing'} |"
         for profile in PROFILES.values()
     ]
+
+
+def test_the_page_of_endpoints_says_which_parameters_each_lacks() -> None:
+    page = (Path(__file__).parents[1] / "docs/endpoints.md").read_text(encoding="utf-8")
+    lacks = {profile.name: profile.lacks for profile in PROFILES.values()}
+    lacks["the Responses API"] = tuple(sorted(CHAT_ONLY))
+    rows = [line for line in page.splitlines() if line.startswith(tuple(f"- {name}: " for name in lacks))]
+    renamed = {name: f"; the seed goes out as `{profile.seed_field}`" for name, profile in PROFILES.items()}
+    assert rows == [
+        f"- {name}: {', '.join(f'`{each}`' for each in names) or 'nothing'}"
+        + (renamed[name] if name in PROFILES and PROFILES[name].seed_field != "seed" else "")
+        for name, names in lacks.items()
+    ]
+    known = {*PARAMS, "tool_choice.function"}
+    assert known.issuperset(each for names in lacks.values() for each in names)
 
 
 def test_calls_without_a_text_are_a_message_without_content() -> None:

@@ -214,6 +214,7 @@ def test_later_parameters_take_the_place_of_earlier_ones_and_none_takes_them_out
         ({"tools": ()}, {"tool_choice": "required"}, "the engine has no such tool; it has none"),
         ({}, {"tool_choice": {"type": "function", "name": "paint"}}, "no such tool; it has look"),
         ({"tools": ()}, {"parallel_tool_calls": True}, "the engine has no tools"),
+        ({"provider": "llama.cpp"}, {"tool_choice": LOOK}, "provider 'llama.cpp' does not take it"),
         ({"provider": "deepseek"}, {"seed": 7}, "provider 'deepseek' does not take it: leave it out; see https://"),
         ({"provider": "deepseek"}, {"response_format": {"type": "json_schema", **SCHEMA}}, "takes no schemas"),
         ({"base_url": "https://api.deepseek.com"}, {"metadata": {"a": "b"}}, "provider 'deepseek' does not take it"),

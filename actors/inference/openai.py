@@ -215,9 +215,10 @@ class OpenAIEngine:
         if self.api == "responses" and name in CHAT_ONLY:
             return "the Responses API has no such parameter: leave it out, or use api='chat'"
         profile, is_chat = self._profile, self.api == "chat"
-        if is_chat and name in profile.lacks:
+        variant = f"{name}.{value['type']}" if isinstance(value, Mapping) and "type" in value else name
+        if is_chat and {name, variant}.intersection(profile.lacks):
             return f"provider {profile.name!r} does not take it: leave it out; see {profile.source}"
-        if is_chat and name == "response_format" and "json_schema" in value and profile.json_mode != "json_schema":
+        if is_chat and variant == "response_format.json_schema" and profile.json_mode != "json_schema":
             return f"provider {profile.name!r} takes no schemas: use {{'type': 'json_object'}} and say it in the prompt"
         if name == "parallel_tool_calls" and not self._tool_names:
             return "the engine has no tools"

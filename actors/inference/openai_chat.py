@@ -94,7 +94,7 @@ class ChatAPI:
                     fields.pop(limit, None)
                 fields[(*names, self._limit_field)[0]] = value
             else:
-                fields[self._profile.names.get(name, name)] = value
+                fields[self._profile.seed_field if name == "seed" else name] = value
         return self.asked.of_step(fields)
 
     @property

@@ -75,6 +75,22 @@ check: $(READY) ## format, lint, types, house rules, what is in the wheel, what 
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest tests/test_house.py tests/test_wheel.py tests/test_readme.py
 
+# 740 MB, which take a minute, and nothing of it is turnwise's: so it has an environment of its own.
+LITELLM := .venv-litellm
+
+$(LITELLM)/ready: requirements-litellm.lock
+	$(PYTHON) -m venv --clear $(LITELLM)
+	$(LITELLM)/bin/python -m pip install --quiet -r requirements-litellm.lock
+	@touch $@
+
+.PHONY: test-litellm
+test-litellm: $(READY) $(LITELLM)/ready ## run the tests with LiteLLM's proxy in between, which this installs
+	$(BIN)/python -m pytest -m litellm tests/test_litellm.py $(ARGS)
+
+.PHONY: quirks
+quirks: $(READY) ## list what servers send, and what came of each
+	PYTHONPATH=examples $(BIN)/python tests/test_quirks.py
+
 .PHONY: test-bench
 test-bench: $(READY) ## see that the bench prints all that it is to print
 	$(BIN)/python -m pytest -m soak tests/test_bench.py $(ARGS)
@@ -93,5 +109,5 @@ crowd: $(READY) ## let 200 users chat, save and recall at once for ten minutes; 
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv $(LITELLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

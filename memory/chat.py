@@ -6,7 +6,9 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -40,6 +42,9 @@ SUMMARY = "[summary of the conversation so far]\n"
 """Precedes a summary, so that the model does not take it for a prompt."""
 
 
+ATTACHED = ("reasoning_details", "thinking_blocks")
+"""What OpenRouter and LiteLLM attach to thoughts: lists, which go back in fields of these names."""
+
 PARAGRAPH = "\n\n"
 """Stands between neighbouring texts of the user, which are sent as one."""
 
@@ -66,7 +71,8 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
     has_thought = profile.returns_thoughts == "always" or (
         profile.returns_thoughts == "known" and any(isinstance(block, Thinking) for block in blocks)
     )
-    for message in fit(messages_of(_sent(blocks)), CHAT):
+    rules = replace(CHAT, id_limit=sys.maxsize) if profile.has_long_ids else CHAT
+    for message in fit(messages_of(_sent(blocks)), rules):
         if message.role == "assistant":
             messages.append(_assistant_message(message.blocks, profile, has_thought=has_thought))
         else:
@@ -148,9 +154,10 @@ def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: 
     texts = [block.text + INTERRUPTED * block.interrupted for block in said if isinstance(block, Text)]
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
     thoughts = [block for block in said if isinstance(block, Thinking)]
-    details = [unpack_attached(thought.signature, profile.name, "reasoning_details") for thought in thoughts]
-    if attached := [detail for some in details for detail in some or ()]:
-        message["reasoning_details"] = attached
+    for name in ATTACHED:
+        found = [unpack_attached(thought.signature, profile.name, name) for thought in thoughts]
+        if attached := [each for some in found for each in some or ()]:
+            message[name] = attached
     if calls := [_call(block, profile) for block in said if isinstance(block, ToolUse)]:
         message["tool_calls"] = calls
         if profile.has_content:

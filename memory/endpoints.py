@@ -45,6 +45,8 @@ class Profile:
     """Whether the content of a message that only calls tools must be a text, if an empty one."""
     unknown_keywords: frozenset[str] = frozenset()
     """Keywords of JSON Schema that it refuses in the parameters of tools."""
+    has_long_ids: bool = False
+    """Whether the ids of calls may be of any length: those of LiteLLM hold what Gemini has signed."""
     signs_calls: bool = False
     """Whether it refuses calls without the signature that it gave them; then those of others get one that it passes."""
     seed_field: str = "seed"
@@ -148,6 +150,7 @@ PROFILES: Mapping[str, Profile] = {
         Profile(
             name="litellm",
             source="https://docs.litellm.ai/docs/proxy/user_keys",
+            has_long_ids=True,
         ),
     )
 }
@@ -172,6 +175,12 @@ LESSONS: tuple[Lesson, ...] = (
         said=re.compile(r"must be a-z, A-Z, 0-9, with a length of 9"),
         source="https://github.com/anomalyco/opencode/issues/1680",
         learned={"has_short_ids": True},
+    ),
+    Lesson(
+        name="bounded ids",
+        said=re.compile(r"(tool_calls?|call_id|id)\b.{0,40}string too long", re.DOTALL),
+        source="https://github.com/openclaw/openclaw/pull/875",
+        learned={"has_long_ids": False},
     ),
     Lesson(
         name="answered results",
@@ -225,7 +234,9 @@ def taught(profile: Profile, lessons: Collection[str]) -> Profile:
 
 
 def profile_of(provider: str | None, host: str) -> Profile:
-    """Return the profile of this name, else that of the host; one of an unknown server is OpenAI's, under its host.
+    """Return the profile of this name, else that of the host.
+
+    An unknown server's is OpenAI's, under its host, but that ids may be long: it takes back those that it gave.
 
     Raises:
         KeyError: there is no profile of this name.
@@ -235,7 +246,7 @@ def profile_of(provider: str | None, host: str) -> Profile:
     for profile in PROFILES.values():
         if host.endswith(profile.hosts):
             return profile
-    return Profile(name=host, source=OPENAI.source)
+    return Profile(name=host, source=OPENAI.source, has_long_ids=True)
 
 
 def pack_attached(provider: str, **attached: Any) -> str:

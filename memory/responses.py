@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.memory.blocks import Block, Document, Image, Recalled, Summary, Text, Thinking, ToolResult, ToolUse, User
-from turnwise.memory.chat import ERROR, INTERRUPTED, SUMMARY, arguments_of, data_uri
-from turnwise.memory.rules import RESPONSES, fit
+from turnwise.memory.chat import ERROR, INTERRUPTED, PARAGRAPH, SUMMARY, arguments_of, data_uri
+from turnwise.memory.rules import RESPONSES, Rules, fit
 from turnwise.memory.transcript import messages_of, system_of
 
 _BETWEEN = "\n\n"
@@ -60,24 +60,28 @@ def unpack_reasoning(signature: str | None) -> Reasoning | None:
     return None
 
 
-def encode(blocks: Sequence[Block], model: str = "") -> tuple[str | None, list[dict[str, Any]]]:
+def encode(
+    blocks: Sequence[Block], model: str = "", rules: Rules = RESPONSES
+) -> tuple[str | None, list[dict[str, Any]]]:
     """Return the instructions and the input items that say what the blocks say; to be sent with `store` off.
 
     The last `System` is the instructions. Then, in order: what the assistant said is one message with its texts joined,
     and its calls, with its reasoning items among them where they stood; what the user said is the outputs, in the order
-    in which their calls were declared, and one message of parts. A thought goes back if this API has signed it for this
-    model and something follows from it, and, if it is there twice, once. Not sent: other thoughts, citations, cache
-    checkpoints, unknown kinds, empty texts. The items are as valid as the blocks: see `settle` and `rules.check`.
+    in which their calls were declared, and one message of parts, in which neighbouring texts are one. A thought goes
+    back if this API has signed it for this model and something follows from it, and, if it is there twice, once. Not
+    sent: other thoughts, citations, cache checkpoints, unknown kinds, empty texts. The items are as valid as the
+    blocks: see `settle` and `rules.check`.
 
     Args:
         model: who is asked; any may have signed the thoughts if left out.
+        rules: what the server takes.
 
     Raises:
         UnsupportedBlockError: an image or document in no form that the API takes.
     """
     items: list[dict[str, Any]] = []
     thought_of: set[str] = set()
-    for message in fit(messages_of(filter(RESPONSES.sends, blocks)), RESPONSES):
+    for message in fit(messages_of(filter(rules.sends, blocks)), rules):
         if message.role == "user":
             items += _asked(message.blocks)
         elif said := _said(message.blocks):
@@ -133,7 +137,13 @@ def _call(use: ToolUse) -> dict[str, Any]:
 
 def _asked(asked: Sequence[Block]) -> list[dict[str, Any]]:
     items = [_output(block) for block in asked if isinstance(block, ToolResult)]
-    if parts := [_part(block) for block in asked if not isinstance(block, ToolResult)]:
+    parts: list[dict[str, Any]] = []
+    for part in [_part(block) for block in asked if not isinstance(block, ToolResult)]:
+        if parts and parts[-1]["type"] == part["type"] == "input_text":  # some servers put nothing between two texts
+            parts[-1] = {**part, "text": parts[-1]["text"] + PARAGRAPH + part["text"]}
+        else:
+            parts.append(part)
+    if parts:
         items.append({"type": "message", "role": "user", "content": parts})
     return items
 

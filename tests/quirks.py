@@ -238,6 +238,34 @@ QUIRKS = [
         ],
     ),
     Quirk(
+        name="thoughts as Claude has signed them, in pieces",
+        server="LiteLLM",
+        source="https://github.com/BerriAI/litellm/issues/15601",
+        provider="litellm",
+        served=events(
+            chunk(reasoning_content="H", thinking_blocks=[{"type": "thinking", "thinking": "H"}]),
+            chunk(reasoning_content="m.", thinking_blocks=[{"type": "thinking", "thinking": "m.", "signature": None}]),
+            chunk(reasoning_content="", thinking_blocks=[{"type": "thinking", "thinking": "", "signature": "EuYB=="}]),
+            chunk(thinking_blocks=[{"type": "redacted_thinking", "data": "Ev4C=="}]),
+            chunk(thinking_blocks=[{"type": "thinking", "thinking": "So.", "signature": "EsYB=="}]),
+            chunk("stop", content="Hi there"),
+        ),
+        blocks=[
+            Thinking(
+                text="Hm.",
+                signature=pack_attached(
+                    "litellm",
+                    thinking_blocks=[
+                        {"type": "thinking", "thinking": "Hm.", "signature": "EuYB=="},
+                        {"type": "redacted_thinking", "data": "Ev4C=="},
+                        {"type": "thinking", "thinking": "So.", "signature": "EsYB=="},
+                    ],
+                ),
+            ),
+            *HI,
+        ],
+    ),
+    Quirk(
         name="text only in the last chunk, as a message",
         server="FastChat",
         source="https://github.com/lm-sys/FastChat/blob/main/docs/openai_api.md",
@@ -531,6 +559,7 @@ class QuirkServer:
     ) -> None:
         self.requests: list[dict[str, Any]] = []
         self.refused: list[tuple[int, str, bytes]] = []
+        self.answers = answers
         self.heads: list[tuple[str, dict[str, str]]] = []
         """Of each request, its target and its headers."""
         server = self
@@ -547,12 +576,17 @@ class QuirkServer:
                 if refused := refuse and refuse(server.requests[-1]):
                     server.refused.append(refused)
                 answered = len(server.requests) - len(server.refused)
-                status, content_type, body = refused or answers[min(answered, len(answers)) - 1]
+                status, content_type, body = refused or server.answers[min(answered, len(server.answers)) - 1]
                 head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\nconnection: close\r\n\r\n"
                 self.wfile.write(head.encode() + body)
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+
+    def serve(self, *answers: tuple[int, str, bytes]) -> None:
+        """Answer like this from now on, and forget what was asked."""
+        self.answers = answers
+        self.requests, self.refused, self.heads = [], [], []
 
     @property
     def base_url(self) -> str:

@@ -134,6 +134,17 @@ def calls_without_thoughts(body: Body) -> Sequence[object]:
     ]
 
 
+def ids_longer_than(limit: int) -> Callable[[Body], Sequence[object]]:
+    """Find ids of calls that are longer than so many characters."""
+
+    def find(body: Body) -> Sequence[object]:
+        calls = [call for message in messages(body) for call in message.get("tool_calls", ())]
+        ids = [call["id"] for call in calls] + [item["call_id"] for item in body.get("input", ()) if "call_id" in item]
+        return [each for each in ids if len(each) > limit]
+
+    return find
+
+
 def long_ids(body: Body) -> Sequence[object]:
     """Find ids of calls that are not nine letters and digits."""
     ids = [call["id"] for message in messages(body) for call in message.get("tool_calls", ())]
@@ -248,7 +259,7 @@ STRICT = [
         settings={"max_output_tokens": 900},
         refusals=[
             Refusal(
-                what="fields of its own kind only",
+                what="fields that it does not know",
                 source="https://github.com/dnakov/anon-kode/issues/53",
                 words=_EXTRA,
                 status=422,
@@ -410,6 +421,13 @@ STRICT = [
                 find=fields("max_tokens"),
             ),
             Refusal(
+                what="ids of more than 40 characters",
+                source="https://github.com/openclaw/openclaw/pull/875",
+                words="Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length"
+                " 40, but got a string with length 83 instead.",
+                find=ids_longer_than(40),
+            ),
+            Refusal(
                 what="a temperature",
                 source="https://github.com/QwenLM/qwen-code/issues/921",
                 words="Unsupported value: '{found}' does not support 0 with this model. Only the default (1) value is"
@@ -429,6 +447,13 @@ STRICT = [
                 words="Encrypted content is not supported with this model.",
                 find=fields("include"),
                 is_known=False,
+            ),
+            Refusal(
+                what="ids of more than 64 characters",
+                source="https://github.com/BerriAI/litellm/issues/41534",
+                words="Invalid 'input[3].call_id': string too long. Expected a string with maximum length 64, but got a"
+                " string with length 949 instead.",
+                find=ids_longer_than(64),
             ),
         ],
     ),

@@ -248,6 +248,7 @@ ALSO = {
     "answers_results": "a prompt never follows results at once",
     "has_content": "a message of calls has content",
     "unknown_keywords": "fewer keywords in tools",
+    "has_long_ids": "ids of calls may be long",
 }
 
 
@@ -283,6 +284,24 @@ def test_calls_without_a_text_are_a_message_without_content() -> None:
     assert encode([Text(text=""), use("a")], PROFILES["ollama"])[0]["content"] == ""
 
 
+def test_thoughts_that_claude_signed_go_back_by_litellm_and_by_no_other() -> None:
+    signed = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "EuYB=="},
+        {"type": "redacted_thinking", "data": "x"},
+    ]
+    thought = Thinking(text="Hm.", signature=pack_attached("litellm", thinking_blocks=signed))
+    blocks = [User(text="Hello"), thought, use("a"), ToolResult(call_id="a", text="Sun")]
+    assert encode(blocks, PROFILES["litellm"])[1]["thinking_blocks"] == signed
+    assert "thinking_blocks" not in encode(blocks, OPENROUTER)[1]
+
+
+def test_ids_of_calls_are_of_any_length_where_they_may_be() -> None:
+    blocks = [User(text="Hello"), use("x" * 300), ToolResult(call_id="x" * 300, text="Sun")]
+    for profile, length in ((PROFILES["litellm"], 300), (profile_of(None, "example.org"), 300), (OPENAI, 40)):
+        _, message, result = encode(blocks, profile)
+        assert message["tool_calls"][0]["id"] == result["tool_call_id"] == "x" * length
+
+
 def test_ids_of_calls_are_short_where_they_have_to_be_and_results_find_their_calls() -> None:
     ids = ["call_1", "call_2", "D681PevKs", "call_" + "x" * 30]
     blocks = [User(text="Hello"), *map(use, ids), *(ToolResult(call_id=each, text="Sun") for each in ids)]
@@ -308,7 +327,8 @@ def test_of_calls_without_signatures_the_first_gets_one_that_gemini_passes() -> 
 def test_each_lesson_says_where_it_is_from_and_is_one_of_a_profile() -> None:
     for lesson in LESSONS:
         assert lesson.source.startswith("https://")
-        assert taught(OPENAI, [lesson.name]) == replace(OPENAI, **lesson.learned) != OPENAI
+        unknown = profile_of(None, "example.org")
+        assert taught(unknown, [lesson.name]) == replace(unknown, **lesson.learned) != unknown
 
 
 def test_a_name_that_the_api_would_refuse_is_made_fit() -> None:

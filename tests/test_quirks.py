@@ -1,8 +1,12 @@
-"""Every quirk of `quirks.py`, each followed by a healthy answer in a valid conversation."""
+"""Every quirk of `quirks.py`, each followed by a healthy answer in a valid conversation.
+
+Run as a program, it lists them with what came of each: `make quirks`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,6 +82,10 @@ TOO_LONG = {
     ' tokens > 200000 maximum", "type": null, "code": "400"}}',
     "Mistral": '{"object": "error", "message": "Prompt contains 40000 tokens, too large for model with 32768 maximum'
     ' context length", "code": 3051}',
+    "Gemini": '{"error": {"code": 400, "message": "The input token count (1048580) exceeds the maximum number of tokens'
+    ' allowed (1048576).", "status": "INVALID_ARGUMENT"}}',
+    "Groq behind LiteLLM": '{"error": {"message": "litellm.BadRequestError: GroqException - {\\"error\\":'
+    ' {\\"message\\": \\"Please reduce the length\\", \\"code\\": \\"context_length_exceeded\\"}}", "code": "400"}}',
     "Bedrock": '{"message": "Input is too long for requested model."}',
 }
 
@@ -178,3 +186,30 @@ def test_what_is_no_field_of_the_body_is_refused(field: str) -> None:
 def test_a_profile_that_is_not_known_is_refused() -> None:
     with pytest.raises(ConfigError, match="deepseek"):
         OpenAIEngine("local", provider="deepseak")
+
+
+# As a program
+
+
+def outcome(quirk: Quirk) -> str:
+    """Return in one line what comes of a quirk."""
+    with QuirkServer((quirk.status, quirk.content_type, quirk.served)) as server:
+        try:
+            said, _ = answer(engine(server, api=quirk.api, provider=quirk.provider), "Hello")
+        except EngineError as error:
+            is_right = quirk.error is not None and re.search(quirk.error, str(error))
+            return f"{type(error).__name__ if is_right else 'WRONG'}: {str(error)[:160]!r}"
+    return "answer" if said == quirk.blocks else f"WRONG: {said}"
+
+
+def main() -> None:
+    """List the quirks, what came of each, and how many came to what."""
+    outcomes = [outcome(quirk) for quirk in QUIRKS]
+    for quirk, came in zip(QUIRKS, outcomes, strict=True):
+        print(f"{quirk.server} | {quirk.api} | {quirk.name} | {came}")
+    kinds = Counter(came.partition(":")[0] for came in outcomes)
+    print(f"{len(QUIRKS)} tried:", ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
+
+
+if __name__ == "__main__":
+    main()

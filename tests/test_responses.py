@@ -50,9 +50,9 @@ def items_of(*blocks: Block) -> list[dict[str, Any]]:
 
 
 def test_a_summary_is_a_text_of_the_user_behind_its_header() -> None:
-    said = {"type": "input_text", "text": "[summary of the conversation so far]\nThey met."}
+    text = "[summary of the conversation so far]\nThey met.\n\nHello"
     (message,) = items_of(Summary(text="They met.", of=(("1", 0, 9),)), User(text="Hello"))
-    assert message["content"] == [said, {"type": "input_text", "text": "Hello"}]
+    assert message["content"] == [{"type": "input_text", "text": text}]
 
 
 def test_the_last_system_prompt_is_the_instructions() -> None:
@@ -132,7 +132,7 @@ def test_a_block_that_says_nothing_makes_no_item(silent: Block) -> None:
     """Acceptance 19: a reasoning item without what follows from it is refused."""
     items = items_of(User(text="Hello"), silent, User(text="Hello"))
     assert {item["role"] for item in items} == {"user"}
-    assert [part["text"] for item in items for part in item["content"]] == ["Hello", "Hello"]
+    assert "\n\n".join(part["text"] for item in items for part in item["content"]) == "Hello\n\nHello"
 
 
 @pytest.mark.parametrize(

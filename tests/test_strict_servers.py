@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -48,7 +49,7 @@ def engine(server: QuirkServer, strict: StrictServer, **settings: Any) -> OpenAI
 @pytest.mark.parametrize("named", [True, False], ids=["with its profile", "without a profile"])
 @pytest.mark.parametrize("strict", STRICT, ids=lambda strict: strict.name)
 def test_a_strict_server_takes_a_whole_conversation(strict: StrictServer, named: bool) -> None:
-    before = StrictServer(name="another", provider=None, refusals=(), api=strict.api, ids=("call_1", "call_2"))
+    before = StrictServer(name="another", provider=None, refusals=(), api=strict.api, ids=("1" * 90, "2" * 90))
 
     async def story(server: QuirkServer, other: QuirkServer) -> None:
         store = InMemoryStore()
@@ -72,6 +73,7 @@ def test_a_strict_server_takes_a_whole_conversation(strict: StrictServer, named:
         seen: list[str | Image] = [DOT] if strict.takes_images else []
         assert await ask("seen", "And this?", *seen) == "A dot."
         assert await ask("last", "Thank you.") == "Bye."
+        assert await core.leave()
         await check_session(store, SESSION)
 
     with (
@@ -95,3 +97,10 @@ def test_a_strict_server_takes_a_whole_conversation(strict: StrictServer, named:
         if named:
             strict = replace(strict, refusals=[refusal for refusal in strict.refusals if refusal.is_known])
             assert not any(strict.judge(request) for request in server.requests)
+
+
+def test_the_page_of_endpoints_says_what_each_refuses() -> None:
+    page = (Path(__file__).parents[1] / "docs/endpoints.md").read_text(encoding="utf-8")
+    told = [f"- *{one.name}*: {'; '.join(refusal.what for refusal in one.refusals)}" for one in STRICT]
+    assert [line for line in page.splitlines() if line.startswith("- *")] == told
+    assert all(refusal.source.startswith("https://") for one in STRICT for refusal in one.refusals)

@@ -23,7 +23,7 @@ from turnwise.actors.inference.openai_fields import (
 )
 from turnwise.actors.inference.tools import ToolDefinition
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
-from turnwise.memory.chat import encode
+from turnwise.memory.chat import ATTACHED, encode
 from turnwise.memory.endpoints import Profile, lessons_of, pack_attached, taught
 from turnwise.memory.rules import CHAT, check
 from turnwise.memory.transcript import messages_of
@@ -153,6 +153,8 @@ class ChatAnswer:
         self._texts: list[str] = []
         self._details: list[dict[str, Any]] = []
         """What OpenRouter says of thoughts, its pieces joined."""
+        self._signed: list[dict[str, Any]] = []
+        """Thoughts as Claude has signed them, which LiteLLM attaches, their pieces joined."""
         self._calls: list[_Call] = []
         self._call_at: dict[int | None, _Call] = {}
 
@@ -174,7 +176,8 @@ class ChatAnswer:
 
     def blocks(self) -> list[Block]:
         blocks: list[Block] = []
-        signature = pack_attached(self._provider, reasoning_details=self._details) if self._details else None
+        attached = {name: found for name, found in zip(ATTACHED, (self._details, self._signed), strict=True) if found}
+        signature = pack_attached(self._provider, **attached) if attached else None
         if self._thoughts or signature:
             blocks.append(Thinking(text="".join(self._thoughts), signature=signature))
         if self._texts:
@@ -209,11 +212,24 @@ class ChatAnswer:
     def _thought(self, said: Mapping[str, Any]) -> str:
         for detail in items(said, "reasoning_details"):
             self._add_detail(detail)
+        for block in items(said, "thinking_blocks"):
+            self._add_signed(block)
         if thought := string(said, "reasoning_content") or string(said, "reasoning"):
             return thought
         content = said.get("content")  # so Mistral sends them
         thinking = [each for each in content if string(each, "type") == "thinking"] if isinstance(content, list) else []
         return "".join(texts(each.get("thinking"), "thinking") for each in thinking)
+
+    def _add_signed(self, block: Any) -> None:
+        kind, text, signature = string(block, "type"), string(block, "thinking"), string(block, "signature")
+        last = self._signed[-1] if self._signed else {}
+        if kind == last.get("type") == "thinking" and not last.get("signature"):
+            last["thinking"] += text
+            last.update({"signature": signature} if signature else {})
+        elif kind == "thinking":
+            self._signed.append({"type": kind, "thinking": text, **({"signature": signature} if signature else {})})
+        elif kind:
+            self._signed.append(dict(block))
 
     def _add_detail(self, detail: Any) -> None:
         if not isinstance(detail, Mapping):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.openai_fields import (
@@ -21,7 +22,7 @@ from turnwise.actors.inference.openai_fields import (
 )
 from turnwise.actors.inference.tools import ToolDefinition
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
-from turnwise.memory.endpoints import Profile
+from turnwise.memory.endpoints import Profile, lessons_of, taught
 from turnwise.memory.responses import encode, pack_reasoning
 from turnwise.memory.rules import RESPONSES, check
 from turnwise.memory.transcript import messages_of
@@ -54,6 +55,7 @@ class ResponsesAPI:
     ) -> None:
         self.asked = Asked(settings.model)
         self._settings = settings
+        self._given = profile
         self._refused_of = refused
         self._tools = [{"type": "function", **definition(tool), "strict": False} for tool in tools]
 
@@ -88,13 +90,18 @@ class ResponsesAPI:
 
     def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
         check(messages_of(blocks), self.rules)
-        instructions, given = encode(blocks, model=self.asked.model)
+        has_long_ids = taught(self._given, self._refused).has_long_ids
+        rules = replace(self.rules, id_limit=sys.maxsize) if has_long_ids else self.rules
+        instructions, given = encode(blocks, self.asked.model, rules)
         fields: dict[str, Any] = {"input": given}
         if instructions:
             fields["instructions"] = instructions
         return fields
 
     def adapt(self, refused: str) -> bool:
+        if new := lessons_of(refused) - self._refused:
+            self._refused.update(new)
+            return True
         # OpenAI's models that do not think refuse it by what it asks for, not by its name.
         is_named = names(refused, "include") or "encrypted content" in refused.lower()
         if "include" in self._refused or "include" in (self._settings.extra or ()) or not is_named:

@@ -43,10 +43,11 @@ _TOO_LONG = "context_length_exceeded"
 _TOO_LONG_SAID = re.compile(
     r"maximum context length|exceeds? (the|its|this model's) (available )?context|context (window|length|size) exceeded"
     r"|exceed_context_size|prompt is too long|input is too long|too many (input )?tokens|input tokens exceed"
+    r"|input token count.{0,40}exceeds|context_length_exceeded|ContextWindowExceeded"
     r"|longer than the (model's )?(maximum )?(context|model)|too large for model|length of all messages is too long",
     re.IGNORECASE,
 )
-"""How servers say so: OpenAI and vLLM, llama.cpp, Anthropic and Bedrock behind LiteLLM, Mistral, Perplexity."""
+"""How servers say so: OpenAI and vLLM, llama.cpp, Anthropic, Bedrock and Gemini behind LiteLLM, Mistral, Perplexity."""
 
 _REMEDIES_BY_CODE = {
     _TOO_LONG: "the conversation is longer than the model's window: pass an overflow strategy",

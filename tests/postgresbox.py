@@ -15,7 +15,7 @@ from turnwise.memory.ids import new_id
 
 
 class PostgresServer:
-    """A server on a socket in its data folder. What it acknowledges is on disk.
+    """A server on a socket in its data folder. What it acknowledges outlives it, and not the machine: it never syncs.
 
     Args:
         folder: where its data folder is made.
@@ -35,6 +35,8 @@ class PostgresServer:
         self._server = Server(self._data, cleanup_mode=None)
         self._server.ensure_pgdata_inited()
         self._pgexec: Any = pgexec
+        self.address = f"postgresql://postgres@/{{}}?host={self._data}"
+        """Its URL, with `{}` for the name of a database."""
         self.is_up = False
         self._fate = threading.Lock()
         """Held by whoever restarts or freezes it, as a server that is restarted has nothing to be frozen."""
@@ -47,15 +49,16 @@ class PostgresServer:
             settings: of its connections, such as `statement_timeout=500` (ms).
         """
         name = new_id()
-        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
+        with psycopg.connect(self.address.format("postgres"), autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"'.encode())
         chosen = "%20".join(f"-c%20{key}%3D{value}" for key, value in settings.items())
-        return f"{self._url(name)}&connect_timeout=2&options={chosen}"
+        return f"{self.address.format(name)}&connect_timeout=2&options={chosen}"
 
     def start(self) -> None:
         """Start it, if it is not up, and return when it answers."""
         if not self.is_up:
-            options = f"-h '' -k {self._data} -c shared_buffers=16MB"
+            unsafe = "-c fsync=off -c full_page_writes=off"  # tests crash the server, and not the machine
+            options = f"-h '' -k {self._data} -c shared_buffers=16MB {unsafe}"
             self._control("start", "-o", options, "-l", str(self._data / "log"))
             self.is_up = True
 
@@ -90,9 +93,6 @@ class PostgresServer:
             for process in stopped:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGCONT)
-
-    def _url(self, database: str) -> str:
-        return f"postgresql://postgres@/{database}?host={self._data}"
 
     def _control(self, verb: str, *options: str) -> None:
         command = ("-w", "-D", str(self._data), *options, verb)

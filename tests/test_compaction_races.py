@@ -1,4 +1,4 @@
-"""Random lives of sessions with small windows, killed and cancelled at any await of a compaction: 3,000 in a run.
+"""Random lives of sessions with small windows, killed and cancelled at any await of a compaction: 3,000 with `make races`.
 
 A failing life prints its seed; `TURNWISE_SEED=<seed> pytest tests/test_compaction_races.py -k <test>` replays it.
 """

@@ -30,7 +30,7 @@ from turnwise.memory.blocks import ToolResult, ToolUse, encode
 from turnwise.memory.events import Event
 from turnwise.memory.transcript import Ledger, settle
 
-LIVES = share(20_000)
+LIVES = share(20_000, 20)
 
 
 @pytest.fixture(autouse=True)

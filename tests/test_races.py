@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from audit import check_session
+from scale import share
 from schedules import SESSION, World, explore, spread, texts
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
@@ -61,7 +62,7 @@ def test_of_many_starts_one_wins_and_the_losers_leave_no_trace() -> None:
         assert [turn.index for turn in turns] == [0, 1]
         assert len(await world.store.inner.runs(SESSION)) == 2
 
-    assert spread(2000, schedule)
+    assert spread(share(2000), schedule)
 
 
 def _slow(world: World) -> Any:
@@ -106,7 +107,7 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
         await check_session(world.store.inner, SESSION)
         assert len(mine) == 12
 
-    assert spread(2000, schedule)
+    assert spread(share(2000), schedule)
 
 
 def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() -> None:
@@ -146,7 +147,7 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
             if turn.run_id:
                 assert world.engine.given[turn.run_id] == turn.blocks[: len(turn.blocks) - 1]
 
-    assert spread(2000, schedule)
+    assert spread(share(2000), schedule)
 
 
 def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
@@ -193,7 +194,7 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
         assert latest and latest.blocks == before
         await check_session(world.store.inner, SESSION)
 
-    assert spread(2000, schedule)
+    assert spread(share(2000), schedule)
 
 
 def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
@@ -223,7 +224,7 @@ def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
         assert again.run_id == runs[0].run_id
         await check_session(world.store.inner, SESSION)
 
-    assert spread(1000, schedule)
+    assert spread(share(1000), schedule)
 
 
 def test_each_busy_policy_leaves_the_history_it_promises() -> None:
@@ -266,7 +267,7 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
             assert prompts == [run_id for run_id in ["first", *arrived] if run_id not in gone]
         assert runs[arrived[-1]].state == "completed"
 
-    assert spread(1500, schedule)
+    assert spread(share(1500), schedule)
 
 
 def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners_change() -> None:
@@ -352,7 +353,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
         assert not missed, "a follower misses nothing stored"
         assert turns
 
-    assert spread(2000, schedule)
+    assert spread(share(2000), schedule)
 
 
 async def _page(core: SessionCore, after: int) -> Any:
@@ -388,7 +389,7 @@ def test_ending_refuses_new_runs_and_cancels_those_there_are() -> None:
         assert [event.kind for event in events].count("session_ended") == 1
         assert all(isinstance(event, RunEnded) or event.kind != "run_started" for event in events[-1:])
 
-    assert explore(500, schedule)
+    assert explore(share(500), schedule)
 
 
 def test_a_schedule_that_fails_among_those_that_are_spread_over_cores_tells_its_seed() -> None:
@@ -425,7 +426,7 @@ def test_who_follows_a_run_while_its_session_changes_hands_sees_all_that_is_stor
             assert set(stored) <= set(seen)
             assert len(seen) == len(set(seen))
 
-    assert explore(300, schedule)
+    assert explore(share(300), schedule)
 
 
 def test_who_reads_the_store_while_runs_begin_misses_nothing_that_leaves_memory_meanwhile() -> None:

@@ -52,7 +52,7 @@ memory: $(READY) ## play an HR assistant that remembers over days, and forgets, 
 	$(BIN)/python examples/hr_policy_chat.py
 
 .PHONY: test
-test: $(READY) ## run all tests but the soak, in two lanes
+test: $(READY) ## run all tests but the soak, in three lanes
 	$(BIN)/python tests/lanes.py $(ARGS)
 
 .PHONY: races
@@ -67,11 +67,14 @@ soak: $(READY) ## inject 10,000 faults over 20 minutes or more, and write what c
 siege: $(READY) ## attack it from outside for 20 minutes, and write what came of it to tests/siege/LAST.md
 	RAY_worker_niceness=0 PYTHONPATH=tests:tests/siege $(BIN)/python tests/siege/siege.py $(ARGS)
 
-.PHONY: check
-check: $(READY) ## format, lint, types, house rules, what is in the wheel, what the README shows
+.PHONY: lint
+lint: $(READY) ## format, lint, types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+
+.PHONY: check
+check: lint ## lint, and house rules, what is in the wheel, what the README shows
 	$(BIN)/python -m pytest tests/test_house.py tests/test_wheel.py tests/test_readme.py
 
 # 740 MB, which take a minute, and nothing of it is turnwise's: so it has an environment of its own.

@@ -41,6 +41,9 @@ DELETED, NOTED, PUSHED = 4, 64, 50
 """How many vectors are deleted, and how many changes are pushed, while nobody else is at Chroma; how many deletions are
 written down together."""
 
+REST = 2.0
+"""How many times as long as such a step took the machine is left to others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
@@ -484,7 +487,7 @@ class VectorMemory:
 
 
 async def _in_turn(work: Callable[[Given], object], given: Given) -> None:
-    """Do some work on a thread, and leave the machine to others for twice as long as it took."""
+    """Do some work on a thread, and leave the machine to others for a while."""
     began = time.monotonic()
     await asyncio.to_thread(work, given)
-    await asyncio.sleep(2 * (time.monotonic() - began))
+    await asyncio.sleep(REST * (time.monotonic() - began))

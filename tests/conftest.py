@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from engines import ScriptedEngine
+from scale import share
 from turnwise.actors.cluster import interruptible
 from turnwise.actors.manager import SessionManager
 from turnwise.memory.ids import new_id
@@ -57,6 +58,8 @@ OWN_RAY = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a Ray, and run it last: some of the rest forks, which who talks to a cluster should not."""
     for item in items:
+        if item.path.stem in OWN_RAY:
+            item.add_marker("own_ray")
         if "ray_session" in getattr(item, "fixturenames", ()) or item.path.stem in OWN_RAY:
             item.add_marker("ray")
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
@@ -163,6 +166,35 @@ def redis_url(redis_server: "RedisServer") -> str:
     with redis_server.client as client:
         client.flushall()
     return redis_server.url
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vector memories do in small steps, for the sake of others, takes larger ones and no rests."""
+    monkeypatch.setattr("turnwise.memory.vector_memory.REST", 0)
+    monkeypatch.setattr("turnwise.memory.vector_memory.DELETED", 64)
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Batches of memories are a tenth of their size, so that few items are many of them; returns ten.
+
+    With `make races` they are as large as ever, and it returns one.
+    """
+    from turnwise.memory import full_text, vector_index, vector_memory
+    from turnwise.memory.facts_memory import InMemoryFacts
+    from turnwise.memory.facts_sql import SQLFacts
+
+    if share(10) == 10:
+        return 1
+    monkeypatch.setattr(vector_memory, "BATCH", 26)
+    monkeypatch.setattr(vector_index, "PAGE", 200)
+    monkeypatch.setattr(full_text, "AT_ONCE", 20)
+    monkeypatch.setattr(full_text, "_PAGE", 100)
+    stores: tuple[Any, ...] = (full_text.FullText, InMemoryFacts, SQLFacts)
+    for store in stores:
+        monkeypatch.setitem(store.sweep.__kwdefaults__, "limit", 100)
+    return 10
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Runs the tests in two lanes side by side: those that start a Ray, which wait a lot, and all others, which compute.
+"""Runs the tests in three lanes side by side: those that share a Ray and programs with a Ray of their own, both of
+which wait a lot, and all others, which compute.
 
 python tests/lanes.py [arguments of pytest]
 """
@@ -7,7 +8,11 @@ import subprocess
 import sys
 import threading
 
-LANES = {"others": "not soak and not litellm and not ray", "ray": "not soak and not litellm and ray"}
+LANES = {
+    "others": "not soak and not litellm and not ray",
+    "ray": "not soak and not litellm and ray and not own_ray",
+    "own ray": "not soak and not litellm and own_ray",
+}
 
 NO_TESTS = 5
 """What pytest exits with if it was given none: a lane may be empty."""
@@ -15,7 +20,7 @@ NO_TESTS = 5
 
 def tell(lane: str, process: "subprocess.Popen[str]") -> None:
     for line in process.stdout or ():
-        print(f"{lane:>6} | {line}", end="", flush=True)
+        print(f"{lane:>7} | {line}", end="", flush=True)
 
 
 def main(arguments: list[str]) -> int:

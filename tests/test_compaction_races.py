@@ -1,4 +1,6 @@
-"""Random lives of sessions with small windows, killed and cancelled at any await of a compaction: 3,000 with `make races`.
+"""Random lives of sessions with small windows, killed and cancelled at any await of a compaction.
+
+There are 3,000 with `make races`.
 
 A failing life prints its seed; `TURNWISE_SEED=<seed> pytest tests/test_compaction_races.py -k <test>` replays it.
 """

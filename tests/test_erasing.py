@@ -30,6 +30,8 @@ from turnwise.memory.vector_index import ChromaFolder, ChromaInMemory, ChromaPla
 from turnwise.memory.vector_memory import VectorMemory
 from vectorbox import FlakyEmbedding, bytes_in, chroma_server, item
 
+pytestmark = pytest.mark.usefixtures("restless")
+
 Make = Callable[[], LongTermMemory]
 Look = Callable[..., Awaitable[Erasure]]
 
@@ -234,21 +236,22 @@ def test_facts_that_a_model_found_are_looked_for(tmp_path: Path) -> None:
     run(story)
 
 
-def test_forgetting_thousands_leaves_nothing(tmp_path: Path) -> None:
+def test_forgetting_batch_upon_batch_leaves_nothing(tmp_path: Path, small_batches: int) -> None:
     """More than one batch of everything: pages of SQLite, vectors of Chroma, words."""
+    many = 2500 // small_batches
 
     async def story() -> None:
         memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-        await memory.remember(BOB, [item(str(at), f"a lighthouse {at}") for at in range(1200)])
-        await memory.remember(ANN, [of(f"s{at % 2}", at, str(at), f"zyzzyva number {at}") for at in range(2500)])
+        await memory.remember(BOB, [item(str(at), f"a lighthouse {at}") for at in range(many // 2)])
+        await memory.remember(ANN, [of(f"s{at % 2}", at, str(at), f"zyzzyva number {at}.") for at in range(many)])
         erased = await erase(memory, Scope(user_id="ann", session_id="s0"))
-        assert (erased.items, erased.found, erased.verified) == (1250, (), True)
+        assert (erased.items, erased.found, erased.verified) == (many // 2, (), True)
         held = bytes_in(tmp_path)
-        assert b"zyzzyva number 1249" in held and b"zyzzyva number 1250" not in held
+        assert b"zyzzyva number 149." in held and b"zyzzyva number 150." not in held
         erased = await erase(memory, ANN)
-        assert (erased.items, erased.verified) == (1250, True)
+        assert (erased.items, erased.verified) == (many // 2, True)
         assert b"zyzzyv" not in bytes_in(tmp_path)  # nor the stem that words are indexed by
-        assert len(await memory.recall(BOB, "lighthouse", limit=2000)) == 1200
+        assert len(await memory.recall(BOB, "lighthouse", limit=2000)) == many // 2
         assert (await memory.check()).ok
         await memory.close()
         assert b"zyzzyv" not in bytes_in(tmp_path)
@@ -346,8 +349,10 @@ def test_to_erase_one_user_of_many_makes_nothing_of_others_anew(
     assert few == many and few[0] == 0 and 30 <= few[1] <= 200
 
 
-def test_others_recall_and_save_while_a_user_is_erased(tmp_path: Path) -> None:
+def test_others_recall_and_save_while_a_user_is_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is done for it holds the event loop, the file or the index to its end."""
+    monkeypatch.setattr("turnwise.memory.vector_memory.DELETED", 4)
+    monkeypatch.setattr("turnwise.memory.vector_memory.REST", 2)
 
     async def story() -> None:
         memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))

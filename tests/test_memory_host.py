@@ -20,6 +20,8 @@ from turnwise.memory.long_term import MemoryItem, Scope
 from turnwise.memory.vector_index import ChromaFolder, VectorIndex
 from turnwise.memory.vector_memory import VectorMemory
 
+pytestmark = pytest.mark.usefixtures("restless")
+
 ADA, BOB = Scope(user_id="ada"), Scope(user_id="bob")
 
 

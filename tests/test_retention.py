@@ -25,6 +25,8 @@ from turnwise.memory.vector_index import ChromaInMemory, VectorIndex
 from turnwise.memory.vector_memory import VectorMemory
 from vectorbox import item
 
+pytestmark = pytest.mark.usefixtures("restless")
+
 ANN, BOB = Scope(user_id="ann"), Scope(user_id="bob", agent="hr")
 KEEP_S = 100.0
 SKILL = MemoryType.SKILL
@@ -180,23 +182,24 @@ def test_what_is_of_other_types_never_expires(make: Make, clock: Clock) -> None:
     run(story)
 
 
-def test_a_sweep_takes_all_that_is_expired(make: Make, clock: Clock) -> None:
+def test_a_sweep_takes_all_that_is_expired(make: Make, clock: Clock, small_batches: int) -> None:
     """However much that is; what it stood in the place of holds again."""
+    many = 1200 // small_batches
 
     async def story() -> None:
         memory = make(refresh=False)
-        await memory.remember(ANN, [item(f"{at}", f"a walrus {at}") for at in range(1200)])
+        await memory.remember(ANN, [item(f"{at}", f"a walrus {at}") for at in range(many)])
         clock.now += 60
         old = item("old", "a lighthouse of old", superseded_at=9.0, superseded_by="7", created_at=1.0)
         await memory.remember(ANN, [old, item("new", "a new lighthouse")])
-        await memory.remember(BOB, [item(f"{at}", f"a walrus {at}") for at in range(1200)])
+        await memory.remember(BOB, [item(f"{at}", f"a walrus {at}") for at in range(many)])
         assert await ids(memory, "lighthouse") == ["new"]
         clock.now += 41
-        assert await memory.sweep() == 1200
+        assert await memory.sweep() == many
         assert await ids(memory, "lighthouse") == ["new", "old"]
-        assert len(await ids(memory, scope=BOB)) == 1200
+        assert len(await ids(memory, scope=BOB)) == many
         clock.now += 60
-        assert await memory.sweep() == 1202
+        assert await memory.sweep() == many + 2
         assert await ids(memory, "lighthouse") == []
         await memory.close()
 

@@ -23,6 +23,8 @@ from turnwise.memory.vector_index import ChromaFolder, ChromaInMemory, ChromaPla
 from turnwise.memory.vector_memory import Recall, VectorMemory
 from vectorbox import FlakyEmbedding, bytes_in, constant, free_port, item, sync
 
+pytestmark = pytest.mark.usefixtures("restless")
+
 ANN = Scope(user_id="ann")
 USERS = ["user-1", "user-10", "user_1", "user%", "%", "_", "'", '"', "'; DROP TABLE x; --", "User-1", " user-1", "文"]
 
@@ -280,10 +282,13 @@ async def test_another_embedding_function_or_dimension_is_a_rebuild_away(make: M
 
 
 @sync
-async def test_a_scrub_leaves_nothing_of_the_forgotten_in_any_file(make: MakeMemory, tmp_path: Path) -> None:
+async def test_a_scrub_leaves_nothing_of_the_forgotten_in_any_file(
+    make: MakeMemory, tmp_path: Path, small_batches: int
+) -> None:
+    many = 2500 // small_batches
     memory = make(FlakyEmbedding(64))
     bob = Scope(user_id="bob-the-forgotten")
-    await memory.remember(bob, [item(f"{at}", f"xylophone number {at}") for at in range(2500)])
+    await memory.remember(bob, [item(f"{at}", f"xylophone number {at}") for at in range(many)])
     await memory.remember(ANN, [item("1", "a lighthouse")])
     key = key_of(bob.user_id, "7", "xylophone number 7").encode()
 
@@ -291,7 +296,7 @@ async def test_a_scrub_leaves_nothing_of_the_forgotten_in_any_file(make: MakeMem
         return bytes_in(tmp_path)
 
     assert b"xylophon" in held() and key in held()
-    assert await memory.forget(bob) == 2500
+    assert await memory.forget(bob) == many
     await memory.scrub()
     assert await ids(memory, "lighthouse") == ["1"]
     assert (await memory.check()).ok

@@ -41,7 +41,7 @@ def clauses_of(text: str) -> Iterator[Clause]:
             ends.append(sentence.end())
         start = sentence.start()
         asks = bool(_ASKS.search(sentence[0]))
-        orders = bool(_OVERRIDE.search(sentence[0]))
+        orders = gives_orders(sentence[0])
         for end in ends:
             if part := text[start:end].strip():
                 about = subjects(part) - _SMALL_TALK
@@ -52,6 +52,18 @@ def clauses_of(text: str) -> Iterator[Clause]:
                 )
                 yield Clause(start, end, states and not mere, states, about, others)
             start = end
+
+
+def sentences_of(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where the sentences of a `normal` text begin and end, in order. A line ends one."""
+    for sentence in _SENTENCE.finditer(text):
+        if sentence[0].strip():
+            yield sentence.span()
+
+
+def gives_orders(text: str) -> bool:
+    """Return whether a `normal` text tries to change what the assistant was told."""
+    return _OVERRIDE.search(text) is not None
 
 
 def _states(text: str, asks: bool, of_others: bool) -> bool:
@@ -114,7 +126,12 @@ def subjects(text: str) -> frozenset[str]:
 
 def normal(text: str) -> str:
     """Return the text without differences of case, quotes and spaces; where a line ended there is a newline."""
-    text = unicodedata.normalize("NFKC", text).casefold().translate(_QUOTES)
+    return shown(text).casefold()
+
+
+def shown(text: str) -> str:
+    """Return the text without differences of quotes and spaces: what `normal` has, but in upper and lower case."""
+    text = unicodedata.normalize("NFKC", text).translate(_QUOTES)
     return "\n".join(line for part in text.splitlines() if (line := " ".join(part.split())))
 
 

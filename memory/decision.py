@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from turnwise.memory.candidates import Action, Candidate, Limits, Refusal
 from turnwise.memory.clauses import NEUTRAL, flat, subjects
-from turnwise.memory.judging import judge
+from turnwise.memory.contradiction import contradict
+from turnwise.memory.judging import Verdict, judge, quoted_in
 from turnwise.memory.lexical import rank
 from turnwise.memory.long_term import MemoryItem
 from turnwise.memory.material import Material, Said
@@ -36,11 +37,13 @@ _SHOWN = 64
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A fact, where the user says it, and what it stands in the place of."""
+    """A fact, where the user says it, and what it stands in the place of, or the other way round if it is older."""
 
     candidate: Candidate
     said: Said
-    instead_of: MemoryItem | None = None
+    instead_of: tuple[MemoryItem, ...] = ()
+    instead_of_new: tuple[int, ...] = ()
+    """Facts of the same answer that it contradicts and that were said before it, by their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class Decision:
     again: frozenset[str] = frozenset()
     """The ids of known facts that were said again."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How many were refused, by `Refusal`; `same` as what is known; `ignored`, by the model's word."""
+    """How many were refused, by `Refusal`; `same` as what is known; `ignored`, by the model's word; `quoted`, as what
+    the user said does not bear them out."""
 
 
 def decide(
@@ -60,56 +64,115 @@ def decide(
     known: Sequence[MemoryItem],
     shown: Mapping[str, MemoryItem],
     limits: Limits,
+    *,
+    now: float = 0.0,
 ) -> Decision:
     """Return which facts are new, and which stand in the place of others.
+
+    A quotation takes the place of nothing but a quotation: what the user said may mean something else. A fact takes the
+    place of all that it contradicts, see `contradiction`, whatever the model says of it.
 
     Args:
         known: all that holds now; what was shown and is not among it any more is not superseded.
         shown: what the model was shown, by short name.
+        now: the time of what was said without one, in seconds since the epoch.
     """
-    holds = {item.id: item for item in known}
-    keys = {item.id: _key(item.text) for item in known}
-    accepted: list[Accepted] = []
-    again: set[str] = set()
-    counts = Counter[str]()
+    deciding = _Deciding(known)
     for number, candidate in enumerate(candidates):
-        if len(accepted) >= limits.max_facts or number >= _READ * limits.max_facts:
-            counts[Refusal.TOO_MANY] += len(candidates) - number
+        if len(deciding.accepted) >= limits.max_facts or number >= _READ * limits.max_facts:
+            deciding.counts[Refusal.TOO_MANY] += len(candidates) - number
             break
         if isinstance(candidate, Refusal):
-            counts[candidate] += 1
+            deciding.counts[candidate] += 1
             continue
-        said = judge(candidate, material, limits)
-        target = holds.get(shown[candidate.of].id) if candidate.of is not None and candidate.of in shown else None
+        verdict = judge(candidate, material, limits)
+        of = shown[candidate.of].id if candidate.of is not None and candidate.of in shown else None
         if candidate.action is Action.IGNORE:
-            counts["ignored"] += 1
-            if target and isinstance(said, Said):
-                again.add(target.id)
-            continue
-        if isinstance(said, Refusal):
-            counts[said] += 1
-            continue
-        if candidate.action is Action.ADD or (target and not _akin(candidate, target)):
-            target = None
-        key = _key(candidate.text)
-        if target is None:
-            target = next((holds[at] for at, other in keys.items() if at in holds and _extends(key, other)), None)
-            same = {at for at, other in keys.items() if _extends(other, key)}
+            deciding.ignore(of, verdict)
+        elif isinstance(verdict, Refusal):
+            deciding.counts[verdict] += 1
         else:
-            same = {at for at, other in keys.items() if other == key}
+            deciding.take(number, candidate, verdict, of, now)
+    return Decision(tuple(deciding.accepted), frozenset(deciding.again), deciding.counts)
+
+
+class _Deciding:
+    """What was decided of the candidates of an answer so far."""
+
+    def __init__(self, known: Sequence[MemoryItem]) -> None:
+        self.holds = {item.id: item for item in known}
+        self.keys = {item.id: _key(item.text) for item in known}
+        self.accepted: list[Accepted] = []
+        self.places: list[tuple[int, int]] = []
+        """Where each that was accepted is said."""
+        self.again: set[str] = set()
+        self.counts = Counter[str]()
+
+    def ignore(self, of: str | None, verdict: Verdict | Refusal) -> None:
+        """Note that the model finds nothing new in it."""
+        self.counts["ignored"] += 1
+        if of in self.holds and isinstance(verdict, Verdict):
+            self.again.add(of)
+
+    def take(self, number: int, candidate: Candidate, verdict: Verdict, of: str | None, now: float) -> None:
+        """Accept the candidate, or a quotation in its place, unless the same is known."""
+        text = verdict.text(candidate.text, verdict.said.item.created_at or now)
+        candidate = candidate.model_copy(update={"text": text})
+        target = self._target(candidate, of)
+        key = _key(text)
+        if target is None:
+            of = next((at for at, other in self.keys.items() if at in self.holds and _extends(key, other)), None)
+            target = self.holds[of] if of is not None else None
+            same = {at for at, other in self.keys.items() if _extends(other, key)}
+        else:
+            same = {at for at, other in self.keys.items() if other == key}
         if same:
-            counts["same"] += 1
-            again |= same & holds.keys()
-            continue
-        if target is not None:
-            del holds[target.id]  # only one fact stands in its place
-        keys[f"{number} of this answer"] = key
-        accepted.append(Accepted(candidate, said, target))
-    return Decision(tuple(accepted), frozenset(again), counts)
+            self.counts["same"] += 1
+            self.again |= same & self.holds.keys()
+            return
+        gone = {target.id: target} if target else {}
+        before: list[int] = []
+        if verdict.quote is not None:
+            self.counts["quoted"] += 1
+        else:
+            gone |= {each.id: each for each in self.holds.values() if _contradicts(candidate, each.text, each.topic)}
+            before = self._contradicted(candidate, verdict.place)
+        for name in gone:
+            del self.holds[name]  # only one fact stands in its place
+        self.keys[f"{number} of this answer"] = key
+        self.places.append(verdict.place)
+        self.accepted.append(Accepted(candidate, verdict.said, tuple(gone.values()), tuple(before)))
+
+    def _target(self, candidate: Candidate, of: str | None) -> MemoryItem | None:
+        """Return what the candidate is to stand in the place of, by the model's word and as far as it can be so."""
+        target = None if of is None or candidate.action is Action.ADD else self.holds.get(of)
+        if target is None or not _akin(candidate, target):
+            return None
+        return None if quoted_in(candidate.text) is not None and quoted_in(target.text) is None else target
+
+    def _contradicted(self, candidate: Candidate, place: tuple[int, int]) -> list[int]:
+        """Return which of the answer's facts it contradicts and follows; note it at those that follow it."""
+        before = []
+        for at, other in enumerate(self.accepted):
+            if _contradicts(candidate, other.candidate.text, other.candidate.topic):
+                if self.places[at] <= place:
+                    before.append(at)
+                else:
+                    later = (*other.instead_of_new, len(self.accepted))
+                    self.accepted[at] = replace(other, instead_of_new=later)
+        return before
 
 
 _READ = 20
 """How many times as many facts of an answer are looked at as may be taken."""
+
+
+def _contradicts(candidate: Candidate, text: str, topic: str | None) -> bool:
+    """Return whether a new fact and another cannot both hold: they are of one topic, or one of them has none."""
+    is_same = flat(candidate.topic or "") == flat(topic or "")
+    if candidate.topic and topic and not is_same:
+        return False
+    return quoted_in(text) is None and contradict(candidate.text, text, same_topic=is_same and bool(topic))
 
 
 def _akin(candidate: Candidate, item: MemoryItem) -> bool:
@@ -121,7 +184,9 @@ def _akin(candidate: Candidate, item: MemoryItem) -> bool:
 
 
 def _key(text: str) -> tuple[str, ...]:
-    """Return what texts that say the same in the same words share."""
+    """Return what texts that say the same in the same words share. A quotation is the same on any day."""
+    if (quote := quoted_in(text)) is not None:
+        return ("", *flat(quote).split())
     tokens = [token.strip(_MARKS).removesuffix("'s") for token in flat(text).split()]
     return tuple(token for token in tokens if token and token not in _FILLERS) or tuple(tokens)
 
@@ -139,6 +204,8 @@ def _extends(more: tuple[str, ...], less: tuple[str, ...]) -> bool:
     """Return whether the one says what the other says, word for word, or that and a little more."""
     if more == less:
         return True
+    if "" in (more[:1] + less[:1]):
+        return False  # a quotation is as it is
     if not _LEAST <= len(less) < len(more) or len(less) < _SHARE * len(more):
         return False
     rest = iter(more)

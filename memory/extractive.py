@@ -293,7 +293,8 @@ class ExtractiveMemory:
             self._counts["failed"] += 1
             raise ExtractionError(f"the model gave no facts: {error!r}"[:_WHY_CHARS]) from error
         known = await self._found.items(scope)  # something may have been forgotten meanwhile
-        decision = await asyncio.to_thread(decide, candidates, material, known, names, self._limits)
+        now = self._clock()
+        decision = await asyncio.to_thread(decide, candidates, material, known, names, self._limits, now=now)
         self._found.use(scope, decision.again)
         self._counts.update(decision.counts)
         return decision
@@ -306,13 +307,15 @@ class ExtractiveMemory:
         """
         facts: dict[str, list[MemoryItem]] = {_key(item.id): [] for item in items}
         pairs: dict[str, list[tuple[str, str]]] = {key: [] for key in facts}
+        made: list[MemoryItem] = []
         for accepted in decision.accepted:
             key = _key(accepted.said.item.id)
-            old = await self._predecessor(scope, accepted)
-            fact = _fact(f"{key}-{len(facts[key])}", accepted, old, self._clock())
-            facts[key].append(fact)
-            if old:
-                pairs[key].append((fact.id, old.id) if _is_older_news(fact, old) else (old.id, fact.id))
+            olds = [old for each in accepted.instead_of if (old := await self._predecessor(scope, each))]
+            made.append(_fact(f"{key}-{len(facts[key])}", accepted, olds[:1], self._clock()))
+            facts[key].append(made[-1])
+            pairs[key] += [_by_age(made[-1], old) for old in olds]
+        for accepted, fact in zip(decision.accepted, made, strict=True):
+            pairs[_key(accepted.said.item.id)] += [_by_age(fact, made[at]) for at in accepted.instead_of_new]
         marks = [_mark(_done(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
         new = set(await self.facts.put(scope, [*(fact for each in facts.values() for fact in each), *marks], at=now))
         there = await self.facts.get(scope, [mark for key in facts for mark in (_seen(key), _done(key))])
@@ -326,10 +329,9 @@ class ExtractiveMemory:
         superseded = await self._supersede(scope, [pair for key in whole for pair in pairs[key]])
         self._counts["superseded"] += sum(new in facts for new in (name.rpartition("-")[0] for name in superseded))
 
-    async def _predecessor(self, scope: Scope, accepted: Accepted) -> MemoryItem | None:
-        """Return what the fact is to stand in the place of, unless that is of all agents, and the fact of one only."""
-        old = accepted.instead_of
-        if old is None or scope.agent is None or old.type.category is MemoryCategory.SEMANTIC:
+    async def _predecessor(self, scope: Scope, old: MemoryItem) -> MemoryItem | None:
+        """Return what a fact is to stand in the place of, unless that is of all agents, and the fact of one only."""
+        if scope.agent is None or old.type.category is MemoryCategory.SEMANTIC:
             return old
         return None if await self.facts.get(replace(scope, agent=None), [old.id]) else old
 
@@ -364,7 +366,7 @@ _FILLED = 3
 _WHY_CHARS = 500
 
 
-def _fact(id: str, accepted: Accepted, old: MemoryItem | None, now: float) -> MemoryItem:
+def _fact(id: str, accepted: Accepted, olds: Sequence[MemoryItem], now: float) -> MemoryItem:
     candidate = accepted.candidate
     fact = MemoryItem(
         id=id,
@@ -374,9 +376,16 @@ def _fact(id: str, accepted: Accepted, old: MemoryItem | None, now: float) -> Me
         source=accepted.said.source,
         created_at=accepted.said.item.created_at or now,
     )
-    if old and (old.type.category is MemoryCategory.SEMANTIC) is not (fact.type.category is MemoryCategory.SEMANTIC):
-        fact = replace(fact, type=old.type)  # who saw the old one is to see the new one
+    is_semantic = fact.type.category is MemoryCategory.SEMANTIC
+    for old in olds:
+        if (old.type.category is MemoryCategory.SEMANTIC) is not is_semantic:
+            fact = replace(fact, type=old.type)  # who saw the old one is to see the new one
     return fact
+
+
+def _by_age(fact: MemoryItem, other: MemoryItem) -> tuple[str, str]:
+    """Return the ids of the older of two facts and of the newer, which stands in its place."""
+    return (fact.id, other.id) if _is_older_news(fact, other) else (other.id, fact.id)
 
 
 def _is_older_news(fact: MemoryItem, old: MemoryItem) -> bool:

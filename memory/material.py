@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Self
 
 from turnwise.memory.blocks import Text, User
 from turnwise.memory.candidates import Limits
 from turnwise.memory.categories import MemoryType
-from turnwise.memory.clauses import ORDERS, Clause, clauses_of, last_question, normal, subjects
+from turnwise.memory.clauses import (
+    ORDERS,
+    Clause,
+    clauses_of,
+    flat,
+    last_question,
+    normal,
+    sentences_of,
+    shown,
+    subjects,
+)
 from turnwise.memory.long_term import MemoryItem, Source
+from turnwise.memory.persons import OTHERS_WORDS
 from turnwise.memory.sections import PREAMBLE
 from turnwise.memory.spans import Span, Spans
 
@@ -26,19 +39,41 @@ class Said:
     item: MemoryItem
     source: Source
     text: str
+    raw: str
+    """The same, as the user wrote it."""
+    question: str
+    """The assistant's question just before it, if it may be an answer to that; flat."""
     clauses: tuple[Clause, ...]
     asked: frozenset[str]
-    """The stems of the assistant's question just before it, if it may be an answer to that."""
+    """The stems of that question."""
+    sentences: tuple[tuple[int, int], ...]
+    """Where in the text each of them begins and ends; a line ends one."""
+    made_up: tuple[int, ...]
+    """Where in the text it says that something is a text, or made up; -1 if what was said beside it does."""
     about: tuple[frozenset[str], frozenset[str]]
     """The stems of all that it states, and of what it does if it is taken for instructions."""
 
     @classmethod
-    def of(cls, item: MemoryItem, source: Source, text: str, asked: str) -> Self:
-        text = normal(text)
+    def of(cls, item: MemoryItem, source: Source, raw: str, asked: str, beside: str) -> Self:
+        """Read a stretch of a user's words; `beside` is what else they said in the same item."""
+        text = normal(raw)
         clauses = tuple(clauses_of(text))
         states, rules = ([clause.about for clause in clauses if clause.tells(kind)] for kind in (_FACTS, _RULES))
         about = frozenset[str]().union(*states), frozenset[str]().union(*rules)
-        return cls(item, source, text.replace("\n", " "), clauses, subjects(asked), about)
+        made_up = tuple(found.start() for found in OTHERS_WORDS.finditer(text))
+        if OTHERS_WORDS.search(normal(beside)) or beside.rstrip().endswith(":"):
+            made_up = (-1, *made_up)
+        sentences = tuple(sentences_of(text))
+        flat_text = text.replace("\n", " ")
+        return cls(item, source, flat_text, raw, flat(asked), clauses, subjects(asked), sentences, made_up, about)
+
+    def quote(self, start: int, stop: int) -> str:
+        """Return what stands at these places of the text, in upper and lower case; O(text)."""
+        found = shown(self.raw).replace("\n", " ")
+        if len(found) != len(self.text):  # some characters are several when their case is folded
+            ends = list(accumulate(len(char.casefold()) for char in found))
+            start, stop = bisect_right(ends, start), bisect_right(ends, stop)
+        return found[start:stop].strip()
 
     def telling(self, kind: MemoryType) -> frozenset[str]:
         return self.about[kind in ORDERS]
@@ -69,7 +104,7 @@ def material_of(items: Sequence[MemoryItem], limits: Limits) -> Material:
         if text := line.text[: most[line.who]]:
             lines.append((line.who, text))
             if line.who == "user":
-                said.append(Said.of(line.item, line.source, text, line.asked))
+                said.append(Said.of(line.item, line.source, text, line.asked, line.beside))
     return Material(tuple(said), tuple(lines))
 
 
@@ -80,22 +115,27 @@ class _Line:
     item: MemoryItem
     source: Source
     asked: str = ""
+    beside: str = ""
+    """What the user said just before it, in the same prompt."""
 
 
 def _lines(item: MemoryItem) -> Iterator[_Line]:
     if item.created_at:
         yield _Line("day", f"{_moment(item.created_at):%Y-%m-%d}", item, item.source)
-    asked = ""
+    asked = beside = ""
     for at, block in enumerate(item.blocks):
         if isinstance(block, User):
             source = replace(item.source, spans=_span_at(item.source.spans, at, len(item.blocks)))
             for part in own_words(block.text):
-                yield _Line("user", part, item, source, asked)
-                asked = ""
+                yield _Line("user", part, item, source, asked, beside)
+                asked, beside = "", part[-_BESIDE_CHARS:]
         elif isinstance(block, Text):
             text = "\n".join(own_words(block.text))
-            asked = last_question(text)
+            asked, beside = last_question(text), ""
             yield _Line("assistant", text, item, item.source)
+
+
+_BESIDE_CHARS = 2000
 
 
 def _longest(lengths: Sequence[int], room: int) -> int:

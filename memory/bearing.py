@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from turnwise.memory.persons import BLOCKS, LANGUAGES, ORDERS, TAKES_BACK, Language
 
@@ -26,7 +27,7 @@ def bears_out(sentence: str, claim: str) -> bool:
         sentence: one, as `clauses.flat` has it.
         claim: likewise.
     """
-    if '"' in sentence[: len(sentence) - len(sentence.lstrip('"“ '))] or len(sentence) > _MOST_CHARS:
+    if sentence.startswith('"') or len(sentence) > _MOST_CHARS:
         return False
     return any(_bears_out(language, sentence, claim) for language in LANGUAGES)
 
@@ -34,8 +35,11 @@ def bears_out(sentence: str, claim: str) -> bool:
 def bears_out_order(sentence: str, claim: str) -> bool:
     """Return whether the sentence gives that instruction, word by word."""
     (english, *_) = LANGUAGES
-    said, wanted = _without_front(english, sentence), _without_front(english, claim)
+    said, wanted = (_PLEASE.sub("", _without_front(english, text)) for text in (sentence, claim))
     return ORDERS.match(said) is not None and _bare(english, said) == _bare(english, wanted)
+
+
+_PLEASE = re.compile(r",? please[.!]?$")
 
 
 def agrees(question: str, claim: str) -> bool:
@@ -51,11 +55,13 @@ _OF_YOU = {"are": "am", "do": "", "have": "have", "can": "can"}
 _MOST_CHARS = 2000
 
 
-def tokens(text: str) -> list[str]:
+@lru_cache(maxsize=2048)
+def tokens(text: str) -> tuple[str, ...]:
     """Return the words and marks of a flat text, with what is contracted written out."""
-    for pattern, whole in _CONTRACTED:
-        text = pattern.sub(whole, text)
-    return _TOKEN.findall(text)
+    if "'" in text or "cannot" in text:
+        for pattern, whole in _CONTRACTED:
+            text = pattern.sub(whole, text)
+    return tuple(_TOKEN.findall(text))
 
 
 _CONTRACTED = [

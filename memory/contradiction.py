@@ -93,7 +93,7 @@ _FORMS = [
 def _denies(one: str, other: str) -> bool:
     """Return whether one is the other with a denial, and else word for word the same."""
     (first, denied), (second, is_denied) = _plain(one), _plain(other)
-    return denied is not is_denied and len(first) == len(second) >= _LEAST and all(map(_is_same, first, second))
+    return denied is not is_denied and len(first) == len(second) > 0 and all(map(_is_same, first, second))
 
 
 @lru_cache(maxsize=8192)
@@ -105,7 +105,6 @@ def _plain(text: str) -> tuple[tuple[str, ...], bool]:
     return tuple(word for word in words if word not in _DENIALS), not _DENIALS.isdisjoint(words)
 
 
-_LEAST = 2
 _DENIALS = word_set(
     """not no never nicht kein keine keinen keinem keiner nie ne n' pas plus jamais nunca non mai não niet geen nooit"""
 )

@@ -80,13 +80,14 @@ def _look(candidate: Candidate, material: Material, most: int) -> Verdict | Refu
     claimed = claimed - NEUTRAL or claimed
     for number, said in enumerate(material.said if words(quoted) else ()):
         for at in _places(said.text, quoted):
-            verdict = _verdict(candidate, claimed, said, (number, at), at + len(quoted), most)
+            verdict = _verdict(candidate, claimed, said, (number, at))
             if isinstance(verdict, Refusal):
                 why = verdict
-            elif verdict.quote is None:
+            elif verdict is not None:
                 return verdict
-            else:
-                only_said = only_said or verdict
+            elif only_said is None:
+                only_said = _quotation(candidate, said, (number, at), most)
+                why = why if only_said else Refusal.UNSUPPORTED  # a part of it might say something else
     return only_said or why
 
 
@@ -97,11 +98,12 @@ QUOTED = 4
 
 
 def _verdict(
-    candidate: Candidate, claimed: frozenset[str], said: Said, place: tuple[int, int], stop: int, most: int
-) -> Verdict | Refusal:
-    """Return what the words at a place say of the candidate."""
+    candidate: Candidate, claimed: frozenset[str], said: Said, place: tuple[int, int]
+) -> Verdict | Refusal | None:
+    """Return that the words at a place bear the candidate out, or why they say nothing of it; None if in between."""
     kind = MemoryType(candidate.type)
     _, start = place
+    stop = start + len(flat(candidate.evidence))
     first = bisect_right(said.clauses, start, key=lambda clause: clause.stop)
     last = bisect_left(said.clauses, stop, key=lambda clause: clause.start)
     told = [clause for clause in said.clauses[first:last] if clause.tells(kind)]
@@ -111,19 +113,28 @@ def _verdict(
         return Refusal.NOT_ABOUT_THE_USER
     asked = said.asked if first == 0 else frozenset[str]()
     agrees = bool(asked and said.clauses[0].tells(kind) and said.clauses[0].about & YES)
-    begin = bisect_right(said.sentences, start, key=lambda sentence: sentence[1])
-    end = bisect_left(said.sentences, stop, key=lambda sentence: sentence[0])
     if agrees and _is_agreed(said, claim):
         return Verdict(said, place)
+    begin, end = _sentences(said, start, stop)
     if any(_is_borne_out(said, number, claim, kind) for number in range(begin, min(end, begin + _SENTENCES))):
         return Verdict(said, place)
-    if not (claimed & own or (agrees and claimed & asked) or (asked and 2 * len(claimed & asked) >= len(claimed))):
-        return Refusal.UNSUPPORTED
-    quote = _quote(said, begin, end, most)
-    question = said.question if asked and begin == 0 else ""
-    if not quote or len(quote) > most or len(question) > most:
-        return Refusal.UNSUPPORTED  # a part of it might say something else
-    return Verdict(said, place, quote, question)
+    answers = claimed & asked
+    is_near = claimed & own or (answers and (agrees or 2 * len(answers) >= len(claimed)))
+    return None if is_near else Refusal.UNSUPPORTED
+
+
+def _quotation(candidate: Candidate, said: Said, place: tuple[int, int], most: int) -> Verdict | None:
+    """Return what the user says there, with the question that it answers; None if it is too long."""
+    _, start = place
+    begin, end = _sentences(said, start, start + len(flat(candidate.evidence)))
+    quote, question = _quote(said, begin, end, most), said.question if begin == 0 else ""
+    return Verdict(said, place, quote, question) if max(len(quote), len(question)) <= most else None
+
+
+def _sentences(said: Said, start: int, stop: int) -> tuple[int, int]:
+    """Return which sentences have a part between two places, as a range of their numbers."""
+    begin = bisect_right(said.sentences, start, key=lambda sentence: sentence[1])
+    return begin, max(bisect_left(said.sentences, stop, key=lambda sentence: sentence[0]), begin + 1)
 
 
 _SENTENCES = 8
@@ -160,7 +171,7 @@ def _is_asserted(said: Said, number: int) -> bool:
 
 def _quote(said: Said, begin: int, end: int, most: int) -> str:
     """Return the sentences, with what around them says how they are meant, if that is not too long."""
-    first, last = begin, max(end, begin + 1)
+    first, last = begin, end
     if said.made_up and len(said.raw) <= most and not gives_orders(said.text):
         first, last = 0, len(said.sentences)
     if first and said.text[slice(*said.sentences[first - 1])].rstrip().endswith(":"):

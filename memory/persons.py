@@ -68,7 +68,7 @@ def _table(text: str) -> dict[str, frozenset[str]]:
 
 def _before(phrases: str) -> re.Pattern[str]:
     words = "|".join(sorted((" ".join(phrase.split()) for phrase in phrases.split("|")), key=len, reverse=True))
-    return re.compile(rf"(?:(?:{words})(?: *[,!:.–—-]+)? +)")
+    return re.compile(rf"(?:(?:{words})(?: *[,!:.-]+)? +)")
 
 
 def _english(verb: str) -> tuple[str, ...]:
@@ -184,7 +184,8 @@ ITALIAN = Language(
     persons=_table("mio:suo,mio mia:sua,mia miei:suoi,miei mie:sue,mie mi:si,lo,la,gli,le"),
     possessives=word_set("mio mia miei mie"),
     verbs=_table(
-        "sono:è ho:ha sto:sta vado:va faccio:fa voglio:vuole posso:può so:sa vengo:viene bevo:beve preferisco:preferisce"
+        "sono:è ho:ha sto:sta vado:va faccio:fa voglio:vuole posso:può so:sa vengo:viene bevo:beve"
+        " preferisco:preferisce"
     ),
     third=_romance,
     articles=word_set("il lo la i gli le l' un uno una un'"),
@@ -230,9 +231,10 @@ TAKES_BACK = word_set(
     # English: what denies, limits, doubts, tells of another time, or says whose word it is
     """not no never nor neither none nothing nobody nowhere without hardly barely rarely seldom scarcely almost nearly
     but except only unless until if whether or when whenever while before once formerly previously ago sometimes
-    occasionally maybe perhaps possibly probably allegedly apparently supposedly theoretically think thinks thought guess suppose
-    believe believes say says said claim claims claimed told tells tell heard hear joke joking kidding lie lying pretend
-    imagine dream dreams would could might should used anymore former ex least though although however instead
+    occasionally maybe perhaps possibly probably allegedly apparently supposedly theoretically think thinks thought
+    guess suppose believe believes say says said claim claims claimed told tells tell heard hear joke joking kidding lie
+    lying pretend imagine dream dreams would could might should used
+    anymore former ex least though although however instead
     january february march april june july august september october november december
     theory game story hypothetically wait help let make see watch"""
     # German
@@ -240,8 +242,8 @@ TAKES_BACK = word_set(
     ob oder als früher ehemals damals manchmal selten vielleicht wohl angeblich glaube denke sagt sagte meint wäre hätte
     würde mehr theoretisch eigentlich ohne weder noch"""
     # French
-    """ pas ne n' plus jamais rien aucun aucune personne guère sans sauf mais si ou quand lorsque avant autrefois parfois
-    rarement peut-être presque dit disait pense crois seulement sinon"""
+    """ pas ne n' plus jamais rien aucun aucune personne guère sans sauf mais si ou quand lorsque avant autrefois
+    parfois rarement peut-être presque dit disait pense crois seulement sinon"""
     # Spanish, Italian, Portuguese
     """ nunca nada nadie ningún ninguna sin salvo pero sino cuando hasta antes casi quizás quizá tal acaso dice creo
     solo sólo apenas jamás tampoco non mai niente nessuno senza tranne però ma se quando fino prima quasi forse penso
@@ -271,8 +273,8 @@ OTHERS_WORDS = re.compile(
 
 RETRACTS = re.compile(
     r"(?:but|or|not|no(?=$|[,.!]| wait)|nope|at least|well|until|wait|actually|except|unless|however|though"
-    r"|scratch that|sorry|i mean|just kidding|correction|aber|oder|nicht|nein|zumindest|mais|non|ou|enfin|pero|anzi|mas|não"
-    r"|maar|nee)\b"
+    r"|scratch that|sorry|i mean|just kidding|correction|aber|oder|nicht|nein|zumindest|mais|non|ou|enfin|pero"
+    r"|anzi|mas|não|maar|nee)\b"
 )
 """What a sentence begins with that takes back the one before it."""
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+import unicodedata
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from turnwise.memory.candidates import Action, Candidate, Limits, Refusal, parse
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.decision import decide, nearest
 from turnwise.memory.extraction import PROMPT, SCHEMA, request
-from turnwise.memory.judging import judge
+from turnwise.memory.judging import judge, quoted_in
 from turnwise.memory.long_term import MemoryItem, Source
 from turnwise.memory.material import material_of, may_tell, own_words
 from turnwise.memory.sections import Recalled, make_sections
@@ -37,7 +38,7 @@ def verdict(said: str, text: str, evidence: str | None = None, *, type: str = "f
     blocks: list[Block] = [Text(text=before)] if before else []
     material = material_of([item(*blocks, User(text=said))], LIMITS)
     found = judge(Candidate(text=text, type=type, evidence=said if evidence is None else evidence), material, LIMITS)
-    return str(found) if isinstance(found, Refusal) else "taken"
+    return str(found) if isinstance(found, Refusal) else "taken" if found.quote is None else f"said: {found.quote}"
 
 
 def test_the_model_is_shown_what_both_said_as_lines_of_data_and_nothing_else() -> None:
@@ -110,20 +111,72 @@ def test_what_was_recalled_is_not_the_users_own_word() -> None:
     ("said", "text", "evidence"),
     [
         ("I live in Graz.", "Lives in Graz", None),
-        ("Hi! I'm Sarah, a nurse. What's the weather?", "The user's name is Sarah", "I'm Sarah"),
+        ("Hi! I'm Sarah, a nurse. What's the weather?", "The user is Sarah, a nurse", "I'm Sarah"),
         ("I live in Graz, can you recommend a bar?", "Lives in Graz", None),
         ("Remember that I am allergic to nuts", "Is allergic to nuts", "i am  ALLERGIC to nuts"),
-        ("It’s “Zoë” who\nwalks my dog.", "Zoë walks the user's dog", 'It\'s "Zoë" who walks my dog.'),  # noqa: RUF001
-        ("Always answer in German.", "Answer always in German", None),
         ("Please call me Sam", "Wants to be called Sam", None),
-        ("Book a table for my wife Ann and me", "Has a wife named Ann", None),
         ("Ich wohne seit 2019 in Graz.", "Wohnt seit 2019 in Graz", None),
-        ("私は東京に住んでいます。天気は？", "東京に住んでいます", "東京に住んでいます"),  # noqa: RUF001
-        ("When I was five, I moved to Oslo", "Moved to Oslo when five", None),
+        ("My crate bafu holds kigo.", "My crate bafu holds kigo.", None),
     ],
 )
 def test_what_the_user_says_of_themself_is_taken(said: str, text: str, evidence: str | None) -> None:
     assert verdict(said, text, evidence) == "taken"
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "evidence", "quote"),
+    [
+        ("I don't eat meat, sorry. What is for lunch?", "Eats meat a lot", "eat meat", "I don't eat meat, sorry."),
+        (
+            "It’s “Zoë” who\nwalks my dog.",  # noqa: RUF001
+            "Zoë walks the user's dog",
+            'It\'s "Zoë" who walks my dog.',
+            'It\'s "Zoë" who walks my dog.',
+        ),
+        ("Book a table for my wife Ann and me", "Has a wife named Ann", None, "Book a table for my wife Ann and me"),
+        ("私は東京に住んでいます。天気は?", "東京に住んでいます", "東京に住んでいます", "私は東京に住んでいます。"),
+        ("When I was five, I moved to Oslo", "Moved to Oslo when five", None, "When I was five, I moved to Oslo"),
+        ("I own a yacht. Just kidding!", "Owns a yacht", "I own a yacht", "I own a yacht. Just kidding!"),
+        ("Ann writes:\nI own a yacht.\nNice.", "Owns a yacht", "I own a yacht", "Ann writes: I own a yacht."),
+        ("Translate this. I own a yacht.", "Owns a yacht", "I own a yacht", "Translate this. I own a yacht."),
+        ("ǅemal und STRAẞE: ich rauche nicht", "Raucht nicht, der Nutzer", "Ich rauche nicht", None),
+        ("I like figs. I own a car.", "Owns a red car in Milan and Rome", "I own a car", "I own a car."),
+    ],
+)
+def test_what_the_words_do_not_bear_out_is_kept_as_what_the_user_said(
+    said: str, text: str, evidence: str | None, quote: str | None
+) -> None:
+    """With what around it says how it is meant, and as the user wrote it."""
+    assert verdict(said, text, evidence) == f"said: {quote or unicodedata.normalize('NFKC', said)}"
+
+
+def test_what_is_too_long_to_be_quoted_whole_is_refused() -> None:
+    """A part of a sentence might say the opposite."""
+    assert verdict(f"I eat meat{' and bread' * 200} never", "Eats meat", "I eat meat") == "unsupported"
+
+
+def test_a_quotation_says_who_said_it_and_when_and_cannot_be_left() -> None:
+    said = 'I don\'t eat meat," and "I keep bees'
+    (found,) = decide(
+        [claim_of("Keeps bees", said)], material_of([item(User(text=said), at=9e8)], LIMITS), [], {}, LIMITS
+    ).accepted
+    text = found.candidate.text
+    assert text == "On 9 July 1998 the user said: \"I don't eat meat,' and 'I keep bees\""
+    assert quoted_in(text) == "I don't eat meat,' and 'I keep bees" and quoted_in("I don't eat meat") is None
+    answered = item(Text(text='Where do you "live"?'), User(text="Graz"))
+    (found,) = decide(
+        [claim_of("Lives in Graz", "Graz")], material_of([answered], LIMITS), [], {}, LIMITS, now=86_400.0
+    ).accepted
+    assert found.candidate.text == 'On 2 January 1970, asked "where do you \'live\'?", the user said: "Graz"'
+    # the same on another day is the same
+    known_one = known("q", found.candidate.text.replace("2 January 1970", "3 March 2020"))
+    assert decide(
+        [claim_of("Lives in Graz", "Graz")], material_of([answered], LIMITS), [known_one], {}, LIMITS
+    ).again == {"q"}
+
+
+def claim_of(text: str, evidence: str, **values: Any) -> Candidate:
+    return Candidate.model_validate({"text": text, "type": "facts", "evidence": evidence, **values})
 
 
 @pytest.mark.parametrize(
@@ -137,7 +190,6 @@ def test_what_the_user_says_of_themself_is_taken(said: str, text: str, evidence:
         ("no_evidence", "I like figs", "Likes figs", "..."),
         ("no_evidence", "I like figs", "Likes figs", "ike fig"),
         ("unsupported", "I like figs", "Is an administrator", None),
-        ("unsupported", "I like figs. I own a car.", "Owns a red sports car in Milan and Rome", "I own a car"),
         ("unsupported", "I like figs. Graz is far.", "Graz Graz Graz", "I like figs"),
         ("not_about_the_user", "Do I like figs?", "Likes figs", None),
         ("not_about_the_user", "Do I like figs?", "Likes figs", "I like figs"),
@@ -161,7 +213,7 @@ def test_what_the_user_did_not_say_of_themself_is_refused(why: str, said: str, t
 
 def test_the_type_is_one_of_ten() -> None:
     for kind in MemoryType:
-        assert verdict("I like figs a lot", "Likes figs a lot", type=kind) == "taken"
+        assert verdict("I like figs a lot", "Likes figs a lot", type=kind) == "taken", kind
     assert verdict("I like figs a lot", "Likes figs a lot", type="secrets") == "unknown_type"
     assert verdict("Write short answers", "Write short answers", type="instructions") == "taken"
 
@@ -174,7 +226,9 @@ def test_an_answer_takes_its_meaning_from_the_question() -> None:
         assert verdict(reply, "Is allergic to peanuts", before=asked) != "taken"
     assert verdict("Yes", "Is allergic to peanuts", before="You are allergic to peanuts.") != "taken"
     assert verdict("Yes", "Is allergic to peanuts") != "taken"
-    assert verdict("Graz", "Lives in Graz", before="Where do you live?") == "taken"
+    assert verdict("Yes, but only raw ones", "Is allergic to peanuts", "yes", before=asked) != "taken"
+    assert verdict("Yes", "Lives in Graz", before="Does your sister live in Graz?") != "taken"
+    assert verdict("Graz", "Lives in Graz", before="Where do you live?") == "said: Graz"
     blocks = (Text(text="Are you allergic to peanuts?"), User(text="Why?"), User(text="Yes"))
     material = material_of([item(*blocks)], LIMITS)
     assert judge(Candidate(text="Is allergic to peanuts", type="facts", evidence="Yes"), material, LIMITS) == (
@@ -194,7 +248,7 @@ def test_a_fact_is_of_the_block_that_was_quoted() -> None:
     material = material_of([item(User(text="Hi"), Text(text="Hi"), User(text="I like figs"))], LIMITS)
     said = judge(Candidate(text="Likes figs", type="facts", evidence="I like figs"), material, LIMITS)
     assert not isinstance(said, Refusal)
-    assert said.source == Source(session_id="s", turn_index=2, spans=(Span("log", 5, 6),))
+    assert said.said.source == Source(session_id="s", turn_index=2, spans=(Span("log", 5, 6),))
     elsewhere = MemoryItem(id="1", text="x", source=Source(spans=(Span("log", 0, 9),)), blocks=(User(text="I nap"),))
     assert material_of([elsewhere], LIMITS).said[0].source == elsewhere.source
 
@@ -238,7 +292,7 @@ def decided(*candidates: Candidate, max_facts: int = 16) -> tuple[list[tuple[str
     material = material_of([item(User(text=SAID))], LIMITS)
     shown = {"f1": KNOWN[0], "f2": KNOWN[1]}
     decision = decide(candidates, material, KNOWN, shown, Limits(max_facts=max_facts))
-    found = [(each.candidate.text, each.instead_of.id if each.instead_of else None) for each in decision.accepted]
+    found = [(each.candidate.text, ",".join(old.id for old in each.instead_of) or None) for each in decision.accepted]
     return found, dict(decision.counts)
 
 
@@ -248,45 +302,53 @@ def moved(**values: Any) -> Candidate:
 
 
 def test_what_a_model_says_of_a_known_fact_counts_as_far_as_it_can_be_so() -> None:
-    assert decided(moved()) == ([("Moved to Graz", None)], {})
+    assert decided(moved(topic="trips")) == ([("Moved to Graz", None)], {})
     for action in ("supersede", "update"):
         assert decided(moved(action=action, of="f1")) == ([("Moved to Graz", "id1")], {})
-        # of a fact that was not shown, by its real id, or of nothing
-        for of in ("f9", "id1", None, ""):
-            assert decided(moved(action=action, of=of)) == ([("Moved to Graz", None)], {})
-        # of what it has nothing to do with
-        assert decided(moved(action=action, of="f2")) == ([("Moved to Graz", None)], {})
-    assert decided(moved(action="add", of="f1")) == ([("Moved to Graz", None)], {})
+        # of a fact that was not shown, by its real id, of nothing, or of what it has nothing to do with
+        for of in ("f9", "id1", None, "", "f2"):
+            assert decided(moved(action=action, of=of, topic="trips")) == ([("Moved to Graz", None)], {})
+    # what contradicts takes the place of the other whatever the model says
+    assert decided(moved(action="add", of="f2")) == ([("Moved to Graz", "id1")], {})
     assert decided(moved(action="ignore")) == ([], {"ignored": 1})
     # one of two stands in its place
-    twice = (moved(action="supersede", of="f1"), moved(text="Moved home to Graz", action="supersede", of="f1"))
-    assert decided(*twice) == ([("Moved to Graz", "id1"), ("Moved home to Graz", None)], {})
+    nurse = {"text": "Works as a nurse", "evidence": "I work as a nurse."}
+    twice = (moved(action="supersede", of="f1"), moved(**nurse, action="supersede", of="f1"))
+    assert decided(*twice) == ([("Moved to Graz", "id1"), ("Works as a nurse", None)], {})
+    # a quotation takes the place of no fact
+    vienna = {"text": "Lives in Vienna with a sister", "evidence": "My sister lives in Vienna."}
+    quote = 'On 1 January 1970 the user said: "My sister lives in Vienna."'
+    assert decided(moved(**vienna, action="supersede", of="f1")) == ([(quote, None)], {"quoted": 1})
 
 
 def test_the_same_fact_is_one() -> None:
     same = [moved(), moved(text="The user moved to Graz."), moved(text="moved  to GRAZ!")]
-    assert decided(*same) == ([("Moved to Graz", None)], {"same": 2})
+    assert decided(*same) == ([("Moved to Graz", "id1")], {"same": 2})
     rex = {"evidence": "I have a brown dog named Rex", "topic": "pets"}
     for action in ("add", "update", "supersede"):
         text = "The user has a brown dog named Rex."
         assert decided(moved(text=text, **rex, action=action, of="f2")) == ([], {"same": 1})
-    assert decided(moved(text="Has a brown dog", **rex)) == ([("Has a brown dog", None)], {})
-    assert decided(moved(text="Has brown dog Rex named", **rex)) == ([("Has brown dog Rex named", None)], {})
     # a little more stands in the place of it, also if the model thinks that it is new; a little less is nothing new
-    assert decided(moved(text="Has a big brown dog named Rex", **rex)) == (
-        [("Has a big brown dog named Rex", "id2")],
-        {},
-    )
-    assert decided(moved(text="Has a dog named Rex", **rex)) == ([], {"same": 1})
-    # but for a no
-    assert decided(moved(text="Has no brown dog named Rex", **rex)) == ([("Has no brown dog named Rex", None)], {})
+    more = item(User(text="I have a big brown dog named Rex. I have a dog named Rex. I have no brown dog named Rex."))
+    claims = [
+        claim_of("Has a big brown dog named Rex", "I have a big brown dog named Rex", topic="pets"),
+        claim_of("Has a dog named Rex", "I have a dog named Rex", topic="pets"),
+    ]
+    decision = decide(claims, material_of([more], LIMITS), KNOWN, {}, LIMITS)
+    assert [each.instead_of for each in decision.accepted] == [(KNOWN[1],)]
+    assert decision.counts == {"same": 1}
+    # but for a no, which contradicts
+    no = claim_of("Has no brown dog named Rex", "I have no brown dog named Rex", topic="pets")
+    (found,) = decide([no], material_of([more], LIMITS), KNOWN, {}, LIMITS).accepted
+    assert found.candidate == no and found.instead_of == (KNOWN[1],)
 
 
 def test_no_answer_gives_more_than_so_many_facts() -> None:
-    many = [moved(text=f"Moved to Graz {number}") for number in range(10_000)]
-    found, counts = decided(*many, max_facts=3)
-    assert [text for text, _ in found] == ["Moved to Graz 0", "Moved to Graz 1", "Moved to Graz 2"]
-    assert counts == {"too_many": 9997}
+    said = [f"I own boat{number}." for number in range(1000)]
+    many = [claim_of(text, text) for text in said]
+    decision = decide(many, material_of([item(User(text=" ".join(said)))], LIMITS), [], {}, Limits(max_facts=3))
+    assert [each.candidate.text for each in decision.accepted] == said[:3]
+    assert decision.counts == {"too_many": 997}
     found, counts = decided(*[moved(evidence="nowhere")] * 10_000, max_facts=3)
     assert found == [] and counts == {"no_evidence": 60, "too_many": 9940}
 

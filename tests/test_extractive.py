@@ -19,11 +19,13 @@ from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError
 from turnwise.memory import long_term_contract as contract
 from turnwise.memory.blocks import Block, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.categories import MemoryType
+from turnwise.memory.contradiction import contradict
 from turnwise.memory.extraction import SCHEMA
 from turnwise.memory.extractive import ExtractiveMemory, is_record
 from turnwise.memory.facts import FactFilter, FactStore
 from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.facts_sql import SQLFacts
+from turnwise.memory.judging import quoted_in
 from turnwise.memory.laws import Law, check_law
 from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope, Source, item_id
 from turnwise.memory.sections import Recalled, make_sections
@@ -118,7 +120,8 @@ class AsSaid(ExtractiveMemory):
 
     async def recall(self, scope: Scope, query: str, **options: Any) -> list[MemoryItem]:
         names = {fact_of(item.id): item.id for item in self.given.values()}
-        return [replace(item, id=names[item.id]) for item in await super().recall(scope, query, **options)]
+        found = await super().recall(scope, query, **options)
+        return [replace(item, id=names[item.id], text=quoted_in(item.text) or item.text) for item in found]
 
     async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
         return await super().update(scope, fact_of(id), text, type=type)
@@ -252,10 +255,81 @@ def test_the_same_fact_twice_is_one_and_a_contradicting_fact_supersedes(make_fac
         assert await memory.recall(USER, asked, as_of=99.0) == []
         # and back: what is history is no hindrance
         model.say = lambda _: [fact("Lives in Vienna", "I live in Vienna", action="supersede", of="f1", topic="home")]
-        await memory.remember(USER, [told(6, "Again I live in Vienna")])
+        await memory.remember(USER, [told(6, "Now I live in Vienna")])
         assert await texts(facts) == ["Lives in Vienna"]
 
     using(make_facts(), use)
+
+
+def test_what_contradicts_takes_the_place_of_all_that_it_contradicts_also_if_the_model_adds_it(
+    make_facts: Callable[[], FactStore],
+) -> None:
+    """Whatever was there before this rule, in whichever order turns come, one by one or in one call."""
+
+    async def use(facts: FactStore) -> None:
+        model = Model(lambda lines: [fact(line["user"], topic="home") for line in lines if "user" in line])
+        memory = ExtractiveMemory(model, facts)
+        stale = [MemoryItem(id=f"old{at}", text=f"Lives in {town}", topic="Home", created_at=at + 1.0)
+                 for at, town in enumerate(("Oslo", "Bergen"))]  # fmt: skip
+        await memory.remember(USER, stale)
+        turns = [
+            told(3, "I moved to Rome.", at=30.0),
+            told(1, "I live in Ghent.", at=10.0),
+            told(2, "I live in Paris.", at=99.0),
+        ]
+        await memory.remember(USER, turns)
+        assert await texts(facts) == ["I moved to Rome."]  # the last turn, though its clock is behind
+        assert memory.stats["superseded"] >= 3
+        await memory.remember(USER, [told(4, "I live in Bern now.", at=40.0)])
+        await memory.remember(USER, [told(1, "I live in Linz.", at=35.0, session="older")])
+        assert await texts(facts) == ["I live in Bern now."]
+        assert sorted(item.text for item in await facts.query(USER, FactFilter(as_of=20.0))) != []
+        # forgetting the newest brings back what it stood in the place of
+        await memory.forget(USER, turn_index=4)
+        assert "I live in Bern now." not in await texts(facts)
+
+    using(make_facts(), use)
+
+
+def test_what_may_hold_together_stays_side_by_side(make_facts: Callable[[], FactStore]) -> None:
+    async def use(facts: FactStore) -> None:
+        said = [
+            *("I like jazz.", "I like blues.", "I'm allergic to nuts.", "I'm allergic to cats.", "I speak Welsh."),
+            *("I speak English.", "I have two cats.", "I have two dogs.", "I live in a flat.", "I live in Graz."),
+            *("My sister lives in Oslo.", "My brother lives in Bergen.", "My dog is brown.", "My dog is old."),
+            *("I own boat 1.", "I own boat 2.", "I work at night.", "I drink tea.", "I don't drink coffee."),
+        ]
+        model = Model(lambda lines: [fact(line["user"], topic="life") for line in lines if "user" in line])
+        memory = ExtractiveMemory(model, facts, max_facts_per_call=100)
+        for number, text in enumerate(said):
+            await memory.remember(USER, [told(number, text)])
+        assert await texts(facts) == sorted(said)
+
+    using(make_facts(), use)
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("I live in Ghent.", "The user lives in Paris."),
+        ("My name is Bo.", "The user is called Bob"),
+        ("I work at Siemens", "The user works for Bosch."),
+        ("My favourite colour is red", "The user's favourite colour is blue."),
+        ("My birthday is on 3 May.", "The user's birthday is on 4 May."),
+        ("The user has two cats.", "I have three cats."),
+        ("My leave is from 2 March to 29 May.", "My leave is from 16 March to 12 June."),
+        ("The user eats meat.", "I don't eat meat."),
+        ("I smoke", "The user no longer smokes."),
+        ("I smoke", "The user used to smoke."),
+        ("Ich esse Fleisch", "Der Nutzer isst kein Fleisch"),
+        ("Ich wohne in Graz", "Der Nutzer wohnt in Linz"),
+        ("Vivo en Madrid", "El usuario vive en Sevilla"),
+        ("J'habite à Lyon", "L'utilisateur habite à Nice"),
+    ],
+)
+def test_facts_that_cannot_both_hold_are_told_in_whichever_person_they_are_said(older: str, newer: str) -> None:
+    assert contradict(older, newer, same_topic=True) and contradict(newer, older, same_topic=True)
+    assert not contradict(older, older, same_topic=True)
 
 
 def test_older_news_do_not_take_the_place_of_newer_ones(make_facts: Callable[[], FactStore]) -> None:
@@ -277,8 +351,9 @@ def test_who_saw_a_fact_sees_what_stands_in_its_place(make_facts: Callable[[], F
         model = Model()
         memory = ExtractiveMemory(model, facts)
         await memory.remember(mine, [MemoryItem(id="1", text="Lives in Vienna", topic="home")])
-        model.say = lambda _: [fact("Moved to Graz", type="context", topic="home", action="supersede", of="f1")]
-        await memory.remember(mine, [told(1, "Moved to Graz")])
+        moved = fact("Moved to Graz", "I moved to Graz", type="context", topic="home", action="supersede", of="f1")
+        model.say = lambda _: [moved]
+        await memory.remember(mine, [told(1, "I moved to Graz")])
         assert await texts(facts, theirs) == ["Moved to Graz"]
         # an agent's instruction does not take that of all agents from the others
         await memory.remember(
@@ -324,18 +399,20 @@ def test_a_crash_at_any_moment_leaves_no_doubles_and_loses_nothing() -> None:
             old = [line["known"] for line in lines if line.get("text") == "Lives in Vienna"]
             return [
                 fact(
-                    f"Graz is where they moved, {number}",
-                    "I moved to Graz",
+                    f"Moved to Graz in {2000 + number}",
+                    f"I moved to Graz in {2000 + number}",
                     action="supersede",
                     of=old[0] if old else None,
                     topic="home",
                 ),
-                fact(f"Works as a nurse, {number}", "I work as a nurse"),
+                fact(f"Has worked as a nurse since {2000 + number}", f"I've worked as a nurse since {2000 + number}"),
             ]
 
         memory = ExtractiveMemory(Model(say), facts)
         await memory.remember(USER, [MemoryItem(id="0", text="Lives in Vienna", topic="Home")])
-        item = told(1, "I moved to Graz, where I lived before. I work as a nurse.")
+        years = range(2001, 2003)
+        said = [f"I moved to Graz in {year}. I've worked as a nurse since {year}." for year in years]
+        item = told(1, " ".join(said))
         facts.left = crash
         try:
             await memory.remember(USER, [item])
@@ -345,8 +422,8 @@ def test_a_crash_at_any_moment_leaves_no_doubles_and_loses_nothing() -> None:
         facts.left = 10**9
         await memory.remember(USER, [item])
         found = await texts(facts)
-        assert [text.split(",")[0] for text in found] == ["Graz is where they moved", "Works as a nurse"], found
-        assert len({text.split(",")[1] for text in found}) == 1
+        assert [text[:-5] for text in found] == ["Has worked as a nurse since", "Moved to Graz in"], found
+        assert len({text[-4:] for text in found}) == 1
         return whole
 
     crash = 1
@@ -704,11 +781,9 @@ def test_a_model_that_lies_harms_nothing(answer: Any) -> None:
 
 def test_ten_thousand_facts_are_a_few() -> None:
     async def use(facts: FactStore) -> None:
-        said = "I own boats of all numbers"
-        memory = ExtractiveMemory(
-            Model(lambda _: [fact(f"Owns boat number {at}", said) for at in range(10_000)]), facts, max_facts_per_call=5
-        )
-        await memory.remember(USER, [told(1, said)])
+        said = [f"I own boat {at}." for at in range(10_000)]
+        memory = ExtractiveMemory(Model(lambda _: [fact(text) for text in said]), facts, max_facts_per_call=5)
+        await memory.remember(USER, [told(1, " ".join(said))])
         assert memory.stats == {"calls": 1, "added": 5, "superseded": 0, "too_many": 9995}
 
     using(InMemoryFacts(), use)

@@ -26,7 +26,8 @@ Answer with JSON: {"facts": [{"text", "type", "topic", "evidence", "action", "of
 none, as there mostly are. For each fact:
 - text: one sentence about the user, in the user's own words and language but for the person ("I live in Graz" is "The
   user lives in Graz"), that can be understood by itself. What is in other words is kept as a quotation. Leave
-  out greetings, questions, requests that end with this conversation, guesses, what is about others and has nothing to do with the user, and secrets such as passwords.
+  out greetings, questions, requests that end with this conversation, guesses, what is about others and has nothing to
+  do with the user, and secrets such as passwords.
 - type: preferences, facts, goals or general for who the user is and what they want; context, session_summary or
   interaction for what happened; instructions, workflow or skill for how things are to be done from now on.
 - topic: what it is about, in a word or two; that of a known fact if it is about the same.

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import re
 import sqlite3
@@ -39,6 +40,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import fact_set
 import messages
+import ray
 import standing
 import weights
 from messages import GOALS, KINDS, Conversation, Half, Kind, Message
@@ -531,6 +533,8 @@ def main() -> None:
         asyncio.run(print_facts(minilm, arguments.details))
     if "meaning" in parts:
         asyncio.run(print_meaning(minilm))
+    if {"standing", "sessions"}.intersection(parts):
+        ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     if "standing" in parts:
         print_standing()
     if "sessions" in parts:

@@ -14,7 +14,7 @@ from turnwise.actors.backlog import left_by, with_given
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.gear import Gear
 from turnwise.actors.inference.attempt import reason, storable
-from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective, check_taken
+from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective, check_answers, check_taken
 from turnwise.actors.journal import Journal, settled
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.originals import reach
@@ -220,6 +220,7 @@ class SessionCore(RunningSession):
         memory: MemoryUse | None = None,
         model: str | None = None,
         params: Mapping[str, Any] | None = None,
+        output: Mapping[str, Any] | None = None,
     ) -> Started:
         """Start a run of the prompts that were appended and these; durable on return.
 
@@ -235,16 +236,17 @@ class SessionCore(RunningSession):
             memory: what it does with long-term memory; as the session if left out.
             model: which one it asks; as the session if left out.
             params: what it asks of the model, over the session's; see `ModelParams`.
+            output: the type of its answer; see `OutputType`.
 
         Raises:
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
             InvalidInputError: there are more or longer labels than `SessionConfig` allows, or the engine does not take
-                a parameter or another model; nothing was stored.
+                a parameter, another model or a type of answers; nothing was stored.
         """
         _check_labels(labels or {}, self._config)
         blocks, encoded = self._accept(prompts)
-        asked = [json.dumps((model, params), sort_keys=True)] if model or params else []
+        asked = [json.dumps((model, params, output), sort_keys=True)] if model or params or output else []
         fingerprint = hashlib.sha256("\n".join([*encoded, *asked]).encode()).hexdigest() if idempotency_key else None
         gear = self._gear
 
@@ -256,6 +258,7 @@ class SessionCore(RunningSession):
             try:
                 self._check_can_start(blocks, if_busy)
                 check_taken(gear.builder, asks_model, asked_params)
+                check_answers(gear.builder, output, asked_params)
             except Exception:
                 # Refusing costs a read: this may be the second delivery of a start that was acknowledged.
                 if found := await self._find_run(run_id, idempotency_key, fingerprint, stored=True):
@@ -274,6 +277,7 @@ class SessionCore(RunningSession):
                 memory=memory or session.memory,
                 model=asks_model,
                 params=asked_params,
+                output=FrozenDict(output) if output else None,
             )
 
         try:

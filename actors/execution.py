@@ -11,6 +11,9 @@ from turnwise.actors.realm import Realm
 from turnwise.actors.steps import Request, carry_out, carry_out_async
 from turnwise.actors.wire import Ended
 from turnwise.errors import (
+    OutputCutError,
+    OutputInvalidError,
+    OutputRefusedError,
     RunCancelledError,
     RunEndedError,
     RunFailedError,
@@ -21,6 +24,7 @@ from turnwise.errors import (
 from turnwise.memory.calls import PendingCall
 from turnwise.memory.events import Event
 from turnwise.memory.ids import public_id
+from turnwise.memory.partials import Partials
 from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.steps import Step, steps_of
 from turnwise.memory.turns import Turn
@@ -31,7 +35,14 @@ _ERRORS: dict[str, type[RunEndedError]] = {
     "interrupted": RunInterruptedError,
 }
 
-_LIMITS = ("step_limit", "budget", "timeout")
+_ERRORS_BY_CODE: dict[str | None, type[RunFailedError]] = {
+    "step_limit": RunLimitError,
+    "budget": RunLimitError,
+    "timeout": RunLimitError,
+    "output_invalid": OutputInvalidError,
+    "output_refused": OutputRefusedError,
+    "output_cut": OutputCutError,
+}
 
 PAGE = 1000
 """How many events are fetched at once."""
@@ -40,12 +51,21 @@ PAGE = 1000
 class _Handle:
     """What both handles are: the ids of a run and the requests about it."""
 
-    __slots__ = ("_outcome", "_realm", "_stored_id", "run_id", "session_id", "turn_index")
+    __slots__ = ("_outcome", "_output", "_realm", "_stored_id", "run_id", "session_id", "turn_index")
 
     def __init__(
-        self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: Ended | None = None
+        self,
+        realm: Realm,
+        session_id: str,
+        run_id: str,
+        turn_index: int,
+        outcome: Ended | None = None,
+        *,
+        output: Any = None,
     ) -> None:
         self._realm = realm
+        self._output = output
+        """The class of the run's answer; it does not travel with the handle."""
         self._outcome = outcome
         """How the run ended, if that came with the start's answer."""
         self._stored_id = session_id
@@ -76,8 +96,8 @@ class _Handle:
         if outcome is None:
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s)
         if outcome.state == "completed" and outcome.turn:
-            return outcome.turn
-        kind = RunLimitError if outcome.code in _LIMITS else _ERRORS[outcome.state]
+            return outcome.turn if self._output is None else outcome.turn.typed(self._output)
+        kind = _ERRORS_BY_CODE.get(outcome.code) or _ERRORS[outcome.state]
         raise kind(self.session_id, self.run_id, outcome.why, outcome.turn)
 
     @checked
@@ -133,9 +153,16 @@ class ExecutionHandle(_Handle):
     __slots__ = ("_portal",)
 
     def __init__(
-        self, realm: Realm, session_id: str, run_id: str, turn_index: int, outcome: Ended | None = None
+        self,
+        realm: Realm,
+        session_id: str,
+        run_id: str,
+        turn_index: int,
+        outcome: Ended | None = None,
+        *,
+        output: Any = None,
     ) -> None:
-        super().__init__(realm, session_id, run_id, turn_index, outcome)
+        super().__init__(realm, session_id, run_id, turn_index, outcome, output=output)
         self._portal = realm.portal
 
     def wait(self, timeout_s: float | None = None) -> Turn:
@@ -149,6 +176,7 @@ class ExecutionHandle(_Handle):
 
         Raises:
             RunCancelledError, RunFailedError, RunInterruptedError: `.turn` is what was kept.
+            OutputInvalidError, OutputRefusedError, OutputCutError: likewise, of a run with `output=` (RunFailedError).
             WaitTimeoutError: the run has not ended.
             OverloadedError: likewise, and too many others wait: for all of `timeout_s`, or for a minute without one.
         """
@@ -217,6 +245,15 @@ class ExecutionHandle(_Handle):
             events, after, done = carry_out(self._page(after), self._portal)
             yield from events
 
+    def partials(self) -> Iterator[dict[str, Any]]:
+        """Yield the object that the model answers with, as far as it has come, whenever it has grown; at last, whole.
+
+        For runs with `output=`. A text at the end of the object may be cut short; other values are there when they are
+        whole, and nothing is checked. An answer that was sent back begins anew. Ends with the run, however that ends:
+        `wait()` says how. Raises as `events`, which it reads; parsing happens here, for those who ask only.
+        """
+        yield from Partials().add(self.events())
+
 
 class AsyncExecutionHandle(_Handle):
     """`ExecutionHandle` with its verbs as coroutines; `await handle` is `await handle.wait()`."""
@@ -273,3 +310,10 @@ class AsyncExecutionHandle(_Handle):
             events, after, done = await carry_out_async(self._page(after))
             for event in events:
                 yield event
+
+    async def partials(self) -> AsyncIterator[dict[str, Any]]:
+        """See `ExecutionHandle.partials`."""
+        partials = Partials()
+        async for event in self.events():
+            for found in partials.add((event,)):
+                yield found

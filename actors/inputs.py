@@ -17,6 +17,7 @@ from turnwise.memory.erasing import Verify
 from turnwise.memory.frozen import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.ids import check_id
 from turnwise.memory.memory_use import MemoryUse, memory_use
+from turnwise.memory.output_type import MAX_RETRIES
 from turnwise.memory.params import ModelParams, check_params
 
 Given = ParamSpec("Given")
@@ -123,6 +124,7 @@ Time = Annotated[float, Field(allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
 """The index of a turn, or the number of an event."""
 Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
+Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
 
 Text = Annotated[str, AfterValidator(_text)]
 ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]

@@ -10,6 +10,7 @@ from pydantic import InstanceOf
 
 from turnwise.actors.core import IfBusy
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
+from turnwise.actors.inference.signature import output_record
 from turnwise.actors.inputs import (
     IdempotencyKey,
     Labels,
@@ -18,6 +19,7 @@ from turnwise.actors.inputs import (
     Model,
     Number,
     Params,
+    Retries,
     RunId,
     Seconds,
     SessionId,
@@ -85,6 +87,8 @@ class _Session:
         memory: Use | None,
         model: Model | None,
         params: Params | None,
+        output: Any,
+        output_retries: Retries,
     ) -> Request[StartedRun]:
         settings = {
             "run_id": new_id(),
@@ -95,6 +99,7 @@ class _Session:
             "memory": memory,
             "model": model,
             "params": params or {},
+            "output": None if output is None else output_record(output, output_retries),
         }
         return (yield from self._realm.start(self._stored_id, plain_prompts(self.id, prompts), settings))
 
@@ -192,6 +197,8 @@ class Session(_Session):
         memory: MemoryUse | bool | None = None,
         model: str | None = None,
         params: ModelParams | None = None,
+        output: type[Any] | None = None,
+        output_retries: int = 2,
     ) -> ExecutionHandle:
         """Run what was appended: `run` without a prompt of its own."""
         return self.run(
@@ -202,6 +209,8 @@ class Session(_Session):
             memory=memory,
             model=model,
             params=params,
+            output=output,
+            output_retries=output_retries,
         )
 
     def run(
@@ -214,6 +223,8 @@ class Session(_Session):
         memory: MemoryUse | bool | None = None,
         model: str | None = None,
         params: ModelParams | None = None,
+        output: type[Any] | None = None,
+        output_retries: int = 2,
     ) -> ExecutionHandle:
         """Run what was appended and these prompts; on return the run is durable and started, or queued.
 
@@ -231,9 +242,16 @@ class Session(_Session):
                 the engine's; None for one takes the session's out. Recorded with the run, so they hold for all of its
                 steps, whichever process goes on with it; `tool_choice` makes the model call a tool in the first step
                 only.
+            output: a pydantic model, or what else pydantic makes a schema of an object for, such as a dataclass or a
+                TypedDict: the model answers with such an object, after any tools, and `turn.parsed` is an instance.
+                Its JSON schema is recorded with the run, which is checked by that in every process that goes on with
+                it; what the class checks beside that is checked by `turn.parsed`.
+            output_retries: how often, 0 to 100, an answer that does not fit is sent back with what is wrong with it;
+                each is a step of the run. Then the run fails with OutputInvalidError.
 
         Raises:
-            InvalidInputError: a parameter is wrong, or the engine does not take it; nothing was stored.
+            InvalidInputError: a parameter is wrong, or the engine does not take it; no schema of an object can be made
+                of `output`, or the engine gives no answers of a type; nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
         """
@@ -246,9 +264,13 @@ class Session(_Session):
             memory=memory,
             model=model,
             params=params,
+            output=output,
+            output_retries=output_retries,
         )
         started = carry_out(request, self._portal)
-        return ExecutionHandle(self._realm, self._stored_id, started.run_id, started.turn_index, started.outcome)
+        return ExecutionHandle(
+            self._realm, self._stored_id, started.run_id, started.turn_index, started.outcome, output=output
+        )
 
     def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None while there is none."""
@@ -372,6 +394,8 @@ class AsyncSession(_Session):
         memory: MemoryUse | bool | None = None,
         model: str | None = None,
         params: ModelParams | None = None,
+        output: type[Any] | None = None,
+        output_retries: int = 2,
     ) -> AsyncExecutionHandle:
         """See `Session.start`."""
         return await self.run(
@@ -382,6 +406,8 @@ class AsyncSession(_Session):
             memory=memory,
             model=model,
             params=params,
+            output=output,
+            output_retries=output_retries,
         )
 
     async def run(
@@ -394,6 +420,8 @@ class AsyncSession(_Session):
         memory: MemoryUse | bool | None = None,
         model: str | None = None,
         params: ModelParams | None = None,
+        output: type[Any] | None = None,
+        output_retries: int = 2,
     ) -> AsyncExecutionHandle:
         """See `Session.run`."""
         request = self._start(
@@ -405,9 +433,13 @@ class AsyncSession(_Session):
             memory=memory,
             model=model,
             params=params,
+            output=output,
+            output_retries=output_retries,
         )
         started = await carry_out_async(request)
-        return AsyncExecutionHandle(self._realm, self._stored_id, started.run_id, started.turn_index, started.outcome)
+        return AsyncExecutionHandle(
+            self._realm, self._stored_id, started.run_id, started.turn_index, started.outcome, output=output
+        )
 
     async def latest(self) -> Turn | None:
         """See `Session.latest`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from provider_http import RefusedError
 from provider_replies import Message, Speech
-from provider_requests import NUMBER, Fields, check_tools, checked
+from provider_requests import NUMBER, Fields, check_format, check_tools, checked
 from wire_rules import WireError, check_chat
 
 _FIELDS: Fields = {
@@ -68,6 +68,7 @@ class ChatRequest:
         self.limit: int | None = self.body.get("max_completion_tokens") or self.body.get("max_tokens")
         """In tokens."""
         self._check_tools()
+        check_format("response_format.json_schema", (self.body.get("response_format") or {}).get("json_schema"))
 
     def answer(self, speech: Speech) -> ChatAnswer:
         return ChatAnswer(self, speech)

@@ -93,6 +93,42 @@ def check_tools(body: Message, functions: Sequence[tuple[str, Any]], chosen: obj
         raise RefusedError(400, f"Tool choice '{chosen}' not found in 'tools' parameter.", None, "tool_choice")
 
 
+def check_format(param: str, form: Any) -> None:
+    """Refuse a schema that no model can be held to.
+
+    Args:
+        param: where it is in the body.
+        form: its name, the schema, and whether it is strict; None if there is none.
+    """
+    if form is None:
+        return
+    if not isinstance(form, dict) or not TOOL_NAME.fullmatch(str(form.get("name", ""))):
+        raise RefusedError(400, f"Missing required parameter: '{param}.name'.", "missing_required_parameter", param)
+    schema = form.get("schema")
+    if flaw := _flaw(schema, ()) or (_loose(schema, ()) if form.get("strict") else None):
+        why = f"Invalid schema for response_format '{form['name']}': {flaw}"
+        raise RefusedError(400, why, "invalid_json_schema", param)
+
+
+def _loose(schema: Any, path: tuple[str, ...]) -> str | None:
+    """Return why the real API's strict mode does not take a schema; nothing if it does."""
+    if unknown := sorted(set(schema) & {"default", "uniqueItems", "minLength", "maxLength", "prefixItems", "oneOf"}):
+        return f"In context={path}, '{unknown[0]}' is not permitted."
+    if "$ref" in schema and len(schema) > 1:
+        return f"In context={path}, $ref cannot have keywords {set(schema) - {'$ref'}}."
+    parts = [((*path, "$defs", name), part) for name, part in (schema.get("$defs") or {}).items()]
+    if schema.get("type") == "object":
+        if schema.get("additionalProperties") is not False:
+            return f"In context={path}, 'additionalProperties' is required to be supplied and to be false."
+        if set(schema.get("required", ())) != set(schema["properties"]):
+            why = "'required' is required to be supplied and to be an array including every key in properties."
+            return f"In context={path}, {why}"
+        parts += [((*path, "properties", name), part) for name, part in schema["properties"].items()]
+    parts += [((*path, "anyOf", str(at)), part) for at, part in enumerate(schema.get("anyOf") or ())]
+    parts += [((*path, "items"), schema["items"])] if "items" in schema else []
+    return next(filter(None, (_loose(part, where) for where, part in parts)), None)
+
+
 def _check_function(param: str, function: Any) -> None:
     if not isinstance(function, dict) or not function.get("name"):
         raise RefusedError(

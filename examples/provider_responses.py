@@ -12,7 +12,7 @@ from typing import Any
 
 from provider_http import RefusedError
 from provider_replies import Message, Speech
-from provider_requests import NUMBER, Fields, check_tools, checked
+from provider_requests import NUMBER, Fields, check_format, check_tools, checked
 from wire_rules import WireError, check_responses
 
 _FIELDS: Fields = {
@@ -77,6 +77,8 @@ class ResponsesRequest:
         self.limit: int | None = self.body.get("max_output_tokens")
         """In tokens."""
         self._check_tools()
+        form = (self.body.get("text") or {}).get("format")
+        check_format("text.format", form if form and form.get("type") == "json_schema" else None)
         try:
             self.messages = _messages(self.body.get("instructions"), self.items)
             """The conversation, in the form of chat."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from turnwise.errors import InvalidIdError, InvalidInputError, TurnwiseError
@@ -12,6 +12,7 @@ from turnwise.memory.blocks import Block, Recalled, Summary, decode, encode
 from turnwise.memory.calls import decode_calls
 from turnwise.memory.events import Event
 from turnwise.memory.ids import check_id, public_id
+from turnwise.memory.output_type import OutputType
 from turnwise.memory.params import check_params
 from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
@@ -77,8 +78,8 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
     """
     _check_ids(line, {"run id": run.run_id, "idempotency key": run.idempotency_key})
     _check_asked(line, run)
-    if run.output is not None and not _is_output(run.output):
-        line.refuse("the type of an answer is a name and a schema")
+    if run.output is not None and not OutputType.is_record(run.output):
+        line.refuse("the type of an answer is a schema and a number of retries")
     _check_numbers(line, run, "turn_index", "first_seq", "created_at", "started_at", "ended_at", "timeout_s", "resumes")
     _check_usage(line, run.usage)
     if run.first_seq > last_seq:
@@ -141,12 +142,6 @@ def _check_asked(line: Line, record: SessionRecord | RunRecord) -> None:
         line.refuse(str(error))
     if params != record.params or None in params.values():
         line.refuse("its parameters are not as they are stored")
-
-
-def _is_output(output: Mapping[str, Any]) -> bool:
-    return (
-        output.keys() == {"name", "schema"} and isinstance(output["name"], str) and isinstance(output["schema"], dict)
-    )
 
 
 def _check_numbers(line: Line, record: Any, *names: str) -> None:

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 LimitField = Literal["max_completion_tokens", "max_tokens"]
 
-JsonMode = Literal["json_schema", "json_object"]
-"""How a server is told to answer in JSON of a schema: by the schema; by asking for JSON, with the schema in the
-instructions."""
+JsonMode = Literal["json_schema", "tool", "json_object"]
+"""How a server is told to answer in JSON of a schema: by the schema; by a tool whose arguments are the answer; by
+asking for JSON, with the schema in the instructions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,9 @@ class Profile:
     """Whether an assistant message that calls tools carries the thoughts behind it, as `reasoning_content`: if there
     are any in the conversation, or always, if empty ones."""
     json_mode: JsonMode = "json_schema"
+    schema_with_tools: bool = False
+    """Whether a schema leaves the model its tools. Else it answers by a tool where it has others: vLLM and Ollama would
+    call none of these, Gemini and Groq refuse both together."""
     has_short_ids: bool = False
     """Whether the ids of calls must be of nine letters and digits."""
     answers_results: bool = False
@@ -67,6 +70,7 @@ OPENAI = Profile(
     name="openai",
     source="https://platform.openai.com/docs/api-reference/chat/create",
     hosts=("api.openai.com",),
+    schema_with_tools=True,
 )
 
 PROFILES: Mapping[str, Profile] = {
@@ -77,6 +81,7 @@ PROFILES: Mapping[str, Profile] = {
             name="azure",
             source="https://learn.microsoft.com/azure/ai-foundry/openai/latest",
             hosts=(".openai.azure.com", ".services.ai.azure.com", ".cognitiveservices.azure.com"),
+            schema_with_tools=True,
         ),
         Profile(
             name="gemini",
@@ -118,6 +123,7 @@ PROFILES: Mapping[str, Profile] = {
             name="groq",
             source="https://console.groq.com/docs/openai",
             hosts=("api.groq.com",),
+            json_mode="tool",  # schemas go neither with streams nor with tools
             lacks=(
                 *("frequency_penalty", "presence_penalty", "verbosity", "metadata"),
                 *("prompt_cache_key", "safety_identifier"),

@@ -40,7 +40,8 @@ class RunRecord:
     code: str | None = None
     """A word for `why` that programs can compare; None for others. `step_limit`, `budget`, `timeout`; `window`: the
     newest turn does not fit; `compaction`: the overflow strategy makes no room; `refused`: the provider refused, or
-    would refuse, what the conversation holds."""
+    would refuse, what the conversation holds; `output_invalid`, `output_refused`, `output_cut`: there is no answer of
+    the type that was asked for."""
     labels: FrozenDict = field(default_factory=FrozenDict)
     timeout_s: float | None = None
     idempotency_key: str | None = None
@@ -61,7 +62,7 @@ class RunRecord:
     params: FrozenDict = field(default_factory=FrozenDict)
     """What it asks of the model, those of its session included: see `ModelParams`."""
     output: FrozenDict | None = None
-    """The type of its answer: a `name` and a JSON `schema`; None for text."""
+    """The type of its answer, a JSON `schema`, and how many `retries` it has to give one; None for text."""
 
     @property
     def is_open(self) -> bool:

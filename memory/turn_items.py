@@ -10,6 +10,7 @@ from turnwise.memory.categories import MemoryType
 from turnwise.memory.chat import ERROR, arguments_of
 from turnwise.memory.desk import DESK_TOOLS
 from turnwise.memory.long_term import MemoryItem, Source, item_id
+from turnwise.memory.output_type import is_sent_back
 from turnwise.memory.spans import Span, Spans, join
 
 
@@ -49,6 +50,8 @@ def turn_item(session_id: str, turn: Own | None, spans: Spans, blocks: Sequence[
 
 
 def _is_left_out(block: Block, calls: set[str]) -> bool:
+    if is_sent_back(block):  # the answer that took its place is remembered
+        return True
     return isinstance(block, System | Summary) or (isinstance(block, ToolUse | ToolResult) and block.call_id in calls)
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
+from turnwise.errors import OutputInvalidError
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import Block, answer_text
 from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.output_type import read_answer
 from turnwise.memory.spans import Span, Spans, cut, join, size
 from turnwise.memory.usage import Usage
+
+Made = TypeVar("Made")
 
 TurnStatus = Literal["pending", "queued", "running", "completed", "cancelled", "failed", "interrupted"]
 """`pending`: prompts were appended and no run has taken them up; the others are those of the turn's run."""
@@ -69,7 +73,7 @@ class Turn:
     Making one is O(1); `blocks` is O(their number) at its first reading and needs no network. Pickles with its blocks.
     """
 
-    __slots__ = ("_asked", "_cache", "_record", "_session_id")
+    __slots__ = ("_asked", "_cache", "_model", "_parsed", "_record", "_session_id")
 
     def __init__(
         self, session_id: str, record: TurnRecord, cache: BlockCache, asked: tuple[Block, ...] | None = None
@@ -78,6 +82,8 @@ class Turn:
         self._record = record
         self._cache = cache
         self._asked = asked
+        self._model: Any = None
+        self._parsed: Any = None
 
     @property
     def record(self) -> TurnRecord:
@@ -143,6 +149,38 @@ class Turn:
     def text(self) -> str:
         """The answer: the text after the last tool result, joined; empty while there is none."""
         return answer_text(self.output)
+
+    @property
+    def parsed(self) -> Any:
+        """The answer as an instance of the class that `run(output=...)` was given; None if it was given none.
+
+        The class stays in the process that called `run`, with the handle that it returned: of a turn that came another
+        way this is None, and `parse` takes the class again. Made at the first reading, then the same instance.
+
+        Raises:
+            OutputInvalidError: the class takes less than its JSON schema says, by which the run's answer was checked.
+        """
+        if self._parsed is None and self._model is not None:
+            self._parsed = self.parse(self._model)
+        return self._parsed
+
+    def parse(self, model: type[Made]) -> Made:
+        """Return the answer as an instance of a pydantic model, or of what else pydantic's `TypeAdapter` takes.
+
+        Raises:
+            OutputInvalidError: it is none; quotes what is wrong.
+        """
+        try:
+            made: Made = read_answer(model, self.text)
+        except ValueError as error:
+            raise OutputInvalidError(self._session_id, self.run_id, str(error), self) from error
+        return made
+
+    def typed(self, model: Any) -> Turn:
+        """Return this turn with the class of its answer, for `parsed`."""
+        turn = Turn(self._session_id, self._record, self._cache, self._asked)
+        turn._model = model
+        return turn
 
     @property
     def usage(self) -> Usage | None:

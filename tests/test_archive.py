@@ -123,7 +123,7 @@ class Writer:
             idempotency_key=words.choice([None, f"key {index}"]),
             model=words.choice([None, "m"]),
             params=words.choice([freeze({}), PARAMS]),
-            output=words.choice([None, freeze({"name": "Answer", "schema": NESTED})]),
+            output=words.choice([None, freeze({"schema": NESTED, "retries": 2})]),
         )
         events: list[Event] = [
             PromptAppended(seq=seq, turn_index=index, key=f"k{index}", **about),

@@ -259,6 +259,7 @@ def test_the_page_of_endpoints_has_each_profile_as_it_is() -> None:
         f"| {profile.name} | {', '.join(profile.hosts) or 'by name'} | `{profile.limit_field}` "
         f"| {'sent' if profile.stream_options else 'not sent'} "
         f"| {'no' if profile.returns_thoughts == 'never' else 'with calls'} | {profile.json_mode} "
+        f"| {profile.json_mode if profile.schema_with_tools else 'tool'} "
         f"| {', '.join(said for name, said in ALSO.items() if getattr(profile, name)) or 'nothing'} |"
         for profile in PROFILES.values()
     ]

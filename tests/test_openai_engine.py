@@ -28,6 +28,7 @@ from turnwise.actors.inference.tools import ToolDefinition, external_tool, tool
 from turnwise.errors import ConfigError, EngineError, InvalidRequestError
 from turnwise.memory.blocks import Block, System, Text, Thinking, ToolResult, ToolUse, User, encode
 from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.memory.output_type import OutputType
 from turnwise.memory.responses import pack_reasoning, unpack_reasoning
 from turnwise.memory.spans import Span
 from turnwise.memory.turns import Turn, TurnRecord, turn_of
@@ -887,8 +888,9 @@ def test_an_engine_that_answers_in_json_of_a_schema_calls_no_tools_and_says_so(a
     engine = OpenAIEngine("m", api=api, tools=[external_tool("look", "Look.", {"type": "object"})], extra={"seed": 1})
     other = engine.answering(schema)
     assert not other.registry.definitions() and other.model == "m" and other.extra and other.extra["seed"] == 1
-    form = other.extra["text"]["format"] if api == "responses" else other.extra["response_format"]["json_schema"]
-    assert form["schema"] == freeze(schema) and form["strict"] is True and engine.registry.definitions()
+    output = OutputType.read(other.output_type)
+    assert output and output.schema == freeze(schema) and output.retries is None
+    assert engine.registry.definitions() and not engine.output_type
 
 
 def test_the_sessions_of_a_process_share_what_it_trusts() -> None:

@@ -13,6 +13,7 @@ from turnwise.errors import (
     ContextOverflowError,
     EngineError,
     LimitError,
+    OutputError,
     RequestRefusedError,
     StrategyError,
     TurnwiseError,
@@ -121,7 +122,9 @@ class Attempt:
             return Ending("suspended", calls=error.calls)
         if error is None:
             return Ending("failed", "the engine cancelled itself")
-        return Ending("failed", reason(error), error.code if isinstance(error, LimitError) else _code(error))
+        return Ending(
+            "failed", reason(error), error.code if isinstance(error, LimitError | OutputError) else _code(error)
+        )
 
     def close(self) -> None:
         """Publish what is left, and end the context."""
@@ -140,7 +143,8 @@ class Attempt:
             if not {id(block) for block in stored} <= {id(block) for block in held}:
                 # A record was stored whose engine was stopped before it knew: what came since is results, if anything.
                 ledger = Ledger([*stored, *(block for block in held if isinstance(block, ToolResult))])
-        return ledger.settled(ending.why or "no result came", interrupted=ending.state != "completed")
+        is_whole = ending.state == "completed" or ending.code in _WHOLE
+        return ledger.settled(ending.why or "no result came", interrupted=not is_whole)
 
     # The context of the engine
 
@@ -319,6 +323,9 @@ def _code(error: BaseException) -> str | None:
 
 REFUSED = "refused"
 """The code of a run whose provider refused what the conversation holds."""
+
+_WHOLE = ("output_invalid", "output_refused")
+"""The codes of runs that failed by what their model said, and not before it had said it."""
 
 _CODES: Mapping[type[TurnwiseError], str] = {
     WindowOverflowError: "window",

@@ -57,7 +57,7 @@ class RunContext(Protocol):
 
     @property
     def output_type(self) -> Mapping[str, Any] | None:
-        """The type of the run's answer: a `name` and a JSON `schema`; None for text."""
+        """The type of the run's answer, see `OutputType`; None for text. An engine that is `Structured` follows it."""
 
     @property
     def memory(self) -> MemoryDesk | None:
@@ -147,10 +147,14 @@ class StepContext(RunContext, Protocol):
 
 @runtime_checkable
 class Structured(Protocol):
-    """An engine builder that can have its model answer in JSON of a schema may also have this."""
+    """An engine builder that can have its model answer in JSON of a schema has this.
+
+    Its runs follow `RunContext.output_type`; `ToolLoop` checks their answers and sends them back. With any other, a run
+    with `output=` is refused.
+    """
 
     def answering(self, schema: Mapping[str, Any]) -> EngineBuilder:
-        """Return an engine of the same model that calls no tools and answers so."""
+        """Return an engine of the same model that calls no tools and answers so. Its answers are not checked."""
 
 
 class Suspend(Exception):  # noqa: N818 - not an error but a way to return
@@ -252,6 +256,18 @@ def check_taken(builder: EngineBuilder, model: str | None, params: Mapping[str, 
         if name == "model":
             raise InvalidInputError("model", shown(model), why)
         raise InvalidInputError(f"params[{shown(name)}]", shown(params.get(name)), why)
+
+
+def check_answers(builder: EngineBuilder, output: Mapping[str, Any] | None, params: Mapping[str, Any]) -> None:
+    """Raise InvalidInputError if the engine gives no answers of a type, and one is asked for, or if it is twice."""
+    if output is None:
+        return
+    if not isinstance(builder, Structured):
+        why = f"{type(builder).__name__} gives no answers of a type: it lacks answering(), see Structured"
+        raise InvalidInputError("output", shown(output), why)
+    if "response_format" in params:
+        why = "output= says what the answer is too: leave one out; that of a session by {'response_format': None}"
+        raise InvalidInputError("params['response_format']", shown(params["response_format"]), why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

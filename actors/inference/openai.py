@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import json
 import math
 import os
 import ssl
@@ -21,12 +20,14 @@ from turnwise.actors.inference.openai_responses import ResponsesAPI
 from turnwise.actors.inference.openai_runner import OpenAIRunner
 from turnwise.actors.inference.redaction import LONG
 from turnwise.actors.inference.registry import ToolRegistry
+from turnwise.actors.inference.signature import output_record
 from turnwise.actors.inference.tool_loop import Hook, ToolLoop
 from turnwise.actors.inference.tools import Tool, ToolDefinition
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.blocks import Block
 from turnwise.memory.endpoints import CHAT_ONLY, PROFILES, Profile, profile_of
 from turnwise.memory.frozen import freeze
+from turnwise.memory.output_type import OutputType
 from turnwise.memory.params import forces_call
 from turnwise.memory.rules import CHAT, RESPONSES
 from turnwise.memory.urls import redact
@@ -126,6 +127,8 @@ class OpenAIEngine:
     """What each call of the model goes through; the first is outermost."""
     hooks: Sequence[Hook] = ()
     """What is shown the turn before and after each call of the model, and after tools. One that fails fails no run."""
+    output_type: Mapping[str, Any] | None = None
+    """What each answer is to be, where a run does not say: see `answering`."""
     extra: Mapping[str, Any] | None = None
     """More fields of the request body, as JSON values; `tools` among them come after the engine's own."""
 
@@ -156,6 +159,8 @@ class OpenAIEngine:
         )
         _check("hooks", self.hooks, all(map(callable, self.hooks)), "must be callable")
         object.__setattr__(self, "tools", self.registry)
+        is_read = self.output_type is None or self.output_type.keys() == {"schema", "retries"}
+        _check("output_type", self.output_type, is_read, "is set by answering()")
         taken = sorted(_RESERVED[self.api].intersection(self.extra or ()))
         _check("extra", taken, not taken, "the engine sets these fields itself")
         for name, why in _NO_FIELDS.items():
@@ -170,23 +175,20 @@ class OpenAIEngine:
         """Its tools, with the rules for calling them."""
         return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(*self.tools)
 
-    def answering(self, schema: Mapping[str, Any]) -> OpenAIEngine:
-        """Return an engine of the same model that calls no tools and answers in JSON of this schema.
+    def answering(self, output: Any, *, retries: int = 2) -> OpenAIEngine:
+        """Return an engine of the same model that calls no tools and answers in JSON of this type.
 
-        The schema is one of the strict kind: every property is required, and there are no others. A server that takes
-        no schemas, by its profile, is asked for JSON, and told the schema in the instructions.
+        Args:
+            output: a pydantic model, or what else pydantic has a schema of an object for; see `Session.run`. Or a JSON
+                schema: then answers are not checked, and whoever asks checks them.
+            retries: how often an answer that does not fit is sent back.
+
+        Raises:
+            InvalidInputError: no schema of an object can be made of it.
         """
-        if self.api == "chat" and self._profile.json_mode == "json_object":
-            told = f"Answer with one JSON object of this schema, and nothing else:\n{json.dumps(schema)}"
-            extra = {**(self.extra or {}), "response_format": {"type": "json_object"}}
-            return replace(self, tools=(), hooks=(), extra=extra, system=f"{self.system or ''}\n\n{told}".strip())
-        form = {"type": "json_schema", "name": "answer", "strict": True, "schema": schema}
-        if self.api == "responses":
-            asked: dict[str, Any] = {"text": {"format": form}}
-        else:
-            inner = {name: value for name, value in form.items() if name != "type"}
-            asked = {"response_format": {"type": "json_schema", "json_schema": inner}}
-        return replace(self, tools=(), hooks=(), extra={**(self.extra or {}), **asked})
+        wanted = OutputType(schema=freeze(output), retries=None) if isinstance(output, Mapping) else None
+        record = wanted.record if wanted else output_record(output, retries)
+        return replace(self, tools=(), hooks=(), output_type=record)
 
     def build(self, session: SessionView) -> ToolLoop:
         """Return a runner with a client of its own.
@@ -198,7 +200,9 @@ class OpenAIEngine:
         # What a tool says is its own, but for this engine's key, which it may have come upon in the environment.
         secrets = [runner.key] if len(runner.key) >= LONG else []
         loop = wrap(runner, self.middleware)
-        return ToolLoop(loop, self.registry, self.hooks, close=runner.close, secrets=secrets)
+        return ToolLoop(
+            loop, self.registry, self.hooks, close=runner.close, secrets=secrets, output_type=self.output_type
+        )
 
     def refuses(self, block: Block) -> str | None:
         """See `Selective`. A middleware of one's own may make something of any block, so then all are taken."""
@@ -218,7 +222,7 @@ class OpenAIEngine:
         variant = f"{name}.{value['type']}" if isinstance(value, Mapping) and "type" in value else name
         if is_chat and {name, variant}.intersection(profile.lacks):
             return f"provider {profile.name!r} does not take it: leave it out; see {profile.source}"
-        if is_chat and variant == "response_format.json_schema" and profile.json_mode != "json_schema":
+        if is_chat and variant == "response_format.json_schema" and profile.json_mode == "json_object":
             return f"provider {profile.name!r} takes no schemas: use {{'type': 'json_object'}} and say it in the prompt"
         if name == "parallel_tool_calls" and not self._tool_names:
             return "the engine has no tools"

@@ -21,10 +21,12 @@ from turnwise.actors.inference.openai_fields import (
     texts,
     tool_use,
 )
+from turnwise.actors.inference.openai_forms import Form, choose, choose_tool, tool_names
 from turnwise.actors.inference.tools import ToolDefinition
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
 from turnwise.memory.chat import ATTACHED, encode
 from turnwise.memory.endpoints import Profile, lessons_of, pack_attached, taught
+from turnwise.memory.output_type import OutputType
 from turnwise.memory.rules import CHAT, check
 from turnwise.memory.transcript import messages_of
 from turnwise.memory.usage import Usage
@@ -84,9 +86,7 @@ class ChatAPI:
             fields[self._limit_field] = self._settings.max_output_tokens
         fields.update(self._settings.extra or {})
         if self._definitions:
-            unknown = self._profile.unknown_keywords
-            own = [{"type": "function", "function": definition(tool, unknown)} for tool in self._definitions]
-            fields["tools"] = [*own, *fields.get("tools", ())]
+            fields["tools"] = [*map(self._declared, self._definitions), *fields.get("tools", ())]
         for name, value in self.asked.params.items():
             if name == "max_output_tokens":
                 names = [limit for limit in LIMITS if limit in (self._settings.extra or ())]
@@ -106,18 +106,36 @@ class ChatAPI:
         field = self._profile.limit_field
         return _OTHER_LIMIT[field] if field in self._refused else field
 
-    def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
-        check(messages_of(blocks), self.rules)
-        return {"messages": encode(blocks, self._profile)}
+    def form(self, output: OutputType) -> Form:
+        return choose(output, self._profile, tool_names(self.fields), self._refused)
 
-    def adapt(self, refused: str) -> bool:
+    def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
+        check(messages_of(blocks), self.rules)
+        return {"messages": encode(blocks, self._profile), **self.fields, **self._formed(form)}
+
+    def _formed(self, form: Form | None) -> dict[str, Any]:
+        """Return the fields by which it asks for an answer of a form."""
+        if form and form.tool:
+            fields = self.fields
+            tools = [*fields.get("tools", ()), self._declared(form.definition)]
+            return {"tools": tools, **choose_tool(fields, form)}
+        if form and form.json_schema:
+            return {"response_format": {"type": "json_schema", "json_schema": form.json_schema}}
+        return {"response_format": {"type": "json_object"}} if form and form.way == "json_object" else {}
+
+    def _declared(self, tool: ToolDefinition) -> dict[str, Any]:
+        return {"type": "function", "function": definition(tool, self._profile.unknown_keywords)}
+
+    def adapt(self, refused: str, form: Form | None) -> bool:
         own = [name for name in ("stream_options", self._limit_field) if name in self.fields]
+        own += ["tool_choice"] if form and choose_tool(self.fields, form) else []
         for field in own:
             if field not in (self._settings.extra or ()) and names(refused, field):
                 is_new = field not in self._refused
                 self._refused.add(field)
                 return is_new
-        new = lessons_of(refused) - self._refused
+        new = lessons_of(refused) or set(form.refused_as(refused) if form else ())
+        new = new - self._refused
         self._refused.update(new)
         return bool(new)
 
@@ -130,12 +148,12 @@ class ChatAPI:
             messages=[],
             stream=True,
             # What is given here goes out as it is: the client takes up to half a millisecond to look at one message.
-            extra_body={**request, **self.fields},
+            extra_body=request,
         )
         return stream
 
-    def answer(self) -> ChatAnswer:
-        return ChatAnswer(self._profile.name)
+    def answer(self, form: Form | None) -> ChatAnswer:
+        return ChatAnswer(self._profile.name, form.tool if form else None)
 
 
 class ChatAnswer:
@@ -143,12 +161,15 @@ class ChatAnswer:
 
     Args:
         provider: what it attaches to a call or a thought is kept under this name.
+        answer_tool: the tool whose arguments are the answer, so that they are streamed as its text.
     """
 
-    def __init__(self, provider: str = "openai") -> None:
+    def __init__(self, provider: str = "openai", answer_tool: str | None = None) -> None:
         self.usage = Usage(calls=1)
         self.stop_reason: str | None = None
+        self.refusal = ""
         self._provider = provider
+        self._answer_tool = answer_tool
         self._thoughts: list[str] = []
         self._texts: list[str] = []
         self._details: list[dict[str, Any]] = []
@@ -202,11 +223,15 @@ class ChatAnswer:
         if thought := self._thought(said):
             self._thoughts.append(thought)
             parts.append(Thinking(text=thought))
-        if text := texts(said.get("content"), "content") or string(said, "refusal"):
+        refusal = string(said, "refusal")
+        self.refusal += refusal
+        if text := texts(said.get("content"), "content") or refusal:
             self._texts.append(text)
             parts.append(text)
-        for call in items(said, "tool_calls"):
-            self._add_call(call)
+        for delta in items(said, "tool_calls"):
+            call, arguments = self._add_call(delta)
+            if arguments and call.name == self._answer_tool:
+                parts.append(arguments)
         return parts
 
     def _thought(self, said: Mapping[str, Any]) -> str:
@@ -245,7 +270,8 @@ class ChatAnswer:
             elif value is not None:
                 last[name] = value
 
-    def _add_call(self, delta: Any) -> None:
+    def _add_call(self, delta: Any) -> tuple[_Call, str]:
+        """Return the call that a piece is of, and the piece of its arguments."""
         if not isinstance(delta, Mapping):
             raise ValueError(f"a call is not an object but {type(delta).__name__}")
         index, call_id, function = delta.get("index"), string(delta, "id"), part(delta, "function")
@@ -258,6 +284,7 @@ class ChatAnswer:
         call.name = call.name or name
         call.arguments += arguments
         call.extra_content = delta.get("extra_content") or call.extra_content
+        return call, arguments
 
 
 _SAYING = ("content", "refusal", "tool_calls", "reasoning_content", "reasoning")

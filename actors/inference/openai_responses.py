@@ -20,9 +20,11 @@ from turnwise.actors.inference.openai_fields import (
     string,
     tool_use,
 )
+from turnwise.actors.inference.openai_forms import Form, choose, choose_tool, tool_names
 from turnwise.actors.inference.tools import ToolDefinition
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
 from turnwise.memory.endpoints import Profile, lessons_of, taught
+from turnwise.memory.output_type import OutputType
 from turnwise.memory.responses import encode, pack_reasoning
 from turnwise.memory.rules import RESPONSES, check
 from turnwise.memory.transcript import messages_of
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 
     from turnwise.actors.inference.openai import OpenAIEngine
 
-_TEXT = ("response.output_text.delta", "response.refusal.delta")
+_REFUSAL = "response.refusal.delta"
+_TEXT = ("response.output_text.delta", _REFUSAL)
 _THOUGHT = ("response.reasoning_summary_text.delta", "response.reasoning_text.delta")
 _END = ("response.completed", "response.incomplete", "response.failed")
 
@@ -57,7 +60,12 @@ class ResponsesAPI:
         self._settings = settings
         self._given = profile
         self._refused_of = refused
-        self._tools = [{"type": "function", **definition(tool), "strict": False} for tool in tools]
+        self._tools = [_declared(tool) for tool in tools]
+
+    @property
+    def _profile(self) -> Profile:
+        """What the server takes, as far as it is known by now."""
+        return taught(self._given, self._refused)
 
     def asking(self, asked: Asked) -> ResponsesAPI:
         other = copy.copy(self)
@@ -88,26 +96,45 @@ class ResponsesAPI:
     def _refused(self) -> set[str]:
         return self._refused_of(self.asked.model)
 
-    def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
+    def form(self, output: OutputType) -> Form:
+        return choose(output, self._profile, tool_names(self.fields), self._refused)
+
+    def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
         check(messages_of(blocks), self.rules)
-        has_long_ids = taught(self._given, self._refused).has_long_ids
+        has_long_ids = self._profile.has_long_ids
         rules = replace(self.rules, id_limit=sys.maxsize) if has_long_ids else self.rules
         instructions, given = encode(blocks, self.asked.model, rules)
-        fields: dict[str, Any] = {"input": given}
+        fields: dict[str, Any] = {"input": given, **self.fields, **self._formed(form)}
         if instructions:
             fields["instructions"] = instructions
         return fields
 
-    def adapt(self, refused: str) -> bool:
+    def _formed(self, form: Form | None) -> dict[str, Any]:
+        """Return the fields by which it asks for an answer of a form."""
+        fields = self.fields
+        if form and form.tool:
+            tools = [*fields.get("tools", ()), _declared(form.definition)]
+            return {"tools": tools, **{name: _flat(choice) for name, choice in choose_tool(fields, form).items()}}
+        kind: dict[str, Any] = {}
+        if form and form.json_schema:
+            kind = {"type": "json_schema", **form.json_schema}
+        elif form and form.way == "json_object":
+            kind = {"type": "json_object"}
+        return {"text": {**fields.get("text", {}), "format": kind}} if kind else {}
+
+    def adapt(self, refused: str, form: Form | None) -> bool:
         if new := lessons_of(refused) - self._refused:
             self._refused.update(new)
             return True
         # OpenAI's models that do not think refuse it by what it asks for, not by its name.
-        is_named = names(refused, "include") or "encrypted content" in refused.lower()
-        if "include" in self._refused or "include" in (self._settings.extra or ()) or not is_named:
-            return False
-        self._refused.add("include")
-        return True
+        is_include = names(refused, "include") or "encrypted content" in refused.lower()
+        is_choice = form and choose_tool(self.fields, form) and names(refused, "tool_choice")
+        found = [name for name, is_named in {"include": is_include, "tool_choice": is_choice}.items() if is_named]
+        found = [name for name in found if name not in (self._settings.extra or ()) and name not in self._refused]
+        if not found and form:
+            found = form.refused_as(refused)
+        self._refused.update(found)
+        return bool(found)
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
         if "encrypted" not in refused:
@@ -120,12 +147,16 @@ class ResponsesAPI:
             model=self.asked.model,
             stream=True,
             # What is given here goes out as it is: the client takes up to half a millisecond to look at one item.
-            extra_body={**request, **self.fields},
+            extra_body=request,
         )
         return stream
 
-    def answer(self) -> ResponsesAnswer:
-        return ResponsesAnswer(self.asked.model)
+    def answer(self, form: Form | None) -> ResponsesAnswer:
+        return ResponsesAnswer(self.asked.model, form.tool if form else None)
+
+
+def _declared(tool: ToolDefinition) -> dict[str, Any]:
+    return {"type": "function", **definition(tool), "strict": False}
 
 
 def _flat(choice: Any) -> Any:
@@ -153,12 +184,17 @@ class ResponsesAnswer:
 
     Args:
         model: reasoning is kept as this one's.
+        answer_tool: the tool whose arguments are the answer, so that they are streamed as its text.
     """
 
-    def __init__(self, model: str = "") -> None:
+    def __init__(self, model: str = "", answer_tool: str | None = None) -> None:
         self.usage = Usage(calls=1)
         self.stop_reason: str | None = None
+        self.refusal = ""
         self._model = model
+        self._answer_tool = answer_tool
+        self._has_answered = False
+        """Whether arguments of that tool were streamed."""
         self._items: list[_Item] = []
         self._texts: list[str] = []
         self._spoke: _Item | None = None
@@ -171,12 +207,13 @@ class ResponsesAnswer:
     def add(self, event: Mapping[str, Any]) -> list[str | Block]:
         kind = string(event, "type")
         if kind in _TEXT and (text := string(event, "delta")):
+            self.refusal += text * (kind == _REFUSAL)
             return [self._speak(self._item(event, "message"), text)]
         if kind in _THOUGHT and (text := string(event, "delta")):
             return [Thinking(text=self._item(event, "reasoning").think(text, event.get("summary_index")))]
         if kind == "response.function_call_arguments.delta":
-            self._item(event, "function_call").arguments += string(event, "delta")
-        elif kind in ("response.output_item.added", "response.output_item.done"):
+            return list(self._argue(self._item(event, "function_call"), string(event, "delta")))
+        if kind in ("response.output_item.added", "response.output_item.done"):
             self._learn(part(event, "item"), event.get("output_index"), is_done=kind.endswith("done"))
         elif kind in _END:
             return list(self._end(kind, part(event, "response")))
@@ -207,6 +244,12 @@ class ResponsesAnswer:
     def _use(self, item: _Item, at: int) -> ToolUse:
         # Some servers give calls no ids; the loop makes them unique in the run.
         return tool_use(item.call_id or f"call_{at + 1}", item.name, item.arguments, is_cut=self.is_cut)
+
+    def _argue(self, item: _Item, arguments: str) -> Iterator[str]:
+        item.arguments += arguments
+        if arguments and item.name == self._answer_tool:
+            self._has_answered = True
+            yield arguments
 
     def _speak(self, item: _Item, text: str) -> str:
         text = _BETWEEN * (self._spoke not in (None, item)) + text
@@ -242,9 +285,14 @@ class ResponsesAnswer:
         has_spoken = bool(self._texts)
         for place, given in enumerate(items(response, "output")):
             item = self._learn(given, place, is_done=True)
+            if item.kind == "function_call" and item.name == self._answer_tool and not self._has_answered:
+                self._has_answered = True
+                yield item.arguments
             if item.kind == "message" and not has_spoken:
                 for content in items(given, "content"):
-                    if text := string(content, "text") or string(content, "refusal"):
+                    refusal = string(content, "refusal")
+                    self.refusal += refusal
+                    if text := string(content, "text") or refusal:
                         yield self._speak(item, text)
         if kind == "response.completed":
             called = any(item.kind == "function_call" for item in self._items)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.actors.inference.engine import RunContext
 from turnwise.actors.inference.openai_fields import Asked, BrokenOffError
+from turnwise.actors.inference.openai_forms import Form
 from turnwise.actors.inference.openai_stream import AnswerStream
 from turnwise.actors.inference.redaction import redacted
-from turnwise.errors import ContextOverflowError, EngineError, RequestRefusedError
+from turnwise.errors import ContextOverflowError, EngineError, OutputError, RequestRefusedError
 from turnwise.memory.blocks import Block, System, Text, ToolResult, ToolUse
+from turnwise.memory.output_type import OutputType, as_said
 from turnwise.memory.rules import Rules
+from turnwise.memory.transcript import system_of
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
 
@@ -37,6 +40,9 @@ _REMEDIES = {
 
 _REFUSALS = (400, 413, 415, 422)
 """What a provider says of a request that it would refuse again."""
+
+_QUOTED = 500
+"""How many characters of a refusal an error quotes."""
 
 _TOO_LONG = "context_length_exceeded"
 
@@ -62,6 +68,8 @@ class Answer(Protocol):
     """Of one call; without tokens until the provider has counted them."""
     stop_reason: str | None
     """Why the model stopped; None until the provider has said so."""
+    refusal: str
+    """What the model says in place of the answer that it was asked for; empty if it does not refuse."""
 
     @property
     def is_cut(self) -> bool:
@@ -96,17 +104,21 @@ class API(Protocol):
     def fields(self) -> dict[str, Any]:
         """What each request holds beside the conversation: the settings, and what the model is told of tools."""
 
-    def request(self, blocks: Sequence[Block]) -> dict[str, Any]:
-        """Return the fields of the request that say what the blocks say.
+    def form(self, output: OutputType) -> Form:
+        """Return how the model is asked for an answer of this type, as far as it is known what the server takes."""
+
+    def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
+        """Return the request that says what the blocks say, and asks for an answer of this form.
 
         Raises:
             InvalidRequestError: the provider would refuse them.
         """
 
-    def adapt(self, refused: str) -> bool:
+    def adapt(self, refused: str, form: Form | None) -> bool:
         """Learn from the words of a refusal what to leave out, that nobody asked for, or to say in another way.
 
-        Return whether there is anything new, so that the request can be made and sent once more.
+        The form in which the answer was asked for may be such. Return whether there is anything new, so that the
+        request can be made and sent once more.
         """
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
@@ -115,8 +127,8 @@ class API(Protocol):
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
         """Send the request; return the stream of its answer. Raises the client's errors."""
 
-    def answer(self) -> Answer:
-        """Return an answer of which nothing has come yet."""
+    def answer(self, form: Form | None) -> Answer:
+        """Return an answer of this form of which nothing has come yet."""
 
 
 class OpenAIRunner:
@@ -135,7 +147,11 @@ class OpenAIRunner:
         Text and thoughts are emitted as they come; usage and stop reason are reported at the end. Cancelled, it closes
         the connection at once.
 
+        An answer that is to be of a type (`RunContext.output_type`) is a `Text`, in whatever form it came; it is not
+        checked here.
+
         Raises:
+            OutputError: the model refuses to give an answer of the type, or it is cut off.
             InvalidRequestError: the conversation cannot be sent.
             RequestRefusedError: the provider refused what the conversation holds.
             EngineError: the provider refused it, broke off, or sent nothing or what cannot be read. What came before
@@ -149,21 +165,29 @@ class OpenAIRunner:
 
     async def ask(self, turn: Turn, context: RunContext) -> Sequence[Block]:
         """See `run`: this asks for what it is set to, whatever the run asks for."""
-        blocks = self._api.rules.spare(turn.blocks, keep=turn.asked)
+        blocks = as_said(self._api.rules.spare(turn.blocks, keep=turn.asked))
         if self._settings.system is not None:
-            blocks = (*blocks, System(text=self._settings.system))
-        stream = await self._open(blocks)
-        answer = self._api.answer()
+            blocks.append(System(text=self._settings.system))
+        output = OutputType.read(context.output_type or self._settings.output_type)
+        stream, form = await self._open(blocks, output)
+        answer = self._api.answer(form)
         try:
             is_done = await self._read(stream, answer, context)
         finally:
             context.report(usage=answer.usage, stop_reason=answer.stop_reason, model=self._api.asked.model)
         if answer.stop_reason is None and not is_done:
             raise self._error("ended its answer without saying why, so it is cut short: run the prompt again")
+        if form and (answer.refusal or answer.stop_reason == "content_filter"):
+            raise OutputError(str(self._error(f"refuses to answer: {self._quoted(answer)}")), "output_refused")
         remedy = "raise max_output_tokens=" if answer.is_cut else "run the prompt again, or check model="
         try:
-            said = answer.blocks()
+            said = form.answer(answer.blocks()) if form else answer.blocks()
+            if form and answer.is_cut and not any(isinstance(block, ToolUse) for block in said):
+                raise ValueError("the answer is cut off")
         except ValueError as error:
+            if form and answer.is_cut:
+                why = f"met the limit of its length (stop_reason={answer.stop_reason!r}) within its answer: {remedy}"
+                raise OutputError(str(self._error(why)), "output_cut") from error
             raise self._error(f"made a tool call that cannot be read: {error}; {remedy}") from error
         if not any(isinstance(block, Text | ToolUse) for block in said):
             raise self._error(f"returned nothing (stop_reason={answer.stop_reason!r}): {remedy}")
@@ -178,14 +202,17 @@ class OpenAIRunner:
         """Close the connections."""
         await self._client.close()
 
-    async def _open(self, blocks: Sequence[Block]) -> openai.AsyncStream[Any]:
+    async def _open(
+        self, blocks: Sequence[Block], output: OutputType | None
+    ) -> tuple[openai.AsyncStream[Any], Form | None]:
+        """Send the request; return the stream of its answer, and the form in which it was asked for."""
         import openai
 
-        request: Mapping[str, Any] = self._api.request(blocks)
+        form, request = self._request(blocks, output)
         while True:
             try:
                 async with asyncio.timeout(self._settings.begins_within_s):  # the client's own is for each try
-                    return await self._api.open(self._client, request)
+                    return await self._api.open(self._client, request), form
             except (openai.APITimeoutError, TimeoutError) as error:
                 name = "timeout_s" if self._settings.first_byte_s is None else "first_byte_s"
                 limit = f"{name}={self._settings.begins_within_s}, retries included"
@@ -194,20 +221,19 @@ class OpenAIRunner:
                 why = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
                 raise self._error(why) from error
             except openai.APIStatusError as error:
-                other = self._other(blocks, request, error)
-                if other is None:
+                said = f"{error.message} {error.body}" if error.status_code in _ADAPTABLE else ""
+                if said and (other := self._api.without_thoughts(request, said)):
+                    request = other
+                elif said and self._api.adapt(said, form):
+                    form, request = self._request(blocks, output)
+                else:
                     raise self._refused(error) from self._safe(error)
-                request = other
 
-    def _other(
-        self, blocks: Sequence[Block], request: Mapping[str, Any], error: openai.APIStatusError
-    ) -> Mapping[str, Any] | None:
-        """Return what to send in place of a request that was refused; None if nothing else can be."""
-        if error.status_code not in _ADAPTABLE:
-            return None
-        said = f"{error.message} {error.body}"
-        other = self._api.without_thoughts(request, said)
-        return self._api.request(blocks) if other is None and self._api.adapt(said) else other
+    def _request(self, blocks: Sequence[Block], output: OutputType | None) -> tuple[Form | None, Mapping[str, Any]]:
+        form = self._api.form(output) if output else None
+        if form and form.told:
+            blocks = [*blocks, System(text=f"{system_of(blocks) or ''}\n\n{form.told}".strip())]
+        return form, self._api.request(blocks, form)
 
     def _refused(self, error: openai.APIStatusError) -> EngineError:
         remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)
@@ -259,6 +285,10 @@ class OpenAIRunner:
     def _error(self, why: str, kind: type[EngineError] = EngineError) -> EngineError:
         where = self._client.base_url.host
         return kind(f"model {self._api.asked.model!r} at {where} {why}")
+
+    def _quoted(self, answer: Answer) -> str:
+        """Return how a refusal begins."""
+        return self._redacted(answer.refusal)[:_QUOTED] or f"stop_reason={answer.stop_reason!r}"
 
     def _redacted(self, text: str) -> str:
         return redacted(text, [self._client.api_key])

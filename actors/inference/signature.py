@@ -7,17 +7,21 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from turnwise.actors.inference.tool_context import ToolContext
-from turnwise.errors import ConfigError
-from turnwise.memory.frozen import FrozenDict, freeze
+from turnwise.errors import ConfigError, InvalidInputError, shown
+from turnwise.memory.frozen import FrozenDict, freeze, plain_json
+from turnwise.memory.output_type import OutputType
+
+MAX_OUTPUT_BYTES = 65_536
+"""The largest schema of an answer, as JSON in UTF-8: it is stored with the run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,9 +150,43 @@ def schema_of(model: type[BaseModel], descriptions: Mapping[str, str]) -> Frozen
     return FrozenDict(freeze(schema))
 
 
+def output_record(output: Any, retries: int) -> FrozenDict:
+    """Return the type of a run's answer, for its record: the JSON schema that pydantic makes of a class.
+
+    Raises:
+        InvalidInputError: it makes none, or one that is not of an object.
+    """
+    is_type = isinstance(output, type) or get_origin(output) is not None
+    if not is_type or not isinstance(output, Hashable):
+        why = "pass a pydantic model, the class; a JSON schema goes into params={'response_format': ...}"
+        raise InvalidInputError("output", shown(output), why)
+    try:
+        schema = _schema_of_type(output)
+    except InvalidInputError:
+        raise
+    except Exception as error:
+        said = str(error).partition("\n")[0]
+        why = f"no JSON schema can be made of it ({type(error).__name__}: {said})"
+        raise InvalidInputError("output", shown(output), why) from error
+    if schema.get("type") != "object":
+        raise InvalidInputError("output", shown(output), "an answer is an object: pass a model with this as a field")
+    return OutputType(schema=schema, retries=retries).record
+
+
+@functools.lru_cache(maxsize=128)
+def _schema_of_type(output: Any) -> FrozenDict:
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+    schema = TypeAdapter(output).json_schema(schema_generator=_Schema)
+    if name := schema.get("$ref", "").removeprefix("#/$defs/"):  # a model that holds itself
+        schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
+    Draft202012Validator.check_schema(schema)
+    return FrozenDict(freeze(plain_json("output", schema, MAX_OUTPUT_BYTES)))
+
+
 def known_schema(name: str, schema: Mapping[str, Any]) -> FrozenDict:
     """Return a schema that somebody wrote, frozen, if it is one."""
-    from jsonschema import SchemaError  # type: ignore[import-untyped]
+    from jsonschema import SchemaError
     from jsonschema.validators import validator_for  # type: ignore[import-untyped]
 
     try:

@@ -16,10 +16,11 @@ from turnwise.actors.inference.redaction import redacted
 from turnwise.actors.inference.registry import ToolOutcome, ToolRegistry
 from turnwise.actors.inference.tool_context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools import Tool
-from turnwise.errors import ContextOverflowError, ToolAbortError
-from turnwise.memory.blocks import Block, ToolResult, ToolUse
+from turnwise.errors import ContextOverflowError, OutputError, ToolAbortError
+from turnwise.memory.blocks import Block, ToolResult, ToolUse, answer_text
 from turnwise.memory.calls import CallState, Wants
 from turnwise.memory.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
+from turnwise.memory.output_type import ANSWER_TOOL, OutputType, is_sent_back, sent_back
 from turnwise.memory.transcript import Ledger
 from turnwise.memory.turns import Turn
 from turnwise.memory.usage import Usage
@@ -55,6 +56,7 @@ class ToolLoop:
     Args:
         close: lets go of what the runner holds.
         secrets: texts that stand as *** in what tools give, such as the engine's key.
+        output_type: what answers are to be where a run does not say; see `RunContext.output_type`.
     """
 
     def __init__(
@@ -64,8 +66,11 @@ class ToolLoop:
         hooks: Sequence[Hook] = (),
         close: Callable[[], Awaitable[None]] | None = None,
         secrets: Sequence[str] = (),
+        *,
+        output_type: Mapping[str, Any] | None = None,
     ) -> None:
         self._runner = runner
+        self._output_type = output_type
         self._tools = tools
         self._hooks = tuple(hooks)
         self._close = close
@@ -76,9 +81,11 @@ class ToolLoop:
 
         Raises:
             LimitError: the model has been called `max_steps` times, or a budget is used up.
+            OutputError: the answer is not of the type that was asked for, and was sent back as often as it may be.
             ToolAbortError: a tool failed and the policy is to abort.
             Suspend: a call waits for a decision.
         """
+        output = OutputType.read(context.output_type or self._output_type)
         uses = Ledger(turn.output).uses_without_result()
         if uses:
             await _Calls(self._tools, turn, context, self._secrets).settle(uses)
@@ -91,7 +98,10 @@ class ToolLoop:
             uses = [block for block in answer if isinstance(block, ToolUse)]
             if not uses:
                 await self._show("after_inference", _with(turn, answer), context)
-                return answer
+                if not (output and (errors := _errors(output, answer))):
+                    return answer
+                turn = await _send_back(turn, answer, errors, output, context)
+                continue
             calls = _Calls(self._tools, turn, context, self._secrets, answer=answer, events=[context.end_call()])
             await self._show("after_inference", _with(turn, answer), context)
             turn = await calls.settle(uses)
@@ -271,6 +281,29 @@ class _Calls:
             memory=self._context.memory,
             cancelled=self._signal,
         )
+
+
+def _errors(output: OutputType, answer: Sequence[Block]) -> str | None:
+    """Return what is wrong with an answer that is to be of a type; None if it fits, or nothing is to be checked."""
+    return output.errors(answer_text(answer)) if output.retries is not None else None
+
+
+async def _send_back(
+    turn: Turn, answer: Sequence[Block], errors: str, output: OutputType, context: StepContext
+) -> Turn:
+    """Record an answer that does not fit, with what is wrong with it; return the turn for the next request.
+
+    How often that was done is seen in the turn, so it is the same after a kill.
+    """
+    times = sum(isinstance(block, ToolResult) and is_sent_back(block) for block in turn.output)
+    if times >= (output.retries or 0):
+        raise OutputError(
+            f"after {times} retries the answer does not fit what was asked for:\n{errors}", "output_invalid"
+        )
+    said, result = sent_back(answer, errors, f"{context.run_id}_{times + 1}")
+    ended = {"call_id": result.call_id, "name": ANSWER_TOOL, "is_error": True}
+    await context.record(*said, result, events=[context.end_call(), (ToolEnded, ended)])
+    return await context.make_room()
 
 
 def _with_own_ids(answer: Sequence[Block], output: Iterable[Block]) -> list[Block]:

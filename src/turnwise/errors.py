@@ -31,7 +31,10 @@ TurnwiseError
 ├── RunEndedError              a run without an answer; .turn is what was kept
 │   ├── RunCancelledError
 │   ├── RunFailedError
-│   │   └── RunLimitError      it met a limit: steps, budget, time
+│   │   ├── RunLimitError      it met a limit: steps, budget, time
+│   │   ├── OutputInvalidError   its answer is not of the type that was asked for
+│   │   ├── OutputRefusedError   the model refused to give one
+│   │   └── OutputCutError     its answer met the limit of its length
 │   └── RunInterruptedError
 ├── EngineError                why a run failed: the engine or its provider
 │   ├── InvalidRequestError    the provider would refuse the conversation
@@ -39,6 +42,7 @@ TurnwiseError
 │   ├── RequestRefusedError    the provider refused what the conversation holds
 │   ├── ContextOverflowError   the provider refused the conversation as too long
 │   ├── LimitError
+│   ├── OutputError            the model gave no answer of the type that was asked for
 │   └── ToolAbortError
 ├── ToolError                  what a tool raises to tell the model something
 ├── WindowOverflowError        the next request does not fit into the model's window
@@ -385,6 +389,27 @@ class RunLimitError(RunFailedError):
     """The run met a limit: of steps, of a budget, of time. What was executed is kept; the turn's `stop_reason` says."""
 
 
+class OutputInvalidError(RunFailedError):
+    """The answer is not of the type that was asked for, however often it was sent back; `why` quotes what is wrong.
+
+    Also raised by `Turn.parsed` and `Turn.parse`, where a class takes less than its JSON schema says.
+    """
+
+    message = "run {run_id!r} of session {session_id!r} gave no answer of the type asked for: {why}"
+
+
+class OutputRefusedError(RunFailedError):
+    """The model refused to give an answer of the type that was asked for; `why` quotes it, `turn.text` has it."""
+
+    message = "run {run_id!r} of session {session_id!r} was refused an answer: {why}; the session takes the next run"
+
+
+class OutputCutError(RunFailedError):
+    """The answer of a type that was asked for met the limit of its length; `turn.text` is what came."""
+
+    message = "run {run_id!r} of session {session_id!r} has a part of its answer only: {why}"
+
+
 class RunInterruptedError(RunEndedError):
     """The session's process was lost during the run."""
 
@@ -428,6 +453,14 @@ class ContextOverflowError(EngineError):
 
 class LimitError(EngineError):
     """A run may not go on: `code` says which limit it met, `step_limit` or `budget`."""
+
+    message = "{why} ({code})"
+    why: str
+    code: str
+
+
+class OutputError(EngineError):
+    """The model gave no answer of the type asked for: `code` is `output_invalid`, `output_refused` or `output_cut`."""
 
     message = "{why} ({code})"
     why: str

@@ -140,7 +140,8 @@ class SessionManager(Door):
             memory: likewise, what its runs do with long-term memory if they do not say; see `Session.run`.
             ttl_s: likewise, how many seconds after its last commit a `sweep` may delete it; never if None.
             model: likewise, the model that its runs ask if they do not say; the engine's own if None.
-            params: likewise, what its runs ask of the model if they do not say; see `Session.run`.
+            params: likewise, what its runs ask of the model if they do not say; see `Session.run`. A session that is
+                there already keeps its own model and parameters, whatever is passed here.
 
         Raises:
             InvalidIdError: an id cannot be used.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quirks import EVENTS, QuirkServer, chunk, completed, events, spoken
 from schedules import SESSION
@@ -18,10 +21,12 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import StepContext, check_taken
 from turnwise.actors.inference.middleware import SystemPrompt
 from turnwise.actors.inference.openai import OpenAIEngine
+from turnwise.actors.inference.openai_fields import Asked
 from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tools import tool
-from turnwise.errors import IdempotencyConflictError, InvalidInputError
+from turnwise.errors import EngineError, IdempotencyConflictError, InvalidInputError, RequestRefusedError
 from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse
+from turnwise.memory.frozen import freeze
 from turnwise.memory.params import PARAMS, ModelParams, check_params, merged
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.turns import Turn
@@ -31,6 +36,7 @@ RESPONSES = (200, EVENTS, events(completed(spoken("Hi there"))))
 ANSWERS = {"chat": CHAT, "responses": RESPONSES}
 
 SCHEMA = {"name": "city", "schema": {"type": "object"}, "strict": True}
+KEYS = ("type", "function", "name", "json_schema", "schema", "strict", "team")
 LOOK = {"type": "function", "function": {"name": "look"}}
 
 
@@ -131,6 +137,30 @@ def test_the_limit_of_an_answer_has_one_name_the_one_that_the_engine_was_told() 
         assert (sent["max_tokens"], sent["random_seed"], "seed" in sent) == (5, 3, False)
 
 
+def refusal(text: str, param: str | None = None) -> tuple[int, str, bytes]:
+    return 400, "application/json", json.dumps({"error": {"message": text, "param": param, "code": None}}).encode()
+
+
+def test_the_name_of_a_run_s_limit_is_learned_for_the_model_that_refused_it() -> None:
+    refused = refusal("Unsupported parameter: 'max_completion_tokens' is not supported.")
+    with QuirkServer(refused, CHAT) as server:
+        engine = engine_at(server)
+        assert requests(engine, server, {"max_output_tokens": 5}, "older")["max_tokens"] == 5
+        assert requests(engine, server, {"max_output_tokens": 5}, "older")["max_tokens"] == 5
+        assert requests(engine, server, {"max_output_tokens": 5})["max_completion_tokens"] == 5
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("api", ANSWERS)
+def test_a_parameter_that_the_model_refuses_is_no_fault_of_the_conversation(api: Any) -> None:
+    """Else later requests would leave its attachments out."""
+    with QuirkServer(refusal("'temperature' is not supported with this model.", "temperature")) as server:
+        with pytest.raises(EngineError, match=r"'another' at .* 'temperature' is not supported") as error:
+            requests(engine_at(server, api=api), server, {"temperature": 0.5}, "another")
+        assert not isinstance(error.value, RequestRefusedError)
+        assert len(server.requests) == 1
+
+
 @pytest.mark.parametrize("api", ANSWERS)
 def test_a_choice_that_forces_a_call_among_the_engine_s_fields_holds_until_the_first_result(api: Any) -> None:
     """Else each step would have to call a tool, until the run has none left."""
@@ -202,6 +232,35 @@ def test_parameters_come_out_in_one_form_and_checking_them_again_changes_nothing
     }
     assert check_params("params", once) == once == pickle.loads(pickle.dumps(once))
     assert hash(once) == hash(check_params("params", once))
+
+
+LEAVES = (st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.sampled_from(["auto", "low"]))
+ANYTHING = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.sampled_from(["auto", "low"])
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)),
+    max_leaves=4,
+)
+
+
+@given(st.dictionaries(st.one_of(st.sampled_from(PARAMS), st.text(max_size=3)), ANYTHING, max_size=3))
+def test_whatever_is_passed_is_refused_by_its_name_or_can_be_stored_and_sent(passed: dict[str, Any]) -> None:
+    try:
+        found, refused = check_params("params", passed), ""
+    except InvalidInputError as error:
+        found, refused = freeze({}), error.field
+    if refused:
+        assert refused.startswith(("params", "a key of params"))
+        return
+    assert found.keys() == passed.keys()
+    stored = freeze(json.loads(json.dumps(found)))
+    assert check_params("params", stored) == found
+    for api in ANSWERS:
+        engine = OpenAIEngine("local", api=api, tools=[look])  # type: ignore[arg-type]
+        asked = engine._api((), "", "").asking(Asked("local", merged({}, found)))
+        if not engine.not_taken(None, merged({}, found)):
+            assert json.loads(json.dumps(asked.fields)) is not None
 
 
 def test_later_parameters_take_the_place_of_earlier_ones_and_none_takes_them_out() -> None:

@@ -231,7 +231,7 @@ class CompactingSession(SessionChanges):
         failure: Exception | None = None
         for _ in range(LAST_RESORTS):
             window = await alone.window(run.turn, self._journal.cache)
-            compactor = alone.beside(run.recalled)
+            compactor = alone.of_run(run.record).beside(run.recalled)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
             if is_over and self._beside and not self._beside.done():
                 await asyncio.wait({self._beside})

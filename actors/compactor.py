@@ -22,7 +22,7 @@ from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.blocks import Block, Summary, System
 from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.model_limits import window_of
-from turnwise.memory.runs import CUT_SHORT
+from turnwise.memory.runs import CUT_SHORT, RunRecord
 from turnwise.memory.spans import Span, Spans, join, overlap, size, subtract
 from turnwise.memory.token_index import TokenIndex
 from turnwise.memory.tokens import ByteCounter, counter_for
@@ -53,16 +53,15 @@ def check_overflow(strategy: OverflowStrategy, builder: EngineBuilder, config: S
         StrategyError: it raised something else.
     """
     nothing = Window((), BlockCache(), TokenIndex(ByteCounter()))
-    decide(strategy, nothing, TokenBudget(token_limit(strategy, builder, config)))
+    decide(strategy, nothing, TokenBudget(token_limit(strategy, frame_of(builder), config)))
 
 
-def token_limit(strategy: OverflowStrategy, builder: EngineBuilder, config: SessionConfig) -> int:
+def token_limit(strategy: OverflowStrategy, frame: RequestFrame, config: SessionConfig) -> int:
     """Return what a request may take, in tokens.
 
     Raises:
         ConfigError: nobody says, or nothing is left of the window.
     """
-    frame = frame_of(builder)
     window = config.max_context_tokens or window_of(frame.model)
     if window is None:
         limit = getattr(strategy, "max_tokens", None)
@@ -104,8 +103,8 @@ class Compactor:
         self.strategy = strategy
         self.config = config
         self.off_loop = off_loop
-        self._limit = token_limit(strategy, builder, config)
         self._frame = frame_of(builder)
+        self._limit = token_limit(strategy, self._frame, config)
         self._index: TokenIndex | None = None
         self._counting = asyncio.Lock()
         self.budget = TokenBudget(self._limit)
@@ -115,6 +114,27 @@ class Compactor:
         """Forget what was counted, so that only what is in a window is counted from now on. Windows keep theirs."""
         if self._index and not self._counting.locked():
             self._index = TokenIndex(self._index.counter)
+
+    def of_run(self, run: RunRecord) -> Compactor:
+        """Return one whose requests fit the model that the run asks, and leave room for the answer that it allows.
+
+        They are never larger than those of the engine's own model: its counter and its strategy were made for that.
+        """
+        answer = run.params.get("max_output_tokens")
+        if run.model is None and answer is None:
+            return self
+        frame, config = replace(self._frame, model=run.model or self._frame.model), self.config
+        try:
+            if (own := window_of(frame.model)) and config.max_context_tokens:
+                config = replace(config, max_context_tokens=min(own, config.max_context_tokens))
+            if answer is not None:
+                config = replace(config, reserve_output_tokens=answer)
+            limit = token_limit(self.strategy, frame, config)
+        except ConfigError:
+            return self  # nobody knows that model, or it leaves no room for such an answer: the provider says so
+        other = copy.copy(self)
+        other.budget = replace(self.budget, max_tokens=min(limit, self._limit))
+        return other
 
     def beside(self, more: Block | None) -> Compactor:
         """Return one whose requests hold another block too, if there is one. For when there was a window."""

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,9 +17,11 @@ from schedules import SESSION, inline
 from test_tool_loop import Stage, play, results, use
 from turnwise.actors.asking import within
 from turnwise.actors.budget import Budget, Price
+from turnwise.actors.compactor import Compactor
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext
+from turnwise.actors.inference.openai import OpenAIEngine
 from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_loop import ToolLoop
 from turnwise.actors.inference.tools import tool
@@ -36,8 +38,10 @@ from turnwise.errors import (
 )
 from turnwise.memory.blocks import Block, Summary, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.events import CompactionFailed, WindowCompacted
+from turnwise.memory.frozen import freeze
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.tokens import ByteCounter
 from turnwise.memory.turns import Turn
@@ -136,6 +140,49 @@ def test_the_oldest_exchanges_go_before_a_request_that_would_not_fit_and_earlier
         assert await told(stage, WindowCompacted) and not await told(stage, CompactionFailed)
 
     play(story())
+
+
+class Steered(Talker):
+    """A `Talker` that runs may ask for any model and parameters."""
+
+    def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
+        return {}
+
+
+def test_a_run_makes_room_for_the_answer_that_it_allows_and_the_next_one_has_the_window_again() -> None:
+    async def story() -> None:
+        stage = await opened(Trim(), Steered())
+        await chat(stage, *prompts(0, 6))
+        long: dict[str, Any] = {"params": {"max_output_tokens": 400}}
+        await stage.core.start(["long"], run_id="long", **long)
+        await stage.core.wait("long")
+        engine: Steered = stage.engine
+        assert len(said(engine.given[-2])) == 6, "all of it fits"
+        assert 1 < len(said(engine.given[-1])) < 6 and sum(len(text) for text in said(engine.given[-1])) < 200
+        await chat(stage, *prompts(6, 9))
+        assert len(said(engine.given[-1])) > len(said(engine.given[-4]))
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [
+        ({}, 1_047_576 - 4096),
+        ({"model": "gpt-4"}, 8_192 - 1_024),
+        ({"model": "gpt-4", "params": freeze({"max_output_tokens": 192})}, 8_000),
+        ({"params": freeze({"max_output_tokens": 47_576})}, 1_000_000),
+        ({"model": "nobody-knows"}, 1_047_576 - 4096),
+        ({"model": "gpt-4", "params": freeze({"max_output_tokens": 9_000})}, 1_047_576 - 4096),
+    ],
+    ids=str,
+)
+def test_a_run_s_requests_fit_the_window_of_the_model_that_it_asks(asked: dict[str, Any], limit: int) -> None:
+    compactor = Compactor(Trim(), OpenAIEngine("gpt-4.1"), SessionConfig(), inline)
+    run = RunRecord(run_id="r", session_id="s", turn_index=0, state="running", first_seq=1, created_at=0.0, **asked)
+    assert compactor.of_run(run).budget.max_tokens == limit
+    small = Compactor(Trim(), OpenAIEngine("gpt-4"), SessionConfig(max_context_tokens=4_000), inline)
+    assert small.of_run(replace(run, model="gpt-4.1")).budget.max_tokens <= small.budget.max_tokens
 
 
 def test_a_summary_is_made_beside_the_conversation_once_and_rolls_on() -> None:

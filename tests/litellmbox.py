@@ -79,7 +79,11 @@ class LiteLLM:
             {"model_name": name, "litellm_params": {"api_key": "sk-upstream", **parameters}}
             for name, parameters in self._models.items()
         ]
-        settings: dict[str, Any] = {"model_list": models, "litellm_settings": {"num_retries": 0, "telemetry": False}}
+        settings: dict[str, Any] = {
+            "model_list": models,
+            "litellm_settings": {"num_retries": 0, "telemetry": False},
+            "general_settings": {"always_include_stream_usage": False},  # else it asks for usage by itself
+        }
         config = self._folder / "config.yaml"
         config.write_text(json.dumps(settings), encoding="utf-8")  # which is YAML, too
         trap = {"HTTP_PROXY": self._trap, "HTTPS_PROXY": self._trap} if self._trap else {}

@@ -89,9 +89,8 @@ def spoken(text: str) -> dict[str, Any]:
 
 def completed(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return the last event of a response."""
-    return item(
-        "response.completed", response={"object": "response", "status": "completed", "output": output, **fields}
-    )
+    whole = {"id": "resp_1", "created_at": 0, "object": "response", "status": "completed", "output": output}
+    return item("response.completed", response={**whole, **fields})
 
 
 HI = [Text(text="Hi there")]
@@ -560,6 +559,7 @@ class QuirkServer:
         self.requests: list[dict[str, Any]] = []
         self.refused: list[tuple[int, str, bytes]] = []
         self.answers = answers
+        self.refuse = refuse
         self.heads: list[tuple[str, dict[str, str]]] = []
         """Of each request, its target and its headers."""
         server = self
@@ -573,7 +573,7 @@ class QuirkServer:
                     headers[name.lower()] = value.strip()
                 server.heads.append((target, headers))
                 server.requests.append(json.loads(self.rfile.read(int(headers["content-length"]))))
-                if refused := refuse and refuse(server.requests[-1]):
+                if refused := server.refuse and server.refuse(server.requests[-1]):
                     server.refused.append(refused)
                 answered = len(server.requests) - len(server.refused)
                 status, content_type, body = refused or server.answers[min(answered, len(server.answers)) - 1]
@@ -583,9 +583,13 @@ class QuirkServer:
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
 
-    def serve(self, *answers: tuple[int, str, bytes]) -> None:
+    def serve(
+        self,
+        *answers: tuple[int, str, bytes],
+        refuse: Callable[[dict[str, Any]], tuple[int, str, bytes] | None] | None = None,
+    ) -> None:
         """Answer like this from now on, and forget what was asked."""
-        self.answers = answers
+        self.answers, self.refuse = answers, refuse
         self.requests, self.refused, self.heads = [], [], []
 
     @property

@@ -35,7 +35,11 @@ from quirks import (
     function,
     message,
 )
+from strict_servers import STRICT, StrictServer
 from test_openai_engine import answer, failure
+from test_strict_servers import converse, script
+from test_strict_servers import engine as engine_of_strict
+from toolbox import whoami
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.openai import OpenAIEngine
@@ -58,6 +62,21 @@ APIS: Sequence[API] = get_args(API)
 BREAKS = ("cut", "unfinished", "malformed", "error")
 LIKE_OPENAI = ("openai", "deepseek", "mistral", "hosted_vllm")
 """The providers whose upstream is the local provider."""
+
+TAKEN_FOR = {
+    "DeepSeek": "deepseek/local",
+    "Kimi": "moonshot/local",
+    "Mistral": "mistral/local",
+    "Gemini 3": "openai/local",
+    "Ollama": "openai/local",
+    "Groq": "groq/local",
+    "vLLM with the template of Mistral": "hosted_vllm/local",
+    "llama.cpp": "llamafile/local",
+    "Azure with the API version 2023-05-15": "azure/local",
+    "a model of OpenAI's that thinks": "openai/local",
+    "gpt-4o by the Responses API": "openai/gpt-4o",
+}
+"""What LiteLLM takes each strict server for."""
 
 DOT = Image(
     data="iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==",
@@ -124,7 +143,11 @@ def proxy(
         }
         for fault in ("slow", *BREAKS)
     }
-    proxy = LiteLLM(tmp_path_factory.mktemp("litellm"), upstreams, faulty, trap=asked_elsewhere[0])
+    strict = {
+        f"strict/{name}": {"model": model, "api_base": raw.base_url, "api_version": "2023-05-15"}
+        for name, model in TAKEN_FOR.items()
+    }
+    proxy = LiteLLM(tmp_path_factory.mktemp("litellm"), upstreams, {**faulty, **strict}, trap=asked_elsewhere[0])
     proxy.start()
     try:
         yield proxy
@@ -553,13 +576,24 @@ def test_behind_litellm_a_quirk_gives_an_answer_or_a_typed_error(
 
 def test_behind_litellm_a_server_that_cannot_stream_is_asked_for_no_stream(proxy: LiteLLM, raw: QuirkServer) -> None:
     raw.serve((200, JSON, json.dumps(message(content="Hi there")).encode()))
-    assert answer(engine(proxy, "groq/local", stream=False), "Hello")[0] == HI
+    assert answer(engine(proxy, "strict/Ollama", stream=False), "Hello")[0] == HI
 
 
 def without_signatures(blocks: Sequence[Block]) -> list[Block]:
     return [
         each.model_copy(update={"signature": None}) if isinstance(each, Thinking | ToolUse) else each for each in blocks
     ]
+
+
+@pytest.mark.parametrize("strict", STRICT, ids=lambda strict: strict.name)
+def test_behind_litellm_a_strict_server_takes_a_whole_conversation(
+    strict: StrictServer, proxy: LiteLLM, raw: QuirkServer
+) -> None:
+    raw.serve(*script(strict), refuse=strict.judge)
+    chosen = engine_of_strict(strict, f"strict/{strict.name}", base_url=proxy.base_url, provider="litellm", api_key=KEY)
+    asyncio.run(asyncio.wait_for(converse(strict, chosen), 60))
+    refused = [words for _, _, words in raw.refused]
+    assert len(refused) == len(set(refused))
 
 
 # The proxy itself
@@ -585,11 +619,14 @@ def test_a_proxy_that_is_killed_in_the_middle_fails_the_run_and_the_next_prompt_
 def test_a_session_on_ray_asks_litellm(
     proxy: LiteLLM, provider: LocalProvider, make_manager: Callable[..., SessionManager]
 ) -> None:
-    provider.reply = tool_script([[("look", {"at": "Paris"}), ("look", {"at": "Rome"})], "Both have sun."])
-    manager = make_manager(engine=engine(proxy, "openai/local", tools=[look]))
-    session = manager.open("chat")
-    assert session.run("Compare Paris and Rome.").wait().text == "Both have sun."
-    assert session.run("Once more.").wait().text == "Both have sun."
+    provider.reply = tool_script([[("whoami", {"user_id": "one"}), ("whoami", {"user_id": "two"})], "That is all."])
+    manager = make_manager(engine=engine(proxy, "openai/local", tools=[whoami]))
+    session = manager.open("chat", user_id="sarah")
+    turn = session.run("Who are you?").wait()
+    assert turn.text == "That is all."
+    results = [block.text for block in turn.new_blocks if isinstance(block, ToolResult)]
+    assert results == ["sarah in chat, not one", "sarah in chat, not two"]
+    assert session.run("Once more.").wait().text == "That is all."
 
 
 def test_litellm_asks_no_other_host(proxy: LiteLLM, asked_elsewhere: tuple[str, list[str]]) -> None:

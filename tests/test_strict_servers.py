@@ -11,7 +11,7 @@ import pytest
 
 from audit import check_session
 from quirks import JSON, QuirkServer
-from strict_servers import STRICT, StrictServer
+from strict_servers import STRICT, Answer, StrictServer
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.openai import OpenAIEngine
@@ -34,38 +34,37 @@ def look(at: str, unit: Literal["C"] = "C", span: tuple[int, int] | None = None)
     return f"Sun in {at}, 20 {unit}"
 
 
-def engine(server: QuirkServer, strict: StrictServer, **settings: Any) -> OpenAIEngine:
-    return OpenAIEngine(
-        "local",
-        base_url=server.base_url,
-        api=strict.api,
-        max_retries=0,
-        system="You know the weather.",
-        tools=[look],
-        **{**(strict.settings or {}), **settings},
-    )
+def engine(strict: StrictServer, model: str = "local", **settings: Any) -> OpenAIEngine:
+    given: dict[str, Any] = {"api": strict.api, "max_retries": 0, **(strict.settings or {}), **settings}
+    return OpenAIEngine(model, system="You know the weather.", tools=[look], **given)
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["with its profile", "without a profile"])
-@pytest.mark.parametrize("strict", STRICT, ids=lambda strict: strict.name)
-def test_a_strict_server_takes_a_whole_conversation(strict: StrictServer, named: bool) -> None:
+def script(strict: StrictServer) -> list[Answer]:
+    """Return what the server answers in `converse`, where it refuses nothing."""
+    calls, says = strict.calls(), strict.says
+    return [DOWN, calls, says("Soleil."), calls, DOWN, says("A dot."), says("Bye.")]
+
+
+async def converse(strict: StrictServer, chosen: OpenAIEngine) -> None:
+    """Hold a whole conversation with a server that answers by `script`.
+
+    Another server has begun it: its calls have ids of its own, and neither thoughts nor signatures.
+    """
     before = StrictServer(name="another", provider=None, refusals=(), api=strict.api, ids=("1" * 90, "2" * 90))
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id=SESSION))
 
-    async def story(server: QuirkServer, other: QuirkServer) -> None:
-        store = InMemoryStore()
-        await store.create(SessionRecord(session_id=SESSION))
-        core = SessionCore(SESSION, store, engine(other, before))
+    async def ask(run_id: str, *prompts: str | Image) -> str:
+        await core.start(list(prompts), run_id=run_id)
+        outcome = await core.wait(run_id)
+        assert outcome
+        assert outcome.turn or outcome.run.why
+        return outcome.turn.text if outcome.run.state == "completed" and outcome.turn else str(outcome.run.why)
 
-        async def ask(run_id: str, *prompts: str | Image) -> str:
-            await core.start(list(prompts), run_id=run_id)
-            outcome = await core.wait(run_id)
-            assert outcome
-            assert outcome.turn or outcome.run.why
-            return outcome.turn.text if outcome.run.state == "completed" and outcome.turn else str(outcome.run.why)
-
-        # Another server has begun the conversation: its calls have ids of its own, and neither thoughts nor signatures.
+    with QuirkServer(before.calls(), before.says("Both have sun.")) as other:
+        core = SessionCore(SESSION, store, engine(before, base_url=other.base_url))
         assert await ask("begun", "Compare Paris and Rome.") == "Both have sun."
-        core.use(engine(server, strict, provider=strict.provider if named else None), SessionConfig())
+        core.use(chosen, SessionConfig())
         assert "the model broke down" in await ask("failed", "Say it in French.")
         await core.append(["In one word."], "key")
         assert await ask("called", "Now.") == "Soleil."
@@ -74,24 +73,15 @@ def test_a_strict_server_takes_a_whole_conversation(strict: StrictServer, named:
         assert await ask("seen", "And this?", *seen) == "A dot."
         assert await ask("last", "Thank you.") == "Bye."
         assert await core.leave()
-        await check_session(store, SESSION)
+    await check_session(store, SESSION)
 
-    with (
-        QuirkServer(
-            DOWN,
-            strict.calls(),
-            strict.says("Soleil."),
-            strict.calls(),
-            DOWN,
-            strict.says("A dot."),
-            strict.says("Bye."),
-            refuse=strict.judge,
-        ) as server,
-        QuirkServer(
-            replace(before, api=strict.api).calls(), replace(before, api=strict.api).says("Both have sun.")
-        ) as other,
-    ):
-        asyncio.run(asyncio.wait_for(story(server, other), 30))
+
+@pytest.mark.parametrize("named", [True, False], ids=["with its profile", "without a profile"])
+@pytest.mark.parametrize("strict", STRICT, ids=lambda strict: strict.name)
+def test_a_strict_server_takes_a_whole_conversation(strict: StrictServer, named: bool) -> None:
+    with QuirkServer(*script(strict), refuse=strict.judge) as server:
+        chosen = engine(strict, base_url=server.base_url, provider=strict.provider if named else None)
+        asyncio.run(asyncio.wait_for(converse(strict, chosen), 30))
         refused = [words for _, _, words in server.refused]
         assert len(refused) == len(set(refused))  # what has been learned is not asked for again
         if named:

@@ -47,6 +47,8 @@ class ActiveRun:
         """How many items each memory returned for it, by the name of the memory."""
         self.asked: asyncio.Task[Any] | None = None
         """What memories say of it, if they were asked before it began."""
+        self.query = ""
+        """What memories were asked about its prompt."""
         self.has_asked_memories = False
         self.memory: MemoryDesk | None = None
         """What the session's memories do for it; None if there are none, or it goes without."""

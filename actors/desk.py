@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -55,7 +56,10 @@ class Desk:
     async def recall(
         self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
     ) -> list[MemoryItem]:
-        """See `MemoryDesk.recall`. Of several memories the best of each come first, then the second best."""
+        """See `MemoryDesk.recall`. Of several memories the best of each come first, then the second best.
+
+        Each item says which memory it is of.
+        """
         if not self._slots:
             raise self._no_memory()
         asked = [slot.memory.recall(self._scope, query, limit=limit, types=types, as_of=as_of) for slot in self._slots]
@@ -64,7 +68,12 @@ class Desk:
         if len(failed) == len(results):
             names = zip(self._slots, failed, strict=True)
             raise LongTermMemoryError("; ".join(f"{slot.name}: {reason(error)}" for slot, error in names))
-        ranks = zip_longest(*(result for result in results if not isinstance(result, BaseException)))
+        named = [
+            [replace(item, memory=slot.name) for item in result]
+            for slot, result in zip(self._slots, results, strict=True)
+            if not isinstance(result, BaseException)
+        ]
+        ranks = zip_longest(*named)
         found: dict[str, MemoryItem] = {}
         for item in filter(None, chain.from_iterable(ranks)):
             found.setdefault(item.text, item)

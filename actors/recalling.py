@@ -17,11 +17,12 @@ from turnwise.actors.memory_slot import MemorySlot
 from turnwise.memory.blocks import Block, Document, Recalled, User
 from turnwise.memory.events import Event, LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
 from turnwise.memory.long_term import MemoryItem, Scope, is_read_only, trouble_of
+from turnwise.memory.query import question_of
 from turnwise.memory.sections import Recalled as Found
 from turnwise.memory.sections import make_sections
 from turnwise.memory.tokens import ByteCounter, TokenCounter
 
-MOST_ASKED = 4000
+MOST_ASKED = 8000
 """Characters of a prompt that memories are asked about."""
 
 SHARE = 2
@@ -87,7 +88,8 @@ class RecallingSession(CompactingSession):
     def _tell_recalled(self, run: ActiveRun, sent: dict[str, int], left_out: dict[str, dict[LeftOut, int]]) -> None:
         if any(run.found.values()):
             left_out = {name: reasons for name, reasons in left_out.items() if any(reasons.values())}
-            self.publish_live(run, MemoryRecalled, {"found": run.found, "sent": sent, "left_out": left_out})
+            told = {"query": run.query, "found": run.found, "sent": sent, "left_out": left_out}
+            self.publish_live(run, MemoryRecalled, told)
 
     async def _recall_anew(self) -> None:
         """Let the active run's next requests have what memories know by now."""
@@ -110,22 +112,31 @@ class RecallingSession(CompactingSession):
         if run.gear.memories and run.gear.config.memory.recall and run.record.memory != "off":
             run.asked = self._spawn_beside(self._ask_all(run.gear, prompt), "asking its memories")
 
-    async def _ask_all(self, gear: Gear, prompt: Sequence[Block]) -> tuple[list[_Answer], int]:
-        """Return what each memory has, and how often they had forgotten when they were asked."""
-        query, slots, forgets = _query(prompt), gear.memories, self._forgets
+    def _before(self) -> Sequence[Block]:
+        """Return the prompt of the turn before, as far as this process has it."""
+        head, cache = self._head, self._journal.cache
+        if head is None or head.forgotten or cache.missing(head.prompt):
+            return ()
+        return cache.read(head.prompt)
+
+    async def _ask_all(self, gear: Gear, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
+        """Return what each memory has, how often they had forgotten when they were asked, and what they were asked."""
+        query, slots, forgets = _query(prompt, self._before()), gear.memories, self._forgets
         if not query:
-            return [], forgets
+            return [], forgets, query
         results = await asyncio.gather(
             *(self._ask(slot, query, gear.config.memory) for slot in slots), return_exceptions=True
         )
-        return list(zip(slots, results, strict=True)), forgets
+        return list(zip(slots, results, strict=True)), forgets, query
 
     async def _found(self, run: ActiveRun) -> tuple[dict[str, Found], int]:
         """Return what memories have, by their names, and how often they had forgotten when they were asked."""
         config, compactor = run.gear.config.memory, run.gear.compactor
         if not config.recall:
             return {}, self._forgets
-        results, forgets = await (run.asked or self._ask_all(run.gear, self._journal.cache.read(run.turn.prompt)))
+        results, forgets, run.query = await (
+            run.asked or self._ask_all(run.gear, self._journal.cache.read(run.turn.prompt))
+        )
         most = config.max_tokens
         if compactor and results:
             most = min(most, compactor.budget.max_tokens // SHARE // len(results))
@@ -144,10 +155,13 @@ class RecallingSession(CompactingSession):
         return await slot.memory.recall(self._memory_scope, query, limit=config.max_results, types=types)
 
 
-def _query(prompt: Sequence[object]) -> str:
-    """Return what a prompt says, for memories to be asked."""
-    said = (block.text for block in prompt if isinstance(block, User | Document) and block.text)
-    return "\n".join(said)[:MOST_ASKED]
+def _query(prompt: Sequence[object], before: Sequence[object] = ()) -> str:
+    """Return what memories are asked about a prompt: what it says, with the one before it where it refers to that."""
+    return question_of(_said(prompt), _said(before))[:MOST_ASKED]
+
+
+def _said(prompt: Sequence[object]) -> str:
+    return "\n".join(block.text for block in prompt if isinstance(block, User | Document) and block.text)
 
 
 class _QuarterCounter(ByteCounter):

@@ -109,7 +109,8 @@ class SessionMemory(_SessionMemory):
     ) -> list[MemoryItem]:
         """Return up to `limit` items that bear on the query, the best first; of several memories by turns.
 
-        A memory that fails is left out.
+        Each says by `memory`, `score`, `words` and `passage` which memory it is of, how well it bears on the query, and
+        by which words and passage. A memory that fails is left out.
 
         Args:
             types: only those; all if left out.

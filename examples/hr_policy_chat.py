@@ -41,10 +41,8 @@ from local_provider import LocalProvider, Message
 from provider_replies import texts_of
 from turnwise import (
     ByteCounter,
-    ChromaFolder,
     ExtractiveMemory,
     Forgotten,
-    FullText,
     InferenceRunner,
     LongTermMemory,
     MemoryConfig,
@@ -58,7 +56,6 @@ from turnwise import (
     StepContext,
     Trim,
     Turn,
-    VectorIndex,
     VectorMemory,
     WorkingMemory,
     blocks,
@@ -256,11 +253,10 @@ def traces(folder: Path, texts: Sequence[str]) -> list[str]:
 
 def play(data: Path, engine: OpenAIEngine, story: Story, set_days: Callable[[float], None], days: float) -> None:
     """Play it all, with memories in this folder."""
-    vectors = VectorIndex(ChromaFolder(data / "vectors"))
     memories: list[LongTermMemory] = [
         StaticMemory([rule for _, rule in HANDBOOK]),
         ExtractiveMemory(engine, SQLFacts(f"sqlite:///{data}/facts.db")),
-        VectorMemory(FullText(f"sqlite:///{data}/said.db"), vectors),
+        VectorMemory(data / "said.db", embedding=None),  # by words alone, so that nothing is downloaded
     ]
     notes = WorkingMemory(SQLNotes(f"sqlite:///{data}/notes.db"), per="user")
     store = f"sqlite:///{data}/chats.db"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from turnwise.memory.categories import MemoryType
-from turnwise.memory.vocabulary import STOP_WORDS, lemma, stem, words
+from turnwise.memory.vocabulary import stem, words
 
 ORDERS = (MemoryType.INSTRUCTIONS, MemoryType.WORKFLOW)
 """The types of what a user may have asked for."""
@@ -105,6 +105,18 @@ _REQUEST = re.compile(
 )
 _OTHER_USER = re.compile(r"\buser\s+[\"']?(?!(?:is|was|has|and|or)\b)[\w.@-]+")
 
+_STOP = """
+    a about above after again against all also am an and any are aren as at be because been before being below between
+    both but by can cannot could couldn d did didn do does doesn doing don down during each else ever few for from
+    further had hadn has hasn have haven having he her here hers herself him himself his how i if in into is isn it its
+    itself just ll m may me might mightn more most must mustn my myself no nor not now of off on once only or other our
+    ours ourselves out over own per re s same shall shan she should shouldn so some such t than that the their theirs
+    them themselves then there these they this those through to too under until up us ve very was wasn we were weren
+    what when where which whether while who whom whose why will with won would wouldn you your yours yourself yourselves
+"""
+STOP_WORDS = frozenset(_STOP.split())
+"""What any English text has."""
+
 _AGREEMENT = """
     yes yeah yep yup sure right exactly correct indeed true definitely absolutely ja genau oui si sim да はい 是 对 네
 """
@@ -121,7 +133,7 @@ NEUTRAL = frozenset(stem(word) for word in _FRAME.split())
 
 def subjects(text: str) -> frozenset[str]:
     """Return what a text is about: stems of its words, without those that are in every text."""
-    return frozenset(word if word in YES else stem(lemma(word)) for word in words(text) if word not in STOP_WORDS)
+    return frozenset(word if word in YES else stem(word) for word in words(text) if word not in STOP_WORDS)
 
 
 def normal(text: str) -> str:

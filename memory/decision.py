@@ -10,9 +10,9 @@ from turnwise.memory.candidates import Action, Candidate, Limits, Refusal
 from turnwise.memory.clauses import NEUTRAL, flat, subjects
 from turnwise.memory.contradiction import contradict
 from turnwise.memory.judging import Verdict, judge, quoted_in
-from turnwise.memory.lexical import rank
 from turnwise.memory.long_term import MemoryItem
 from turnwise.memory.material import Material, Said
+from turnwise.memory.ranking import FACTS
 
 
 def nearest(material: Material, known: Sequence[MemoryItem], *, count: int, recent: int) -> list[MemoryItem]:
@@ -23,13 +23,19 @@ def nearest(material: Material, known: Sequence[MemoryItem], *, count: int, rece
         count: how many for each thing said, at most.
         recent: to how many they are filled up with the newest, as what contradicts may share no word.
     """
-    asked = " ".join(said.text for said in material.said)
-    near = [at for at, _ in rank(asked, [item.text for item in known], floor=0.1)]
-    near = near[: min(count * len(material.said), max(count, _SHOWN))]
+    from turnwise.memory.shelf import find, shelf_of
+
+    asked = "\n".join(said.text for said in material.said)
+    most = min(count * len(material.said), max(count, _SHOWN))
+    places = {item.id: at for at, item in enumerate(known)}
+    near = [places[item.id] for item in find(shelf_of(known), asked, limit=most, weights=_LOOSE)]
     there = set(near)
     newest = [at for at in range(min(len(known), recent + len(near))) if at not in there]
     return [known[at] for at in [*near, *newest[: max(recent - len(near), 0)]]]
 
+
+_LOOSE = replace(FACTS, tail=0.0, margin=float("-inf"), part=0.0)
+"""A fact that shares a word is shown."""
 
 _SHOWN = 64
 """Known facts that are shown at most, however much was said."""

@@ -165,6 +165,8 @@ class MemoryRecalled(Event):
 
     kind: Literal["memory_recalled"] = "memory_recalled"
     live: ClassVar[bool] = True
+    query: str = ""
+    """What the memories were asked."""
     found: dict[str, int]
     """How many items each memory returned, by the name of the memory."""
     sent: dict[str, int]

@@ -27,6 +27,7 @@ from turnwise.memory.lexical_memory import LexicalMemory
 from turnwise.memory.long_term import MemoryItem, Scope, is_local, recalled, trouble_of
 from turnwise.memory.material import Material, material_of, may_tell
 from turnwise.memory.nearness import Nearness
+from turnwise.memory.ranking import FACTS, Weights
 from turnwise.memory.retention import Retention
 from turnwise.memory.text_model import TextModel
 
@@ -57,9 +58,8 @@ class ExtractiveMemory:
         max_shown_chars: what the model is shown at once of what was said; of more, the longest parts are cut.
         nearest: how many known facts are shown for each thing said, at most; they are filled up to three times as many
             with the newest.
-        floor: how much a fact and a query must share of what the shorter says, as a part of 1.
-        embedding: a Chroma embedding function, for vectors of facts; `HashEmbedding` if left out.
-        near_floor: how near a fact must be to a query that it shares too little with, from -1 to 1.
+        weights: what counts how much when facts are ranked.
+        embedding: a Chroma embedding function, for vectors of facts; facts are found by words alone if left out.
         chooses: whether the model is asked which facts bear on a query.
         retention: how long it keeps what nobody uses; for good if left out. What is said again is used by that. It is
             for all that is in the store, records of what was read too.
@@ -80,9 +80,8 @@ class ExtractiveMemory:
         max_chars: int = 400,
         max_shown_chars: int = 60_000,
         nearest: int = 8,
-        floor: float = 0.2,
+        weights: Weights = FACTS,
         embedding: Any = None,
-        near_floor: float = 0.6,
         chooses: bool = False,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
@@ -94,17 +93,14 @@ class ExtractiveMemory:
                 raise ConfigError(f"ExtractiveMemory.{name}", value, f"must be at least {minimum}")
         if not prompt.strip():
             raise ConfigError("ExtractiveMemory.prompt", prompt, "must say what to do")
-        nearness = Nearness(embedding)
-        self._found = LexicalMemory(
-            facts, floor=floor, nearness=nearness, near_floor=near_floor, retention=retention, clock=clock
-        )
+        nearness = None if embedding is None else Nearness(embedding)
+        self._found = LexicalMemory(facts, weights=weights, nearness=nearness, retention=retention, clock=clock)
         self._chooses = chooses
         self._settings: dict[str, Any] = {
             "prompt": prompt,
             **dict(zip(least, given, strict=True)),
-            "floor": floor,
+            "weights": weights,
             "embedding": embedding,
-            "near_floor": near_floor,
             "chooses": chooses,
             "retention": retention,
             "clock": clock,
@@ -188,8 +184,8 @@ class ExtractiveMemory:
         if not isinstance(self.model, TextModel):
             raise ConfigError("ExtractiveMemory.model", self.model, "is nobody who can be asked: bind() a TextModel")
         newest = await self._found.items(scope, which)
-        nearest = await self._found.ranked(query, newest)
-        known = {item.id: item for item in (*nearest[: choosing.MOST // 2], *newest)}
+        nearest = await self._found.ranked(scope, query, newest, limit=choosing.MOST // 2)
+        known = {item.id: item for item in (*nearest, *newest)}
         items = [*known.values()][: choosing.MOST]
         if not items:
             return []
@@ -204,6 +200,7 @@ class ExtractiveMemory:
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """An id may also be that of an item that was read: all that was made of it goes then. Counts facts only."""
         check_turn(scope.session_id, turn_index, ids)
+        self._found.let_go(scope.user_id)
         if ids is None:
             gone = await self.facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index)
             return sum(not is_record(name) for name in gone)

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, cast, get_args, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 from turnwise.errors import InvalidIdError, InvalidInputError, InvalidMemoryError, shown
 from turnwise.memory.categories import MemoryCategory, MemoryType
@@ -267,9 +267,13 @@ def kept(scope: Scope, item: MemoryItem) -> MemoryItem:
             raise ValueError("a time of it is not finite")
         if not item.text.strip():
             raise ValueError("its text is blank")
-        return replace(item, type=MemoryType(item.type), aliases=aliases, blocks=(), score=None)
+        return replace(item, type=MemoryType(item.type), aliases=aliases, **_OF_RECALL)
     except (InvalidIdError, ValueError, TypeError, AttributeError) as error:
         raise InvalidMemoryError(str(getattr(item, "id", item))[:_SHOWN], str(error)) from error
+
+
+_OF_RECALL: Mapping[str, Any] = {"blocks": (), "score": None, "words": (), "passage": None, "memory": None}
+"""What an item has only while it is given, or since it was recalled."""
 
 
 def check_change(scope: Scope, id: str, text: str, type: MemoryType | None, at: float) -> MemoryType | None:

@@ -1,4 +1,4 @@
-"""What a vector memory keeps in a SQLite file: its items, and the words they have."""
+"""What a vector memory keeps in a SQLite file: its items. What they say is indexed in memory, see `Shelf`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import said_by, said_in
 from turnwise.memory.facts import FactFilter, check_change, check_turn, holds, kept, owner_after
 from turnwise.memory.full_text_rows import NOTHING, Pending, Revision, Row, Rows, key_of
-from turnwise.memory.full_text_schema import SCHEMA, dropped, items, stems_for_sqlite
+from turnwise.memory.full_text_schema import SCHEMA, dropped, items
 from turnwise.memory.long_term import MemoryItem, Scope
 from turnwise.memory.retention import Expiry, Use
 from turnwise.memory.sql_erasing import ErasingDatabase
-from turnwise.memory.terms import Term
 from turnwise.memory.unreadable import UNDECODABLE
 
 AT_ONCE = 200
@@ -29,14 +28,10 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matches:
-    """Which of a user's rows have the words of a query."""
+class Loaded:
+    """A user's rows as of a revision."""
 
     revision: Revision
-    rows: Sequence[Sequence[int]]
-    """For each term, in ascending order."""
-    related: Sequence[Sequence[int]]
-    """For each term, those that have words related to it."""
     base: Revision
     """The revision that was known, if rows were only added to it; else that of nothing."""
     more: Sequence[Row]
@@ -46,10 +41,10 @@ class Matches:
 
 
 class FullText(ErasingDatabase):
-    """Items of users in a SQLite file, searchable by word. Several processes may share the file.
+    """Items of users in a SQLite file. Several processes may share it.
 
     Each verb is one transaction; one that writes is on disk when it returns. A user's rows are numbered within a range
-    of their own, so a search reads nothing of another's. An id that was deleted stays so, also if it is given later
+    of their own, so to load them reads nothing of another's. An id that was deleted stays so, also if it is given later
     (`BURIED_S`). What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
 
     Args:
@@ -66,7 +61,6 @@ class FullText(ErasingDatabase):
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=1)
         if not self._is_sqlite:
             raise StoreURLError(self._name, "its items are kept in a file of SQLite")
-        sa.event.listen(self._engine, "connect", _teach_to_stem)
 
     def __reduce__(self) -> tuple[Any, ...]:
         url, lock_timeout_s, _ = self._settings
@@ -94,33 +88,23 @@ class FullText(ErasingDatabase):
 
         return await self._write(work)
 
-    async def match(
-        self,
-        queries: Sequence[tuple[str, Sequence[Term]]],
-        known: Mapping[str, Revision],
-        expiry: Expiry | None = None,
-    ) -> list[Matches]:
-        """Look up which of a user's rows have each term, for many queries at once.
+    async def load(
+        self, users: Collection[str], known: Mapping[str, Revision], expiry: Expiry | None = None
+    ) -> dict[str, Loaded]:
+        """Return the rows of users that the caller does not have yet.
 
         Args:
-            queries: users and terms.
             known: of users, the revision whose rows the caller has.
             expiry: which of the rows are expired; none if left out.
         """
 
-        def work(connection: sa.Connection) -> list[Matches]:
+        def work(connection: sa.Connection) -> dict[str, Loaded]:
             rows = _rows(connection)
-            loaded: dict[str, tuple[Revision, Revision, Sequence[Row], list[int]]] = {}
-            found = []
-            for user_id, asked in queries:
-                if user_id not in loaded:
-                    revision, base, more = rows.load(user_id, known.get(user_id, NOTHING))
-                    expired = rows.expired(user_id, revision.owner, expiry) if expiry else []
-                    loaded[user_id] = revision, base, more, expired
-                revision, base, more, expired = loaded[user_id]
-                hits = [rows.match(revision.owner, term.forms) for term in asked]
-                akin = [rows.match(revision.owner, term.related) for term in asked]
-                found.append(Matches(revision=revision, rows=hits, related=akin, base=base, more=more, expired=expired))
+            found: dict[str, Loaded] = {}
+            for user_id in users:
+                revision, base, more = rows.load(user_id, known.get(user_id, NOTHING))
+                expired = rows.expired(user_id, revision.owner, expiry) if expiry else []
+                found[user_id] = Loaded(revision=revision, base=base, more=more, expired=expired)
             return found
 
         return await self._read(work)
@@ -217,10 +201,6 @@ class FullText(ErasingDatabase):
         check_turn(scope.session_id, turn_index, ids)
         return await self._read(lambda connection: _doomed(_rows(connection), scope, ids, turn_index))
 
-    async def words_left(self, rows: Sequence[int]) -> int:
-        """Return how many words of rows that were deleted are indexed still: O(what their users have)."""
-        return await self._read(lambda connection: _rows(connection).words_left(rows))
-
     async def keeps(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that are a part of what some item says, or of its record: O(all)."""
 
@@ -309,10 +289,6 @@ class FullText(ErasingDatabase):
             cursor.executemany("DELETE FROM turnwise_vector_dropped WHERE key = ?", [(key,) for key in keys])
 
         await self._write_fast(work)
-
-
-def _teach_to_stem(connection: Any, _: object) -> None:
-    connection.create_function("turnwise_stems", 2, stems_for_sqlite, deterministic=True)
 
 
 def _cursor(connection: sa.Connection) -> Any:

@@ -15,9 +15,7 @@ from turnwise.memory.facts import BURIED_S, HOLDS, digest_of, end_without, owner
 from turnwise.memory.long_term import MemoryItem, Scope, Source
 from turnwise.memory.retention import Expiry
 from turnwise.memory.spans import Span
-from turnwise.memory.terms import stems_of
 from turnwise.memory.unreadable import UNDECODABLE, why_unreadable
-from turnwise.memory.vocabulary import stem
 
 ROWS = 1 << 32
 """How many row numbers a user has: those from the user's number times this. So a user's rows are one range."""
@@ -129,21 +127,6 @@ class Rows:
                     found.add(name)
         return found
 
-    def match(self, owner: int, words: Sequence[str]) -> list[int]:
-        """Return the numbers of the rows that have any of these words, in ascending order."""
-        if not words or not owner:
-            return []
-        stems = {stem(word) for word in words}
-        which = f"owner = ? AND word IN ({', '.join('?' * len(stems))}) ORDER BY row"
-        found = self._all(f"SELECT DISTINCT row FROM turnwise_vector_terms WHERE {which}", owner, *stems)  # noqa: S608
-        return [row for (row,) in found]
-
-    def words_left(self, rows: Collection[int]) -> int:
-        """Return how many words are indexed of these rows, which their users do not have any more."""
-        wanted, owners = set(rows), {row // ROWS for row in rows}
-        select = "SELECT row FROM turnwise_vector_terms WHERE owner = ?"
-        return sum(row in wanted for owner in owners for (row,) in self._all(select, owner))
-
     def expired(self, user_id: str, owner: int, expiry: Expiry) -> list[int]:
         """Return the numbers of a user's rows that are expired."""
         which = f"row BETWEEN ? AND ? AND used < ? AND {_of(expiry.types)}"
@@ -226,10 +209,9 @@ class Rows:
             self._bump(user_id)
 
     def leave(self, user_id: str) -> None:
-        """Delete what is known of a user who has nothing any more: the number, and what is left of words."""
+        """Delete what is known of a user who has nothing any more: the number."""
         owner = self.revision(user_id).owner
         if not self._all("SELECT 1 FROM turnwise_vector_items WHERE row BETWEEN ? AND ? LIMIT 1", *_range(owner)):
-            self._cursor.execute("DELETE FROM turnwise_vector_terms WHERE owner = ?", (owner,))
             self._cursor.execute("DELETE FROM turnwise_vector_owners WHERE owner = ?", (owner,))
 
     def _put(self, row: int, user_id: str, agent: str | None, item: MemoryItem, used: float) -> Pending:
@@ -239,7 +221,6 @@ class Rows:
             f"INSERT INTO turnwise_vector_items ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
             (row, item.id, agent, item.text, item.type.value, _record(item), digest, item.superseded_by, used),
         )
-        self._cursor.executemany("INSERT INTO turnwise_vector_terms VALUES (?, ?, ?)", _terms(row, item))
         key = key_of(user_id, item.id, item.text)
         self._cursor.execute("DELETE FROM turnwise_vector_dropped WHERE key = ?", (key,))
         return Pending(row=row, user_id=user_id, key=key, text=item.text)
@@ -247,10 +228,6 @@ class Rows:
     def _drop(self, rows: Sequence[Row]) -> None:
         numbers = [(row.row,) for row in rows]
         self._cursor.executemany("DELETE FROM turnwise_vector_items WHERE row = ?", numbers)
-        delete = "DELETE FROM turnwise_vector_terms WHERE owner = ? AND word = ? AND row = ?"
-        self._cursor.executemany(delete, [term for row in rows for term in _terms(row.row, row.item)])
-        unread = [(row.row // ROWS, row.row) for row in rows if not row.is_whole]
-        self._cursor.executemany("DELETE FROM turnwise_vector_terms WHERE owner = ? AND row = ?", unread)
         keys = [(row.key,) for row in rows]
         self._cursor.executemany("INSERT OR IGNORE INTO turnwise_vector_dropped VALUES (?)", keys)
 
@@ -261,10 +238,6 @@ class Rows:
         self._cursor.execute(statement, values)
         found: list[Any] = self._cursor.fetchall()
         return found
-
-
-def _terms(row: int, item: MemoryItem) -> list[tuple[int, str, int]]:
-    return [(row // ROWS, word, row) for word in sorted(stems_of(item.text, item.created_at))]
 
 
 def _range(owner: int) -> tuple[int, int]:

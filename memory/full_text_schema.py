@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
-
 import sqlalchemy as sa
 
 from turnwise.memory.sql_database import Schema
-from turnwise.memory.terms import stems_of
 
 tables = sa.MetaData()
 
-_WORDS_OF_THEIR_OWN = (
-    """CREATE TABLE turnwise_vector_terms (
-        owner INTEGER NOT NULL, word TEXT NOT NULL, row INTEGER NOT NULL, PRIMARY KEY (owner, word, row)
-    ) WITHOUT ROWID""",
-    """INSERT INTO turnwise_vector_terms SELECT row >> 32, value, row FROM turnwise_vector_items, json_each(
-        turnwise_stems(text, json_extract(record, '$.created_at'))
-    )""",
-    "DROP TABLE turnwise_vector_words",
-)
+_WORDS = "DROP TABLE IF EXISTS turnwise_vector_words", "DROP TABLE IF EXISTS turnwise_vector_terms"
+"""Indexes of earlier versions. What items say is indexed in memory by now, so no index is of an older analysis."""
 
 _TIMES = (
     "ALTER TABLE turnwise_vector_forgotten ADD COLUMN at DOUBLE PRECISION",
     "CREATE INDEX turnwise_vector_forgotten_at ON turnwise_vector_forgotten (at)",
 )
 
-SCHEMA = Schema(name="vector_memory", version=2, tables=tables, migrations={1: (*_WORDS_OF_THEIR_OWN, *_TIMES)})
+SCHEMA = Schema(name="vector_memory", version=3, tables=tables, migrations={1: _TIMES, 2: _WORDS})
 
 owners = sa.Table(
     "turnwise_vector_owners",
@@ -65,17 +55,3 @@ forgotten = sa.Table(
 )
 
 dropped = sa.Table("turnwise_vector_dropped", tables, sa.Column("key", sa.Text, primary_key=True))
-
-terms = sa.Table(
-    "turnwise_vector_terms",
-    tables,
-    sa.Column("owner", sa.Integer, primary_key=True),
-    sa.Column("word", sa.Text, primary_key=True),
-    sa.Column("row", sa.Integer, primary_key=True),
-    sqlite_with_rowid=False,  # so that the words of a user are one range: found, and deleted, without another's
-)
-
-
-def stems_for_sqlite(text: str, created_at: float) -> str:
-    """Return the stems of an item as JSON, for the migration from version 1, which had them from FTS5."""
-    return json.dumps(sorted(stems_of(text, created_at)))

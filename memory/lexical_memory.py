@@ -5,56 +5,55 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from turnwise.errors import ConfigError, StoreError
+from turnwise.errors import StoreError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import Scrubbing, said_by, said_in, texts_of
 from turnwise.memory.facts import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, holds
-from turnwise.memory.lexical import rank
 from turnwise.memory.long_term import MemoryItem, Scope, is_local, recalled, trouble_of
 from turnwise.memory.nearness import Nearness
+from turnwise.memory.ranking import FACTS, Weights
 from turnwise.memory.retention import Retention, Use, Uses
+
+if TYPE_CHECKING:
+    from turnwise.memory.shelf import Shelf
 
 
 class LexicalMemory:
     """Keeps items in a store of facts as they are, and reads all that a scope sees at each recall.
 
-    It needs no model, no index and no download, and is meant for some thousands of items of a user. Given `nearness` it
-    also goes by vectors, and while those fail by words alone: a `DegradedRecall`. Pickles as its settings.
+    It needs no model and no download, and is meant for some thousands of items of a user. Given `nearness` it also goes
+    by vectors, and while those fail by words alone: a `DegradedRecall`. Pickles as its settings.
 
     Args:
         facts: the store; it is closed with the memory.
-        floor: how much an item and a query must share of what the shorter says, as a part of 1.
+        weights: what counts how much when items are ranked.
         nearness: the vectors of items and queries.
-        near_floor: how near an item must be to a query that it shares too little with, from -1 to 1.
         retention: how long it keeps what nobody uses; for good if left out. It is for all that is in the store, so a
             store that is swept should have no other memory's facts.
         clock: tells the time, in seconds since the epoch, of uses, updates, and items that have none.
-
-    Raises:
-        ConfigError: the floor is not from 0 to 1.
     """
 
     def __init__(
         self,
         facts: FactStore,
         *,
-        floor: float = 0.2,
+        weights: Weights = FACTS,
         nearness: Nearness | None = None,
-        near_floor: float = 0.6,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if not 0 <= floor <= 1:
-            raise ConfigError("LexicalMemory.floor", floor, "must be from 0 to 1")
         self._nearness = nearness
-        self._near_floor = near_floor
         self._facts = facts
-        self._floor = floor
+        self._weights = weights
+        self._held: OrderedDict[str, tuple[Sequence[MemoryItem], Shelf]] = OrderedDict()
+        """What users had at their last recall, as it was laid out to be ranked; the least recently used first."""
         self._retention = retention
         self._clock = clock
         self._uses = Uses(self._touch)
@@ -69,9 +68,8 @@ class LexicalMemory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {
-            "floor": self._floor,
+            "weights": self._weights,
             "nearness": self._nearness,
-            "near_floor": self._near_floor,
             "retention": self._retention,
             "clock": self._clock,
         }
@@ -95,36 +93,58 @@ class LexicalMemory:
         as_of: float | None = None,
     ) -> Sequence[MemoryItem]:
         items = await self.items(scope, FactFilter(types=types, as_of=as_of))
-        ranked = await self.ranked(query, items)
-        found = ranked[: max(limit, 0)]
+        ranked = await self.ranked(scope, query, items, limit=max(limit, 0))
+        found = list(ranked)
         self.use(scope, [item.id for item in found], recalled=True)
         return recalled(found, trouble_of(ranked))
 
-    async def ranked(self, query: str, items: Sequence[MemoryItem]) -> Sequence[MemoryItem]:
-        """Return those of the items that bear on the query, the best first."""
-        ranked, trouble = await asyncio.to_thread(self._rank, query, [item.text for item in items])
-        return recalled([replace(items[at], score=score) for at, score in ranked], trouble)
+    async def ranked(
+        self, scope: Scope, query: str, items: Sequence[MemoryItem], *, limit: int
+    ) -> Sequence[MemoryItem]:
+        """Return up to `limit` of the scope's items that bear on the query, the best first."""
+        ranked, trouble = await asyncio.to_thread(self._rank, scope, query, items, limit)
+        return recalled(ranked, trouble)
 
-    def _rank(self, query: str, texts: Sequence[str]) -> tuple[list[tuple[int, float]], str | None]:
-        """Return what `lexical.rank` does, and why it went by words alone. Some milliseconds for each 100 texts."""
+    def _rank(
+        self, scope: Scope, query: str, items: Sequence[MemoryItem], limit: int
+    ) -> tuple[list[MemoryItem], str | None]:
+        """Return the best items, and why it went by words alone."""
+        from turnwise.memory.shelf import find, shelf_of
+
+        shelf = self._shelf(scope, items) or shelf_of(items)
+        self._held[scope.user_id] = items, shelf
+        while len(self._held) > _USERS:
+            with suppress(KeyError):
+                self._held.popitem(last=False)
         near = trouble = None
         if self._nearness is not None:
             try:
-                near = self._nearness.of(query, texts)
+                near = self._nearness.of(query, [row.item.text for row in shelf.rows])
             except StoreError as error:
                 trouble = str(error)
-        return rank(query, texts, floor=self._floor, near=near, near_floor=self._near_floor), trouble
+        return find(shelf, query, limit=limit, weights=self._weights, near=near), trouble
+
+    def _shelf(self, scope: Scope, items: Sequence[MemoryItem]) -> Shelf | None:
+        """Return what is held of the user, if it is of just these items."""
+        held = self._held.pop(scope.user_id, None)
+        return held[1] if held and held[0] == items else None
 
     async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
         return await self._facts.update(scope, id, text, type=type, at=self._clock())
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         check_turn(scope.session_id, turn_index, ids)
+        self.let_go(scope.user_id)
         if ids is not None:
             return len(await self._facts.delete(scope, ids))
         return len(await self._facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index))
 
+    def let_go(self, user_id: str) -> None:
+        """Hold nothing of a user in memory any more."""
+        self._held.pop(user_id, None)
+
     async def close(self) -> None:
+        self._held.clear()
         await self._uses.close()
         await self._facts.close()
 
@@ -208,3 +228,7 @@ class LexicalMemory:
     async def _touch(self, uses: Sequence[Use]) -> None:
         for use in uses:
             await self._facts.touch(use.user_id, use.ids, use.at)
+
+
+_USERS = 200
+"""How many users' items are held in memory, laid out to be ranked."""

@@ -65,7 +65,14 @@ class MemoryItem:
     """From when on it is not recalled, in seconds since the epoch; never if None."""
     status: Status = "active"
     score: float | None = field(default=None, compare=False)
-    """How well it bears on what was asked, for an item that was recalled: higher is better, from 0 to 1."""
+    """How well it bears on what was asked, for an item that was recalled: higher is better, from 0 to 1. Memories that
+    rank by `turnwise.memory.ranking` have one scale."""
+    words: tuple[str, ...] = field(default=(), compare=False)
+    """The words of what was asked that it has, for an item that was recalled."""
+    passage: str | None = field(default=None, compare=False)
+    """What of a long text bears on what was asked, for an item that was recalled; the whole text if None."""
+    memory: str | None = field(default=None, compare=False)
+    """The name of the memory that it was recalled from, if a session recalled it."""
 
 
 class DegradedRecall(list[MemoryItem]):

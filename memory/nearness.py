@@ -18,11 +18,11 @@ class Nearness:
     """Vectors of short texts, made when they are first needed. For threads; pickles as its settings.
 
     Args:
-        embedding: a Chroma embedding function; `HashEmbedding` if left out.
+        embedding: a Chroma embedding function.
         held: how many vectors are held in memory, those used last.
     """
 
-    def __init__(self, embedding: Any = None, *, held: int = 20_000) -> None:
+    def __init__(self, embedding: Any, *, held: int = 20_000) -> None:
         self._embedding = embedding
         self._held = held
         self._vectors: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
@@ -31,7 +31,7 @@ class Nearness:
     def __reduce__(self) -> tuple[Any, ...]:
         return _nearness, (self._embedding, self._held)
 
-    def of(self, query: str, texts: Sequence[str]) -> list[float]:
+    def of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
         """Return the cosine of the query and each text, from -1 to 1. Makes what it has no vector of, in one call.
 
         Raises:
@@ -40,11 +40,7 @@ class Nearness:
         import numpy as np
 
         if not texts:
-            return []
-        if self._embedding is None:
-            from turnwise.memory.embedding import HashEmbedding
-
-            self._embedding = HashEmbedding()
+            return np.zeros(0)
         with self._lock:
             found = {text: self._vectors[text] for text in texts if text in self._vectors}
         missing = [text for text in dict.fromkeys(texts) if text not in found]
@@ -60,7 +56,7 @@ class Nearness:
                 self._vectors.move_to_end(text)
             while len(self._vectors) > self._held:
                 self._vectors.popitem(last=False)
-        return [float(cosine) for cosine in cosines]
+        return cosines.astype(np.float64)
 
 
 _WHY_CHARS = 300

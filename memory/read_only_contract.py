@@ -50,7 +50,7 @@ async def check_read_only_contract(make_memory: Callable[[Sequence[MemoryItem]],
 
 async def _check_filters(memory: LongTermMemory) -> None:
     scope = _READERS[0]
-    equal(len(await memory.recall(scope, "Which desk stands in hall3?", limit=3)), 3, "how many of 3")
+    equal(len(await memory.recall(scope, "Which desk stands where?", limit=3)), 3, "how many of 3")
     typed = await memory.recall(scope, "fire elevator leave", types=[MemoryType.INSTRUCTIONS])
     equal([item.id for item in typed], ["lift"], "what is of a type")
     past = await memory.recall(scope, "fire elevator leave", as_of=2.0)

@@ -143,7 +143,7 @@ def _lines(items: Iterable[MemoryItem], now: float) -> Iterator[str]:
 def _line(item: MemoryItem) -> str:
     when = f"{_moment(item.created_at):%Y-%m-%d %H:%M}" if item.created_at else "no date"
     topic = f", {quote(item.topic)}" if item.topic else ""
-    return f"- [{when}] ({item.type.value}{topic}) {quote(item.text)}"
+    return f"- [{when}] ({item.type.value}{topic}) {quote(item.passage or item.text)}"
 
 
 def _day(time: float) -> str:

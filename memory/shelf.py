@@ -1,38 +1,45 @@
-"""One user's items, laid out to be ranked."""
+"""One user's items in memory, laid out to be ranked: passages, their words, names and vectors."""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rapidfuzz import process
+from rapidfuzz.distance import OSA
 
 from turnwise.memory.facts import FactFilter, holds
-from turnwise.memory.full_text import Matches
+from turnwise.memory.frequency import is_frequent, log_frequency
 from turnwise.memory.full_text_rows import NOTHING, Revision, Row
-from turnwise.memory.fusion import Weights, rank
 from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.passages import Passage, passages_of, shown
+from turnwise.memory.query import Query, Term, parse
+from turnwise.memory.ranking import Asked, Weights, rank
 from turnwise.memory.spans import Spans
-from turnwise.memory.terms import Term
-from turnwise.memory.vocabulary import label, lemma, stem
+from turnwise.memory.vocabulary import is_dense, label, stem, stems, words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from turnwise.memory.categories import MemoryType
-
     Vectors = NDArray[np.float32]
+    Places = NDArray[np.int64]
 
 WORD_LENGTH = 6
 """Characters a word takes, about: a text's length is only ever compared with others'."""
 
-MAX_LENGTH = 6_000
-"""From how many characters on texts are all as long, so that a huge one does not make all others short."""
+MOST_PASSAGES = 3
+"""How many passages of an item are shown."""
 
-Place = tuple[str, int, Spans, int]
-"""Where an item stands among a user's: session, turn, blocks, row."""
+ONE_EDIT, TWO_EDITS = 4, 8
+"""From how many letters on a word that nobody said is taken for one that differs by one edit, and by two."""
+
+Place = tuple[str, int, Spans, int, int]
+"""Where a passage stands among a user's: session, turn, blocks, row, start."""
 
 _NOWHERE = np.zeros(0, dtype=np.int64)
 
@@ -46,63 +53,61 @@ class Shelf:
     def __init__(self) -> None:
         self.revision = NOTHING
         self.rows: list[Row] = []
+        """The row of each passage."""
         self.vectors: Vectors | None = None
-        """One a row, NaN for an item without one; None while there are none."""
+        """One a passage, its item's, NaN without one; None while there are none."""
+        self._passages: list[Passage] = []
         self._places: list[Place] = []
-        self._numbers = _NOWHERE
-        """Of the rows, in ascending order."""
+        self._words = _Words()
         self._where = _NOWHERE
-        """Where the rows of these numbers are."""
+        """Where the passages are, in the order in which they came."""
         self._sessions = _NOWHERE
         self._codes: dict[str, int] = {}
         self._lengths = np.zeros(0)
-        self._speakers: dict[str, list[int]] = {}
-        """The numbers of the rows that are said by one of this name."""
         self._plain = True
         """Whether all items are for any agent, and none was superseded, expires or is resolved."""
         self._latest = 0.0
+        self._items = 0
         self._text_bytes = 0
 
     def grown(self, revision: Revision, more: Sequence[Row]) -> Shelf:
         """Return the shelf of a later revision, with these rows added, each of a number above all that are here."""
         new = Shelf()
-        placed = sorted((_place(row), row) for row in more)
-        rows = [row for _, row in placed]
+        came = [(row, passage) for row in more for passage in passages_of(row.item.text)]
+        placed = sorted((_place(row, passage), at) for at, (row, passage) in enumerate(came))
+        order = [at for _, at in placed]
         at = np.array([bisect(self._places, place) for place, _ in placed], dtype=np.int64)
+        rows = [came[number][0] for number in order]
         new.revision = revision
         new.rows = _merged(self.rows, rows, at)
+        new._passages = _merged(self._passages, [came[number][1] for number in order], at)
         new._places = _merged(self._places, [place for place, _ in placed], at)
         new._codes = codes = dict(self._codes)
-        sessions = [_code(row, codes) for row in rows]
-        new._sessions = np.insert(self._sessions, at, sessions)
-        lengths = [1.0 + min(len(row.item.text), MAX_LENGTH) / WORD_LENGTH for row in rows]
+        new._sessions = np.insert(self._sessions, at, [_code(row, codes) for row in rows])
+        lengths = [1.0 + (passage.stop - passage.start) / WORD_LENGTH for _, passage in (came[n] for n in order)]
         new._lengths = np.insert(self._lengths, at, lengths)
         if self.vectors is not None:
             new.vectors = np.insert(self.vectors, at, np.nan, axis=0)
-        # Where the old rows are now, and where the new ones are; the new ones in the order of their numbers.
+        # Where the old passages are now, and where the new ones are, in the order in which they came.
         old = self._where + np.searchsorted(at, self._where, side="right")
-        order = np.argsort([row.row for row in rows])
-        new._where = np.concatenate([old, (at + np.arange(len(at)))[order]])
-        new._numbers = np.concatenate([self._numbers, np.array([row.row for row in more], dtype=np.int64)])
-        new._speakers = {name: list(numbers) for name, numbers in self._speakers.items()}
-        for row in more:
-            for word in label(row.item.text):
-                new._speakers.setdefault(stem(lemma(word)), []).append(row.row)
+        new._where = np.concatenate([old, (at + np.arange(len(at)))[np.argsort(np.array(order, dtype=np.int64))]])
+        new._words = self._words.grown(len(self.rows), came)
         new._plain = self._plain and all(map(_is_plain, more))
         new._latest = max([self._latest, *(row.item.created_at for row in more)])
+        new._items = self._items + len(more)
         new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
         return new
 
     @property
     def bytes(self) -> int:
         """About how much memory it takes."""
-        return self._text_bytes + 800 * len(self.rows) + (0 if self.vectors is None else self.vectors.nbytes)
+        return 3 * self._text_bytes + 900 * len(self.rows) + (0 if self.vectors is None else self.vectors.nbytes)
 
     def missing(self) -> list[str]:
         """Return the keys of the items without a vector."""
         if self.vectors is None:
-            return [row.key for row in self.rows]
-        return [self.rows[at].key for at in np.flatnonzero(np.isnan(self.vectors[:, 0]))]
+            return list(dict.fromkeys(row.key for row in self.rows))
+        return list(dict.fromkeys(self.rows[at].key for at in np.flatnonzero(np.isnan(self.vectors[:, 0]))))
 
     def take(self, vectors: Mapping[str, Vectors]) -> None:
         """Take these vectors, by key."""
@@ -121,63 +126,220 @@ class Shelf:
             return {}
         return {self.rows[at].key: self.vectors[at] for at in np.flatnonzero(~np.isnan(self.vectors[:, 0]))}
 
+    def near(self, vector: Vectors | None) -> NDArray[np.float64] | None:
+        """Return how near the passages' vectors are to one, NaN where there is none; None if there are none at all."""
+        if vector is None or self.vectors is None or self.vectors.shape[1] != len(vector):
+            return None
+        found: NDArray[np.float64] = (self.vectors @ vector).astype(float)
+        return found
+
     def rank(
         self,
+        query: Query,
         scope: Scope,
-        asked: Sequence[Term],
-        matches: Matches,
-        vector: Vectors | None,
+        which: FactFilter,
         *,
         limit: int,
-        types: Collection[MemoryType] | None,
-        as_of: float | None,
-        now: float,
         weights: Weights,
+        near: NDArray[np.float64] | None = None,
+        expired: Collection[int] = (),
     ) -> list[MemoryItem]:
-        """Return up to `limit` items that the scope sees and that bear on the query, the best first."""
-        found = [*matches.rows, *matches.related]
-        hits = [self._find(rows) for rows in found]
-        named = np.zeros(len(self.rows), dtype=bool)
-        for term in asked:
-            named[self._find(self._speakers.get(term.base, ()))] = True
-        near = None
-        if vector is not None and self.vectors is not None and self.vectors.shape[1] == len(vector):
-            near = (self.vectors @ vector).astype(float)
+        """Return up to `limit` items that the scope sees and that bear on the query, the best first.
+
+        Args:
+            near: how near each passage is to the query by vectors; none if there are no vectors.
+            expired: numbers of rows that are left out.
+        """
+        found = self._words.find(query, len(self.rows))
+        hits = [self._where[serials] for serials in found.hits]
+        speakers, named = self._where[found.speakers], [(int(self._where[at]), logs) for at, logs in found.named]
         sessions, lengths = self._sessions, self._lengths
-        seen = self._seen(scope, FactFilter(types=types, as_of=as_of, live_at=now if as_of is None else as_of))
-        if matches.expired:
-            seen = np.ones(len(self.rows), dtype=bool) if seen is None else seen
-            seen[self._find(matches.expired)] = False
+        seen = self._seen(scope, which, expired)
         if seen is not None:
             new = np.cumsum(seen) - 1
             hits = [new[places[seen[places]]] for places in hits]
-            named, sessions, lengths = named[seen], sessions[seen], lengths[seen]
+            speakers = new[speakers[seen[speakers]]]
+            named = [(int(new[at]), logs) for at, logs in named if seen[at]]
+            sessions, lengths = sessions[seen], lengths[seen]
             near = None if near is None else near[seen]
-        ranked = rank(
-            hits[: len(asked)],
-            related=hits[len(asked) :],
-            labels=named,
-            sessions=sessions,
-            lengths=lengths,
-            similarities=near,
-            limit=limit,
-            weights=weights,
+        asked = Asked(
+            hits=hits,
+            log_frequencies=found.log_frequencies,
+            is_corrected=found.is_corrected,
+            parts=query.parts,
+            speakers=speakers,
+            named=named,
         )
+        most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
+        ranked = rank(asked, sessions=sessions, lengths=lengths, similarities=near, limit=most, weights=weights)
         places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
+        said = [np.isin(ranked.places, each) for each in hits]
+        return self._shown(places, ranked.scores, [term.word for term in query.terms], said)[:limit]
+
+    def _shown(
+        self, places: Places, scores: NDArray[np.float64], terms: Sequence[str], said: Sequence[NDArray[np.bool_]]
+    ) -> list[MemoryItem]:
+        """Return the items of these passages, each once, with its score, its passages and the words that it has."""
+        found: dict[int, tuple[float, list[Passage], dict[str, None]]] = {}
+        items: dict[int, MemoryItem] = {}
+        for number, at in enumerate(places):
+            row = self.rows[at]
+            items[row.row] = row.item
+            _, passages, has = found.setdefault(row.row, (float(scores[number]), [], {}))
+            has |= {word: None for word, each in zip(terms, said, strict=True) if each[number]}
+            if len(passages) < MOST_PASSAGES:
+                passages.append(self._passages[at])
         return [
-            replace(self.rows[at].item, score=float(score)) for at, score in zip(places, ranked.scores, strict=True)
+            replace(
+                items[row],
+                score=score,
+                words=tuple(has),
+                passage=None
+                if passages[0].stop - passages[0].start == len(items[row].text)
+                else shown(items[row].text, passages),
+            )
+            for row, (score, passages, has) in found.items()
         ]
 
-    def _find(self, numbers: Sequence[int]) -> NDArray[np.int64]:
-        """Return where the rows of these numbers are."""
-        return self._where[np.searchsorted(self._numbers, numbers)] if numbers else _NOWHERE
-
-    def _seen(self, scope: Scope, which: FactFilter) -> NDArray[np.bool_] | None:
-        """Return for each item whether it is asked for; None if all are."""
-        if self._plain and which.types is None and (which.as_of is None or which.as_of >= self._latest):
+    def _seen(self, scope: Scope, which: FactFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
+        """Return for each passage whether its item is asked for; None if all are."""
+        is_of_now = which.as_of is None or which.as_of >= self._latest
+        if self._plain and is_of_now and which.types is None and not expired:
             return None
-        agents = (None, scope.agent)
-        return np.array([row.agent in agents and holds(row.item, which) for row in self.rows], dtype=bool)
+        agents, gone = (None, scope.agent), set(expired)
+        return np.array(
+            [row.agent in agents and row.row not in gone and holds(row.item, which) for row in self.rows], dtype=bool
+        )
+
+
+def shelf_of(items: Sequence[MemoryItem]) -> Shelf:
+    """Return a shelf of items that are asked for all."""
+    rows = [Row(row=at, agent=None, item=item, key=str(at)) for at, item in enumerate(items)]
+    return Shelf().grown(Revision(1, 0, len(rows)), rows)
+
+
+def find(
+    shelf: Shelf, query: str, *, limit: int, weights: Weights, near: NDArray[np.float64] | None = None
+) -> list[MemoryItem]:
+    """Return up to `limit` items of a shelf that bear on the query, the best first, whoever's and whenever they are."""
+    return shelf.rank(parse(query), Scope(user_id=""), _EVER, limit=limit, weights=weights, near=near)
+
+
+_EVER = FactFilter(superseded=True)
+
+
+class _Found:
+    """What of a query some items have."""
+
+    def __init__(self) -> None:
+        self.hits: list[Places] = []
+        self.log_frequencies: list[float] = []
+        self.is_corrected: list[bool] = []
+        self.speakers = _NOWHERE
+        self.named: list[tuple[int, float]] = []
+
+
+class _Words:
+    """Which passages have which words, by their numbers in the order in which they came.
+
+    Shelves that grow one from the other share it: it is only ever added to, and each looks at what it has itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Held where something is added."""
+        self._count = 0
+        self._passages: list[tuple[Row, Passage]] = []
+        self._having: dict[str, list[int]] = {}
+        """Passages by the stems of their words, in ascending order."""
+        self._speakers: dict[str, list[int]] = {}
+        """By the stems of the name that their item begins with."""
+        self._names: dict[str, list[tuple[tuple[str, ...], float, int]]] = {}
+        """Names by their first stem: all of their stems, the frequency of the rarest word, the passage."""
+        self._known: dict[str, None] = {}
+        """All words."""
+        self._by_letter: dict[str, list[str]] = {}
+        """All words by their first letter."""
+
+    def grown(self, count: int, more: Sequence[tuple[Row, Passage]]) -> _Words:
+        """Return the words of the first `count` passages and of these: itself if it has no others."""
+        with self._lock:
+            if self._count == count:
+                self._add(more)
+                return self
+            first = self._passages[:count]
+        new = _Words()
+        new._add([*first, *more])
+        return new
+
+    def find(self, query: Query, count: int) -> _Found:
+        """Return what the first `count` passages have of a query."""
+        found = _Found()
+        speakers: set[int] = set()
+        meant: dict[str, str] = {}
+        for term in query.terms:
+            having = self._having_any(term.stems, count)
+            log, right = term.log_frequency, None
+            if not len(having) and (right := self._corrected(term)):
+                meant[term.word] = right
+                having, log = self._having_any(stems([right])[0], count), log_frequency(right, term.language)
+            found.hits.append(having)
+            found.log_frequencies.append(log)
+            found.is_corrected.append(right is not None)
+            for each in stems([right])[0] if right else term.stems:
+                speakers.update(self._speakers.get(each, ())[:])
+        found.speakers = np.array(sorted(at for at in speakers if at < count), dtype=np.int64)
+        said = [stem(meant.get(word, word)) for word in query.said]
+        there = set(said)
+        for at, first in enumerate(said):
+            for name, log, passage in self._names.get(first, ())[:]:
+                is_said = tuple(said[at : at + len(name)]) == name or (is_dense(first[0]) and there.issuperset(name))
+                if is_said and passage < count:
+                    found.named.append((passage, log))
+        found.named = list({passage: (passage, log) for passage, log in sorted(found.named, reverse=True)}.values())
+        return found
+
+    def _having_any(self, stems: Iterable[str], count: int) -> Places:
+        lists = [each for one in stems if (each := self._having.get(one))]
+        if not lists:
+            return _NOWHERE
+        merged = np.unique(np.concatenate([np.array(each) for each in lists])) if lists[1:] else np.array(lists[0])
+        return merged[: int(np.searchsorted(merged, count))]
+
+    def _corrected(self, term: Term) -> str | None:
+        """Return the word of the user's that a misspelt one stands for, if there is one."""
+        word = term.word
+        if len(word) < ONE_EDIT or not word.isalpha() or is_dense(word[0]) or is_frequent(word, term.language):
+            return None
+        most = 1 if len(word) < TWO_EDITS else 2
+        known = self._by_letter.get(word[0], [])[:]
+        near = process.extract(word, known, scorer=OSA.distance, score_cutoff=most, limit=8)
+        return min(near, key=lambda each: (each[1], -len(self._having.get(stem(each[0]), ()))))[0] if near else None
+
+    def _add(self, more: Sequence[tuple[Row, Passage]]) -> None:
+        for row, passage in more:
+            item, at = row.item, self._count
+            text = item.text[passage.start : passage.stop]
+            said = words(text if passage.start == 0 else passage.speaker + text)
+            more_said = [word for name in (item.topic, item.name, *item.aliases) if name for word in words(name)]
+            for found in stems([*said, *more_said, *_day_of(item.created_at).split()]):
+                for each in found:
+                    having = self._having.setdefault(each, [])
+                    if not having or having[-1] != at:
+                        having.append(at)
+            for word in (*said, *more_said):
+                if word not in self._known and len(word) >= ONE_EDIT - 1:
+                    self._known[word] = None
+                    self._by_letter.setdefault(word[0], []).append(word)
+            for word in label(item.text):
+                self._speakers.setdefault(stem(word), []).append(at)
+            for name in (item.name, *item.aliases):
+                if name and (parts := words(name)):
+                    rarest = min(map(log_frequency, parts))
+                    phrase = tuple(map(stem, parts))
+                    self._names.setdefault(phrase[0], []).append((phrase, rarest, at))
+            self._passages.append((row, passage))
+            self._count += 1
 
 
 def _is_plain(row: Row) -> bool:
@@ -185,10 +347,10 @@ def _is_plain(row: Row) -> bool:
     return row.agent is None and item.superseded_at is None and item.expires_at is None and item.status == "active"
 
 
-def _place(row: Row) -> Place:
+def _place(row: Row, passage: Passage) -> Place:
     source = row.item.source
     turn = -1 if source.turn_index is None else source.turn_index
-    return source.session_id or "", turn, source.spans, row.row
+    return source.session_id or "", turn, source.spans, row.row, passage.start
 
 
 def _code(row: Row, codes: dict[str, int]) -> int:
@@ -205,3 +367,18 @@ def _merged(old: list[Any], more: list[Any], at: NDArray[np.int64]) -> list[Any]
         merged.append(one)
         start = stop
     return merged + old[start:]
+
+
+def _day_of(created_at: float) -> str:
+    try:
+        day = datetime.fromtimestamp(created_at, UTC)
+    except (OverflowError, ValueError, OSError):
+        return ""
+    return f"{day.year} {_MONTHS[day.month - 1]} {day.day} {_WEEKDAYS[day.weekday()]}" if created_at else ""
+
+
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
+    "december",
+)
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from turnwise.errors import ConfigError, ReadOnlyMemoryError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.facts import FactFilter, FactStore, all_items, holds, kept
-from turnwise.memory.lexical import rank
 from turnwise.memory.long_term import MemoryItem, Scope, is_local
+from turnwise.memory.ranking import FACTS, Weights
+
+if TYPE_CHECKING:
+    from turnwise.memory.shelf import Shelf
 
 EVERYONE = "everyone"
 """Under whose name a store keeps what is for all."""
@@ -30,7 +34,7 @@ class StaticMemory:
             so what changes there is seen.
         owner: whose facts of a store are for all.
         all_up_to: up to how many facts are recalled without a look at what they say.
-        floor: how much a fact and a query must share of what the shorter says, as a part of 1.
+        weights: what counts how much when facts are ranked.
 
     Raises:
         InvalidMemoryError: a fact is blank, or of no known type.
@@ -45,17 +49,20 @@ class StaticMemory:
         *,
         owner: str = EVERYONE,
         all_up_to: int = 10,
-        floor: float = 0.2,
+        weights: Weights = FACTS,
     ) -> None:
         if all_up_to < 0:
             raise ConfigError("StaticMemory.all_up_to", all_up_to, "must be at least 0")
-        if not 0 <= floor <= 1:
-            raise ConfigError("StaticMemory.floor", floor, "must be from 0 to 1")
         self._owner = Scope(user_id=owner)
         self._store = facts if isinstance(facts, FactStore) else None
         self._items = () if isinstance(facts, FactStore) else _items(self._owner, facts)
         self._all_up_to = all_up_to
-        self._floor = floor
+        self._weights = weights
+        self._held: tuple[Sequence[MemoryItem], Shelf] | None = None
+        """What was recalled from the last time, as it was laid out to be ranked."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"_held": None}
 
     @property
     def is_local(self) -> bool:
@@ -70,7 +77,7 @@ class StaticMemory:
         type: MemoryType = MemoryType.FACTS,
         topic: str | None = None,
         all_up_to: int = 10,
-        floor: float = 0.2,
+        weights: Weights = FACTS,
     ) -> Self:
         """Return a memory of what a file in UTF-8 says; it is read now, and not again.
 
@@ -93,7 +100,7 @@ class StaticMemory:
         ]
         if not facts:
             raise ConfigError("StaticMemory.from_file", str(path), "has no facts in it")
-        return cls(facts, all_up_to=all_up_to, floor=floor)
+        return cls(facts, all_up_to=all_up_to, weights=weights)
 
     def __repr__(self) -> str:
         return f"StaticMemory({self._store!r})" if self._store else f"StaticMemory(<{len(self._items)} facts>)"
@@ -114,11 +121,18 @@ class StaticMemory:
         items = [item for item in self._items if holds(item, which)]
         if self._store:
             items = await all_items(self._store, self._owner, which)
-        found = rank(query, [item.text for item in items], floor=self._floor)
+        found = await asyncio.to_thread(self._rank, query, items, max(limit, 0))
         if len(items) <= self._all_up_to:
-            bears = {at for at, _ in found}
-            found += [(at, 0.0) for at in range(len(items)) if at not in bears]
-        return [replace(items[at], score=score) for at, score in found[: max(limit, 0)]]
+            bears = {item.id for item in found}
+            found += [replace(item, score=0.0) for item in items if item.id not in bears]
+        return found[: max(limit, 0)]
+
+    def _rank(self, query: str, items: Sequence[MemoryItem], limit: int) -> list[MemoryItem]:
+        from turnwise.memory.shelf import find, shelf_of
+
+        if self._held is None or self._held[0] != items:
+            self._held = items, shelf_of(items)
+        return find(self._held[1], query, limit=limit, weights=self._weights)
 
     async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> NoReturn:
         raise ReadOnlyMemoryError(repr(self), "update")

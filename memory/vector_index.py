@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory import chroma_files, folder_lock
-from turnwise.memory.embedding import HashEmbedding, register
+from turnwise.memory.chroma_default import ChromaDefault
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,7 +225,7 @@ class VectorIndex:
 
     Args:
         place: where Chroma keeps its data.
-        embedding: what makes vectors of texts; `HashEmbedding()` if left out.
+        embedding: what makes vectors of texts; Chroma's default if left out.
         name: what the names of its collections begin with; of each memory's own where several share a server.
     """
 
@@ -233,7 +233,7 @@ class VectorIndex:
         self, place: ChromaPlace, embedding: EmbeddingFunction | None = None, *, name: str = "turnwise"
     ) -> None:
         self._place = place
-        self._function: Any = HashEmbedding() if embedding is None else embedding
+        self._function: Any = ChromaDefault() if embedding is None else embedding
         self._name = name
         self.embedding = _identity(self._function)
         """Names the embedding function and its settings. Vectors of another cannot be compared with its."""
@@ -249,6 +249,11 @@ class VectorIndex:
         return f"VectorIndex({self._place!r}, {self._function!r}, name={self._name!r})"
 
     # Embedding
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether vectors can be made: an embedding function may say by its own `is_ready` that they cannot yet."""
+        return bool(getattr(self._function, "is_ready", True))
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return the texts' vectors, one a row, each of length 1. One call of the embedding function.
@@ -449,7 +454,6 @@ class VectorIndex:
 
     def _open(self) -> None:
         if self._client is None:
-            register()
             self._client = self._place.connect()
         collection = self._client.get_or_create_collection(
             self._collection_name,
@@ -460,6 +464,53 @@ class VectorIndex:
         some = collection.peek(1)["embeddings"]
         self._dimensions = len(some[0]) if len(some) else None
         self._collection = collection
+
+
+class NoVectors(VectorIndex):
+    """An index that has nothing, for memories that find by words alone."""
+
+    def __init__(self) -> None:
+        super().__init__(ChromaInMemory(), _NoEmbedding())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NoVectors, ()
+
+    def __repr__(self) -> str:
+        return "NoVectors()"
+
+    def get(self, keys: Sequence[str]) -> dict[str, Vectors]:
+        return {}
+
+    def keys(self) -> set[str]:
+        return set()
+
+    def count(self) -> int:
+        return 0
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Do nothing: there is nothing."""
+
+    def push(self, changes: int) -> None:
+        """Do nothing: there are no files."""
+
+    def check(self, keys: Sequence[str], sample: int, others: Collection[str] = ()) -> Health:
+        return Health(count=0, missing=0, searched=0, found=0, strays=0)
+
+    def drop(self) -> None:
+        """Do nothing: there is nothing."""
+
+    def drop_others(self) -> int:
+        return 0
+
+    def scrub(self) -> None:
+        """Do nothing: there are no files."""
+
+
+class _NoEmbedding:
+    is_ready = False
+
+    def __call__(self, input: Any) -> Any:
+        raise StoreError("this memory has no embedding function")
 
 
 def _identity(function: Any) -> str:

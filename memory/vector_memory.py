@@ -1,4 +1,4 @@
-"""`VectorMemory`: items found by their words and their vectors together."""
+"""`VectorMemory`: items found by their words, what stands around them, and their vectors together."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from turnwise.errors import StoreError
+from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.categories import MemoryType
+from turnwise.memory.chroma_default import ChromaDefault
 from turnwise.memory.erasing import texts_of
-from turnwise.memory.full_text import FullText, Matches
+from turnwise.memory.facts import FactFilter
+from turnwise.memory.full_text import FullText, Loaded
 from turnwise.memory.full_text_rows import Pending
-from turnwise.memory.fusion import Weights
 from turnwise.memory.long_term import MemoryItem, Scope, recalled
+from turnwise.memory.query import parse
+from turnwise.memory.ranking import Weights
 from turnwise.memory.retention import Expiry, Retention, Uses
-from turnwise.memory.terms import Term, terms
-from turnwise.memory.vector_index import SYNC_CHANGES, Health, VectorIndex
+from turnwise.memory.vector_index import (
+    SYNC_CHANGES,
+    ChromaFolder,
+    EmbeddingFunction,
+    Health,
+    NoVectors,
+    VectorIndex,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +54,10 @@ REST = 2.0
 """How many times as long as such a step took the machine is left to others."""
 
 
+DEFAULT = ChromaDefault()
+"""Chroma's own default embedding."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
     """A question to a memory."""
@@ -57,7 +70,11 @@ class Recall:
 
 
 class VectorMemory:
-    """Finds what was said by words and by vectors, in one user's items at a time.
+    """Finds what was said by words, by what was said around it, and by vectors, in one user's items at a time.
+
+    `VectorMemory("memory.db")` is all it takes: items in that file, vectors in the folder `memory.db-vectors`, made by
+    Chroma's default embedding once that is on this machine; see `ChromaDefault`. Until then, and with `embedding=None`
+    for good, items are found by words alone.
 
     Items are durable in the SQLite file when `remember` returns; their vectors follow. While Chroma or the embedding
     function fails, recall goes by words alone: a `DegradedRecall`; `catch_up` makes up for it. Users have nothing in
@@ -67,11 +84,13 @@ class VectorMemory:
     function.
 
     Args:
-        text: the items and their words.
-        index: their vectors. It is closed with this.
+        text: the items, or the path of the file of SQLite that has them.
+        index: their vectors. It is closed with this. If left out, a folder beside the file.
+        embedding: what makes vectors, any of Chroma's embedding functions; None for no vectors. Given without an index
+            only: that has one of its own.
         weights: what counts how much.
-        cache_bytes: how much of the users' vectors and items is held in memory; a user who is not costs some
-            milliseconds more.
+        cache_bytes: how much of the users' items, words and vectors is held in memory; to recall for a user who is not
+            costs some milliseconds more for each hundred items.
         pause_s: how long vectors are left alone after a failure.
         embed_s: how long the embedding function may take for what is kept, and
         query_s: for what is asked; then it goes on without vectors.
@@ -84,9 +103,10 @@ class VectorMemory:
 
     def __init__(
         self,
-        text: FullText,
-        index: VectorIndex,
+        text: FullText | str | Path,
+        index: VectorIndex | None = None,
         *,
+        embedding: EmbeddingFunction | None = DEFAULT,
         weights: Weights | None = None,
         cache_bytes: int = 256 << 20,
         pause_s: float = 5.0,
@@ -95,7 +115,11 @@ class VectorMemory:
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._text = text
+        self._text = text if isinstance(text, FullText) else FullText(_url(text))
+        if index is None:
+            index = NoVectors() if embedding is None else VectorIndex(_folder_of(self._text), embedding)
+        elif embedding is not DEFAULT:
+            raise ConfigError("VectorMemory.embedding", embedding, "give it to the index")
         self._index = index
         self._weights = weights or Weights()
         self._cache_bytes = cache_bytes
@@ -115,7 +139,7 @@ class VectorMemory:
         """Threads of their own: one that hangs takes none from the others."""
         self._retention = retention
         self._clock = clock
-        self._uses = Uses(text.touch)
+        self._uses = Uses(self._text.touch)
         self._deleting = asyncio.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -203,18 +227,17 @@ class VectorMemory:
         """Answer each question of the batch: one call of the embedding function, one look at the file."""
         if not batch:
             return []
-        asked = [terms(one.query) for one in batch]
         with self._lock:
             held = {user: self._shelves[user] for one in batch if (user := one.scope.user_id) in self._shelves}
         known = {user: shelf.revision for user, shelf in held.items()}
-        texts = [(one.scope.user_id, query) for one, query in zip(batch, asked, strict=True)]
+        users = dict.fromkeys(one.scope.user_id for one in batch)
         now = self._clock()
-        made, matches = await asyncio.gather(
+        made, loaded = await asyncio.gather(
             self._vectors_of([one.query for one in batch], queries=True),
-            self._text.match(texts, known, self._expiry(now, {one.scope.user_id for one in batch})),
+            self._text.load(users, known, self._expiry(now, users)),
         )
         before = self.trouble
-        answers = await asyncio.to_thread(self._answer, batch, asked, matches, made, held)
+        answers = await asyncio.to_thread(self._answer, batch, loaded, made, held)
         if made[0] is not None and self.trouble is before:
             self._recover()
         if self._retention is not None and self._retention.refresh:
@@ -227,12 +250,14 @@ class VectorMemory:
     async def catch_up(self, *, limit: int = BATCH) -> int:
         """Make up to `limit` missing vectors, and delete as many of items that are gone.
 
-        Returns how many vectors are missing still, counted up to `limit`, and how many are to be deleted.
+        Returns how many vectors are missing still, counted up to `limit`, and how many are to be deleted. While the
+        embedding function is not ready, nothing counts as missing.
 
         Raises:
             StoreError: the embedding function or Chroma fails still; nothing is lost.
         """
-        pending = await self._text.pending(self._index.embedding, limit)
+        is_ready = self._index.is_ready
+        pending = await self._text.pending(self._index.embedding, limit) if is_ready else []
         if pending:
             vectors = await self._embed(self._index.embed, [one.text for one in pending], self._embed_s)
             await self._add(pending, vectors)
@@ -240,7 +265,8 @@ class VectorMemory:
             if not await self._delete_dropped():
                 break
         self._recover()
-        return len(await self._text.pending(self._index.embedding, limit)) + len(await self._text.dropped(limit))
+        left = len(await self._text.pending(self._index.embedding, limit)) if is_ready else 0
+        return left + len(await self._text.dropped(limit))
 
     async def rebuild(self) -> int:
         """Make all vectors anew, into a new collection; return how many.
@@ -275,8 +301,8 @@ class VectorMemory:
     async def keys(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
-        """Return the row numbers and the keys of the vectors of all that `forget` would delete if it were called so."""
-        return [f"{row.row} {row.key}" for row in await self._text.doomed(scope, ids, turn_index)]
+        """Return the keys of the vectors of all that `forget` would delete if it were called so."""
+        return [row.key for row in await self._text.doomed(scope, ids, turn_index)]
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
@@ -294,15 +320,13 @@ class VectorMemory:
         """
         while await self._delete_dropped():
             pass
-        rows, names = zip(*(key.split() for key in keys), strict=True) if keys else ((), ())
-        left = await self._text.words_left([int(row) for row in rows])
-        left += len(await asyncio.to_thread(self._index.get, names))
+        left = len(await asyncio.to_thread(self._index.get, list(keys)))
         if self._index.paths():
             for _ in range(0, SYNC_CHANGES, PUSHED):
                 await _in_turn(self._index.push, PUSHED)
-            left += await asyncio.to_thread(self._index.overwrite, names)
+            left += await asyncio.to_thread(self._index.overwrite, keys)
         if left:
-            raise StoreError(f"{left} vectors or words of what was deleted are there still; forget it again")
+            raise StoreError(f"{left} vectors of what was deleted are there still; forget it again")
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
         """Write all files anew, or only these: O(all that they hold). Nobody recalls or saves meanwhile.
@@ -332,7 +356,7 @@ class VectorMemory:
         Raises:
             ConfigError: they have another dimension than those that are kept.
         """
-        if not texts or self._pauses():
+        if not texts or self._pauses() or not self._index.is_ready:
             return None, self.trouble
         embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
         try:
@@ -415,52 +439,48 @@ class VectorMemory:
     def _answer(
         self,
         batch: Sequence[Recall],
-        asked: Sequence[Sequence[Term]],
-        matches: Sequence[Matches],
+        loaded: Mapping[str, Loaded],
         made: _Vectors,
         held: dict[str, Shelf],
     ) -> list[Sequence[MemoryItem]]:
         vectors, trouble = made
         now = self._clock()
-        shelves, troubles = self._lay_out([one.scope.user_id for one in batch], matches, held)
-        return [
-            recalled(
-                shelves[one.scope.user_id].rank(
-                    one.scope,
-                    asked[at],
-                    matches[at],
-                    None if vectors is None else vectors[at],
-                    limit=one.limit,
-                    types=one.types,
-                    as_of=one.as_of,
-                    now=now,
-                    weights=self._weights,
-                ),
-                trouble or troubles.get(one.scope.user_id),
+        shelves, troubles = self._lay_out(loaded, held)
+        answers: list[Sequence[MemoryItem]] = []
+        for at, one in enumerate(batch):
+            user = one.scope.user_id
+            which = FactFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
+            found = shelves[user].rank(
+                parse(one.query),
+                one.scope,
+                which,
+                limit=one.limit,
+                weights=self._weights,
+                near=shelves[user].near(None if vectors is None else vectors[at]),
+                expired=loaded[user].expired,
             )
-            for at, one in enumerate(batch)
-        ]
+            answers.append(recalled(found, trouble or troubles.get(user)))
+        return answers
 
-    def _lay_out(
-        self, users: Sequence[str], matches: Sequence[Matches], held: dict[str, Shelf]
-    ) -> tuple[dict[str, Shelf], dict[str, str]]:
-        """Return the users' shelves as of the matches' revisions, with all the vectors that can be had.
+    def _lay_out(self, loaded: Mapping[str, Loaded], held: dict[str, Shelf]) -> tuple[dict[str, Shelf], dict[str, str]]:
+        """Return the users' shelves as of the revisions that were loaded, with all the vectors that can be had.
 
         Also why there are vectors that could not be had, by user.
         """
         from turnwise.memory.shelf import Shelf
 
         shelves: dict[str, Shelf] = {}
-        for user, found in zip(users, matches, strict=True):
-            if user not in shelves:
-                old = held.get(user)
-                if old is not None and found.base == old.revision:
-                    shelves[user] = old.grown(found.revision, found.more) if found.more else old
-                else:
-                    shelves[user] = Shelf().grown(found.revision, found.more)
-                    if old is not None:
-                        shelves[user].take(old.by_key())
-        missing = {user: keys for user, shelf in shelves.items() if (keys := shelf.missing())}
+        for user, found in loaded.items():
+            old = held.get(user)
+            if old is not None and found.base == old.revision:
+                shelves[user] = old.grown(found.revision, found.more) if found.more else old
+            else:
+                shelves[user] = Shelf().grown(found.revision, found.more)
+                if old is not None:
+                    shelves[user].take(old.by_key())
+        missing = {}
+        if self._index.is_ready:
+            missing = {user: keys for user, shelf in shelves.items() if (keys := shelf.missing())}
         trouble = self.trouble if self._pauses() else None
         if missing and trouble is None:
             vectors: Mapping[str, Any] = {}
@@ -484,6 +504,16 @@ class VectorMemory:
     def _take_down(self, user: str) -> None:
         if self._shelves.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)
+
+
+def _url(path: str | Path) -> str:
+    """Return the URL of a file of SQLite, if it is not one already."""
+    return path if isinstance(path, str) and "://" in path else f"sqlite:///{Path(path).expanduser().absolute()}"
+
+
+def _folder_of(text: FullText) -> ChromaFolder:
+    """Return where the vectors of items in a file are kept."""
+    return ChromaFolder(f"{text.paths()[0]}-vectors")
 
 
 async def _in_turn(work: Callable[[Given], object], given: Given) -> None:

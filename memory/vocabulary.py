@@ -1,20 +1,23 @@
-"""Words of a text, as the indexes of long-term memory see them: in any script, with what English adds."""
+"""Words of a text, as long-term memory sees them: in any script, without their endings."""
 
 from __future__ import annotations
 
 import re
+import threading
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
+
+import snowballstemmer  # type: ignore[import-untyped]
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 _ACCENTS = re.compile("[\u0300-\u036f]+")
 _LABEL = re.compile(r"\s*([^\W\d_][^\s:]{0,31}(?: [^\s:]{1,32}){0,2}):(?:\s|$)")
-_MONTH_OF_MAY = re.compile(r"(?<=\S )May\b|\bMay (?=\d)")
 
 MAX_WORD = 64
-"""Longer ones are cut: nobody asks for them, and FTS5 stems none of them."""
+"""Longer ones are cut: nobody asks for them."""
 
 
 def words(text: str) -> list[str]:
@@ -34,21 +37,10 @@ def label(text: str) -> list[str]:
     return words(found[1]) if found else []
 
 
-def content(text: str) -> list[str]:
-    """Return the words that say what the text is about, without those that any English text has."""
-    stops = STOP_WORDS - {"may"} if _MONTH_OF_MAY.search(text) else STOP_WORDS
-    return [word for word in words(text) if word not in stops]
-
-
-def lemma(word: str) -> str:
-    """Return what an irregular form is a form of, such as "go" for "went"; another word is itself."""
-    return _LEMMAS.get(word, word)
-
-
-def forms(word: str) -> tuple[str, ...]:
-    """Return the word and the irregular forms of what it is a form of: "went" gives it, "go" and "gone"."""
-    base = lemma(word)
-    return tuple(dict.fromkeys((word, base, *_FORMS.get(base, ()))))
+def is_dense(char: str) -> bool:
+    """Return whether the character is of a script that packs words: Thai to Khmer, kana, Han, Hangul."""
+    code = ord(char)
+    return any(first <= code <= last for first, last in _DENSE)
 
 
 def _words(text: str) -> Iterator[str]:
@@ -68,9 +60,9 @@ def _parts(run: str) -> Iterator[str]:
     if run.isascii():
         yield run[:MAX_WORD]
         return
-    start, dense = 0, _is_dense(run[0])
+    start, dense = 0, is_dense(run[0])
     for at in range(1, len(run) + 1):
-        if at < len(run) and _is_dense(run[at]) == dense:
+        if at < len(run) and is_dense(run[at]) == dense:
             continue
         part = run[start:at]
         if dense:
@@ -79,12 +71,6 @@ def _parts(run: str) -> Iterator[str]:
         else:
             yield part[:MAX_WORD]
         start, dense = at, not dense
-
-
-def _is_dense(char: str) -> bool:
-    """Return whether the character is of a script that packs words: Thai to Khmer, kana, Han, Hangul."""
-    code = ord(char)
-    return any(first <= code <= last for first, last in _DENSE)
 
 
 _DENSE = (
@@ -98,130 +84,106 @@ _DENSE = (
 )
 
 
-# Porter's stemmer (Porter, 1980), as SQLite's FTS5 has it: of the endings that fit, the longest counts
+# Languages: that of a text in Latin letters by its commonest words, else by its script
 
-_STEP_2 = {
-    "ational": "ate", "ization": "ize", "iveness": "ive", "fulness": "ful", "ousness": "ous", "tional": "tion",
-    "biliti": "ble", "entli": "ent", "ousli": "ous", "ation": "ate", "alism": "al", "aliti": "al", "iviti": "ive",
-    "enci": "ence", "anci": "ance", "izer": "ize", "logi": "log", "alli": "al", "ator": "ate", "bli": "ble", "eli": "e",
-}  # fmt: skip
-_STEP_3 = {"icate": "ic", "ative": "", "alize": "al", "iciti": "ic", "ical": "ic", "ful": "", "ness": ""}
-_STEP_4 = (
-    "ement", "ance", "ence", "able", "ible", "ment", "ant", "ent", "ism", "ate", "iti", "ous", "ive", "ize", "al", "er",
-    "ic", "ou",
-)  # fmt: skip
+ENGLISH = "english"
+
+_COMMON = {
+    ENGLISH: "the of and to in is you that it he was for on are with as his they at be this have from i what we my do",
+    "german": "der die das und ist nicht ich ein eine zu den mit von auf fur wie wo sie er es wir auch mein meine hat",
+    "french": "le la les des et est que je un une pour dans pas qui sur du au mon ma mes vous nous avec elle il ou",
+    "spanish": "el la los las de y que es en un una por con no para mi su se lo como donde cuando yo te al del",
+    "italian": "il lo la gli di e che un una per con non sono mi si come dove quando ho mio mia del della ci",
+    "portuguese": "o a os as de e que um uma para com nao eu meu minha do da em por se como onde quando ao",
+    "dutch": "de het een en van ik is niet dat die in te op mijn met voor zijn hij ze wat waar hoe ook er",
+    "swedish": "och att det som en jag ar inte pa for med den har till min mitt var hur ett om du vi",
+    "danish": "og det at en jeg er ikke pa til den med der har min mit hvad hvor et om du vi af",
+    "finnish": "ja on ei se han mina sina mita missa kun oli ole etta mutta minun joka myos kuin ne",
+    "hungarian": "a az es nem hogy egy van ez en te mi meg is volt de mit hol mikor vagy csak",
+    "romanian": "si de la nu este un o eu tu ce cu pe in din mai sa am care unde cand pentru",
+    "turkish": "ve bir bu da de ne icin ben sen cok mi var degil gibi ama daha benim nerede",
+    "polish": "i w nie to sie na jest ze do z co jak mam moj moja gdzie kiedy ja ty jestem",
+}
+"""Words that nearly any text of a language has, as `words` gives them."""
+
+_TALK = """
+    hi hello hey thanks thank thx ok okay please sorry welcome cheers bye goodbye yes yeah yep no nope sure oh ah hm hmm
+    lol haha wow hallo danke bitte ja nein merci bonjour salut oui non hola gracias adios si ciao grazie prego
+    obrigado ola helpful good great nice cool fine well lot very really just anyway
+"""
+_SMALL_TALK = frozenset(_TALK.split())
+"""Words of greetings and thanks, which are about nothing."""
+
+_LANGUAGES: dict[str, list[str]] = {}
+for _language, _text in _COMMON.items():
+    for _word in _text.split():
+        _LANGUAGES.setdefault(_word, []).append(_language)
+
+_SCRIPTS = (
+    (0x0370, 0x03FF, "greek"),
+    (0x0400, 0x04FF, "russian"),
+    (0x0530, 0x058F, "armenian"),
+    (0x0600, 0x06FF, "arabic"),
+    (0x0900, 0x097F, "hindi"),
+    (0x0B80, 0x0BFF, "tamil"),
+)
+_OF_SCRIPTS = frozenset(language for _, _, language in _SCRIPTS)
 
 
-@lru_cache(maxsize=65536)
-def stem(word: str) -> str:
-    """Return the word without its English endings; one that is not of plain letters is itself."""
-    if not (2 < len(word) <= MAX_WORD and word.isascii() and word.isalpha()):  # noqa: PLR2004 - as short as it stems
+def language_of(text: Sequence[str]) -> str:
+    """Return the language of the words of a text, as snowball names it: by its script, or its commonest words.
+
+    English if there are too few of those.
+    """
+    counts: dict[str, int] = {}
+    for word in text:
+        script = None if word.isascii() else _language_of_script(word)
+        for language in (script,) if script else _LANGUAGES.get(word, ()):
+            counts[language] = counts.get(language, 0) + 1
+    if not counts:
+        return ENGLISH
+    best = max(counts, key=lambda language: (counts[language], language == ENGLISH))
+    return best if counts[best] > 1 or best in _OF_SCRIPTS else ENGLISH
+
+
+def is_common(word: str, language: str) -> bool:
+    """Return whether nearly any text of the language has the word, or it is one of greetings and thanks."""
+    return word in _SMALL_TALK or language in _LANGUAGES.get(word, ())
+
+
+def stems(text: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return for each word of a text what it is found by: its stem in English, and in the text's language.
+
+    A word that is not of Latin letters has the stem of its script's language. So a text that is too short for its
+    language to be known shares stems with one whose language is known.
+    """
+    language = language_of(text)
+    return [_stems(word, language) for word in text]
+
+
+@lru_cache(maxsize=200_000)
+def _stems(word: str, language: str) -> tuple[str, ...]:
+    if word.isascii():
+        return tuple(dict.fromkeys((stem(word), stem(word, language))))
+    return (stem(word, _language_of_script(word) or language),)
+
+
+@lru_cache(maxsize=200_000)
+def stem(word: str, language: str = ENGLISH) -> str:
+    """Return the word without the endings of a language."""
+    if word.isdigit() or len(word) < 3:  # noqa: PLR2004 - too short to have an ending
         return word
-    word = _undo_participle(_undo_plural(word))
-    if word.endswith("y") and _has_vowel(word[:-1]):
-        word = word[:-1] + "i"
-    word = _drop(_replace(_replace(word, _STEP_2), _STEP_3))
-    if word.endswith("e"):
-        measure = _measure(word[:-1])
-        if measure > 1 or (measure == 1 and not _is_short(word[:-1])):
-            word = word[:-1]
-    return word[:-1] if word.endswith("ll") and _measure(word) > 1 else word
+    with _lock:
+        if language not in _stemmers:
+            _stemmers[language] = snowballstemmer.stemmer(language)
+        return str(_stemmers[language].stemWord(word))
 
 
-def _undo_plural(word: str) -> str:
-    if word.endswith(("sses", "ies")):
-        return word[:-2]
-    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
+_stemmers: dict[str, Any] = {}
+_lock = threading.Lock()
+"""Held where a stemmer is used: it keeps the word that it is at."""
 
 
-def _undo_participle(word: str) -> str:
-    if word.endswith("eed"):
-        return word[:-1] if _measure(word[:-3]) else word
-    for ending in ("ed", "ing"):
-        rest = word.removesuffix(ending)
-        if rest != word and _has_vowel(rest):
-            if rest.endswith(("at", "bl", "iz")):
-                return rest + "e"
-            if len(rest) > 1 and rest[-1] == rest[-2] and rest[-1] not in "aeioulsz":
-                return rest[:-1]
-            return rest + "e" if _measure(rest) == 1 and _is_short(rest) else rest
-    return word
-
-
-def _replace(word: str, by: dict[str, str]) -> str:
-    for ending, other in by.items():
-        if word.endswith(ending):
-            rest = word[: -len(ending)]
-            return rest + other if _measure(rest) else word
-    return word
-
-
-def _drop(word: str) -> str:
-    if word.endswith("ion") and word[-4:-3] in ("s", "t"):
-        return word[:-3] if _measure(word[:-3]) > 1 else word
-    for ending in _STEP_4:
-        if word.endswith(ending):
-            rest = word[: -len(ending)]
-            return rest if _measure(rest) > 1 else word
-    return word
-
-
-def _shape(word: str) -> str:
-    """Return the word's consonants and vowels as `c` and `v`."""
-    shape = ""
-    for char in word:
-        vowel = char in "aeiou" or (char == "y" and shape.endswith("c"))
-        shape += "v" if vowel else "c"
-    return shape
-
-
-def _measure(word: str) -> int:
-    return _shape(word).count("vc")
-
-
-def _has_vowel(word: str) -> bool:
-    return "v" in _shape(word)
-
-
-def _is_short(word: str) -> bool:
-    return _shape(word).endswith("cvc") and word[-1] not in "wxy"
-
-
-# What English adds
-
-_STOP = """
-    a about above after again against all also am an and any are aren as at be because been before being below between
-    both but by can cannot could couldn d did didn do does doesn doing don down during each else ever few for from
-    further had hadn has hasn have haven having he her here hers herself him himself his how i if in into is isn it its
-    itself just ll m may me might mightn more most must mustn my myself no nor not now of off on once only or other our
-    ours ourselves out over own per re s same shall shan she should shouldn so some such t than that the their theirs
-    them themselves then there these they this those through to too under until up us ve very was wasn we were weren
-    what when where which whether while who whom whose why will with won would wouldn you your yours yourself yourselves
-"""
-STOP_WORDS = frozenset(_STOP.split())
-"""What any English text has. A query's other words say what it is about."""
-
-# one group of forms between two bars, the first what the others are forms of
-_IRREGULAR = """
-    arise arose arisen|awake awoke awoken|bear bore borne|beat beaten|become became|begin began begun|bend bent|
-    bind bound|bite bit bitten|bleed bled|blow blew blown|break broke broken|breed bred|bring brought|build built|
-    burn burnt|buy bought|catch caught|choose chose chosen|cling clung|come came|creep crept|deal dealt|dig dug|
-    draw drew drawn|dream dreamt|drink drank drunk|drive drove driven|eat ate eaten|fall fell fallen|feed fed|
-    feel felt|fight fought|find found|flee fled|fly flew flown|forbid forbade forbidden|forget forgot forgotten|
-    forgive forgave forgiven|freeze froze frozen|get got gotten|give gave given|go went gone|grind ground|
-    grow grew grown|hang hung|hear heard|hide hid hidden|hold held|keep kept|kneel knelt|know knew known|lay laid|
-    lead led|lean leant|learn learnt|leave left|lend lent|light lit|lose lost|make made|mean meant|meet met|pay paid|
-    ride rode ridden|ring rang rung|rise rose risen|run ran|say said|see saw seen|seek sought|sell sold|send sent|
-    sew sewn|shake shook shaken|shine shone|shoot shot|show shown|shrink shrank shrunk|sing sang sung|sink sank sunk|
-    sit sat|sleep slept|slide slid|speak spoke spoken|spend spent|spin spun|spring sprang sprung|stand stood|
-    steal stole stolen|stick stuck|sting stung|stink stank stunk|strike struck|strive strove striven|swear swore sworn|
-    sweep swept|swell swollen|swim swam swum|swing swung|take took taken|teach taught|tear tore torn|tell told|
-    think thought|throw threw thrown|understand understood|undo undid undone|wake woke woken|wear wore worn|
-    weave wove woven|weep wept|win won|wind wound|write wrote written|
-    child children|man men|woman women|person people|foot feet|tooth teeth|mouse mice|goose geese|life lives|
-    wife wives|knife knives|leaf leaves|half halves|shelf shelves|wolf wolves|loaf loaves|thief thieves|
-    mom mum mother mommy|dad father daddy|tv television|photo photos photograph pic|bike bicycle|phone telephone
-"""
-_GROUPS = [group.split() for group in _IRREGULAR.replace("\n", "").split("|")]
-_LEMMAS = {form: group[0] for group in _GROUPS for form in group[1:]}
-_FORMS = {group[0]: tuple(group[1:]) for group in _GROUPS}
+def _language_of_script(word: str) -> str | None:
+    code = ord(word[0])
+    return next((language for first, last, language in _SCRIPTS if first <= code <= last), None)

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.memory.blocks import Block, Recalled, Text, User
-from turnwise.memory.embedding import HashEmbedding
 from turnwise.memory.long_term import MemoryItem, Scope
 from turnwise.memory.turns import Turn
+from turnwise.testing.embedding import HashEmbedding
 from windowbox import Switch
 
 

@@ -28,6 +28,7 @@ from turnwise.memory.sql import SQLStore
 from turnwise.memory.static import StaticMemory
 from turnwise.memory.vector_index import ChromaFolder, ChromaInMemory, ChromaPlace, VectorIndex
 from turnwise.memory.vector_memory import VectorMemory
+from turnwise.testing.embedding import HashEmbedding
 from vectorbox import FlakyEmbedding, bytes_in, chroma_server, item
 
 pytestmark = pytest.mark.usefixtures("restless")
@@ -53,7 +54,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
     def make() -> LongTermMemory:
         if request.param == "vector":
-            index = VectorIndex(ChromaFolder(tmp_path / "chroma"), name=name)
+            index = VectorIndex(ChromaFolder(tmp_path / "chroma"), HashEmbedding(), name=name)
             return VectorMemory(FullText(f"sqlite:///{tmp_path}/memory.db"), index)
         facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
         return LexicalMemory(facts) if request.param == "lexical" else ExtractiveMemory(Model(), facts)
@@ -62,7 +63,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 
 def vector_memory(folder: Path, place: ChromaPlace) -> VectorMemory:
-    return VectorMemory(FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(place, name=f"test-{new_id()}"))
+    return VectorMemory(
+        FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding(), name=f"test-{new_id()}")
+    )
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -432,7 +435,7 @@ def test_a_search_that_finds_something_has_the_file_written_anew(make: Make, tmp
 def test_what_a_server_keeps_is_deleted_there_and_not_verified(tmp_path: Path) -> None:
     async def story() -> None:
         with chroma_server(tmp_path) as server:
-            index = VectorIndex(server, name="test")
+            index = VectorIndex(server, HashEmbedding(), name="test")
             memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/memory.db"), index)
             await memory.remember(ANN, [item("1", "zyzzyva")])
             await memory.remember(BOB, [item("1", "a lighthouse")])

@@ -884,5 +884,3 @@ def test_settings_are_checked() -> None:
     ):
         with pytest.raises(ConfigError, match=f"ExtractiveMemory.{name}="):
             ExtractiveMemory(Model(), InMemoryFacts(), **{name: value})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="floor"):
-        ExtractiveMemory(Model(), InMemoryFacts(), floor=2)

@@ -13,10 +13,10 @@ from turnwise.memory.categories import MemoryType
 from turnwise.memory.extractive import ExtractiveMemory
 from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.facts_sql import SQLFacts
-from turnwise.memory.lexical import rank
 from turnwise.memory.lexical_memory import LexicalMemory
 from turnwise.memory.long_term import MemoryItem, Scope, trouble_of
 from turnwise.memory.nearness import Nearness
+from turnwise.memory.ranking import Weights
 from turnwise.memory.retention import Retention
 from vectorbox import FlakyEmbedding, sync
 
@@ -79,20 +79,19 @@ async def test_what_shares_no_word_is_found_by_its_vector_and_what_is_far_is_not
 
 
 @sync
-async def test_a_memory_of_facts_has_vectors_by_default_and_each_is_made_once() -> None:
+async def test_a_memory_of_facts_has_the_vectors_that_it_is_given_and_each_is_made_once() -> None:
     memory = ExtractiveMemory(Chooser(), InMemoryFacts())
-    await memory.remember(ANN, items(["Ann is a pharmacologist", "Ann sails"]))
-    assert await texts(memory, "In pharmacology, as a pharmacologist?") == ["Ann is a pharmacologist"]
-    assert not await texts(memory, "Quantum chromodynamics?")
+    await memory.remember(ANN, items())
+    assert await texts(memory, "dinner?") == [], "words alone by default"
     meaning = Meaning()
-    memory = ExtractiveMemory(Chooser(), InMemoryFacts(), embedding=meaning, near_floor=0.9)
+    memory = ExtractiveMemory(Chooser(), InMemoryFacts(), embedding=meaning)
     await memory.remember(ANN, items())
     for _ in range(3):
         assert await texts(memory, "dinner?") == [FACTS[0]]
     assert sorted(meaning.made) == sorted([*FACTS, *["dinner?"] * 3])
     facts = SQLFacts("sqlite:///facts.db")
-    again = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, near_floor=0.7, chooses=True)))
-    assert again._settings["chooses"] and again._settings["near_floor"] == 0.7
+    again = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, weights=Weights(tail=0.2), chooses=True)))
+    assert again._settings["chooses"] and again._settings["weights"] == Weights(tail=0.2)
 
 
 @sync
@@ -108,14 +107,6 @@ async def test_while_embeddings_fail_words_are_found_and_it_is_told() -> None:
     embedding.down = False
     found = await memory.recall(ANN, "Which cello?")
     assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None
-
-
-def test_near_texts_rank_by_both() -> None:
-    said = ["the cello", "the viola", "a cello and a viola in an orchestra of strings"]
-    assert [at for at, _ in rank("cello", said, floor=0.2, near=[0.0, 0.9, 0.9], near_floor=0.8)] == [2, 0, 1]
-    assert rank("cello", said, floor=0.2, near=[-1.0, 0.7, -1.0], near_floor=0.8)[0][0] == 0
-    assert all(0 <= score <= 1 for _, score in rank("cello", said, floor=0.0, near=[9.0, -9.0, 1.0], near_floor=0.0))
-    assert rank("", [], floor=0.2, near=[]) == []
 
 
 @sync

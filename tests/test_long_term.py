@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.errors import ConfigError, InvalidMemoryError
+from turnwise.errors import InvalidMemoryError
 from turnwise.memory import long_term_contract as contract
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.facts_memory import InMemoryFacts
@@ -81,5 +81,3 @@ def test_what_cannot_be_remembered_is_refused_whole() -> None:
         assert repr(memory).startswith("LexicalMemory(<turnwise.memory.facts_memory.InMemoryFacts")
 
     asyncio.run(use())
-    with pytest.raises(ConfigError, match="floor"):
-        LexicalMemory(InMemoryFacts(), floor=-1)

@@ -19,6 +19,7 @@ from turnwise.memory.lexical_memory import LexicalMemory
 from turnwise.memory.long_term import MemoryItem, Scope
 from turnwise.memory.vector_index import ChromaFolder, VectorIndex
 from turnwise.memory.vector_memory import VectorMemory
+from turnwise.testing.embedding import HashEmbedding
 
 pytestmark = pytest.mark.usefixtures("restless")
 
@@ -158,4 +159,6 @@ async def _stuck(_: FileSearch) -> None:
 
 
 def _vector_memory(folder: Path) -> VectorMemory:
-    return VectorMemory(FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(ChromaFolder(folder / "chroma")))
+    return VectorMemory(
+        FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
+    )

@@ -40,6 +40,7 @@ from turnwise.memory.vector_index import ChromaFolder, VectorIndex
 from turnwise.memory.vector_memory import VectorMemory
 from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.trim import Trim
+from turnwise.testing.embedding import HashEmbedding
 
 MakeManager = Callable[..., SessionManager]
 
@@ -195,7 +196,7 @@ def test_a_memory_in_its_actor_keeps_all_laws_at_once(
     """Cases 50, 51, 52 and 54: all laws side by side on the data of one actor, each with users of its own."""
     memory: LongTermMemory = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
     if kind == "vector":
-        vectors = VectorIndex(ChromaFolder(tmp_path / "vectors"))
+        vectors = VectorIndex(ChromaFolder(tmp_path / "vectors"), HashEmbedding())
         memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/words.db"), vectors)
 
     async def check(law: Law) -> None:

@@ -19,10 +19,12 @@ from turnwise.memory.full_text import FullText
 from turnwise.memory.ids import new_id
 from turnwise.memory.lexical_memory import LexicalMemory
 from turnwise.memory.long_term import Scope, Source
+from turnwise.memory.ranking import Weights
 from turnwise.memory.retention import Retention, Sweeping, Use, Uses
 from turnwise.memory.static import StaticMemory
 from turnwise.memory.vector_index import ChromaInMemory, VectorIndex
 from turnwise.memory.vector_memory import VectorMemory
+from turnwise.testing.embedding import HashEmbedding
 from vectorbox import item
 
 pytestmark = pytest.mark.usefixtures("restless")
@@ -52,7 +54,7 @@ def clock() -> Clock:
 def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
     """Makes memories on the same data, which keep what nobody uses for 100 s."""
     facts = InMemoryFacts()
-    index = VectorIndex(ChromaInMemory(), name=f"test-{new_id()}")
+    index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
 
     def make(**changes: Any) -> Memory:
         facts._closed = False
@@ -361,7 +363,7 @@ def test_a_memory_without_retention_keeps_all(tmp_path: Path, clock: Clock) -> N
     async def story() -> None:
         text, index = (
             FullText(f"sqlite:///{tmp_path}/memory.db"),
-            VectorIndex(ChromaInMemory(), name=f"test-{new_id()}"),
+            VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}"),
         )
         for memory in (LexicalMemory(InMemoryFacts(), clock=clock), VectorMemory(text, index, clock=clock)):
             await memory.remember(ANN, [item("1", "a walrus")])
@@ -380,9 +382,12 @@ def test_what_expires_goes_along_with_the_settings(tmp_path: Path) -> None:
     assert kept == Retention(60.0, types={"context", "skill"})  # type: ignore[arg-type]
     assert kept.types == (MemoryType.CONTEXT, MemoryType.SKILL)
     facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
-    text, index = FullText(f"sqlite:///{tmp_path}/memory.db"), VectorIndex(ChromaInMemory(), name="test")
+    text, index = (
+        FullText(f"sqlite:///{tmp_path}/memory.db"),
+        VectorIndex(ChromaInMemory(), HashEmbedding(), name="test"),
+    )
     for memory in (
-        LexicalMemory(facts, retention=kept, floor=0.5),
+        LexicalMemory(facts, retention=kept, weights=Weights(tail=0.5)),
         ExtractiveMemory(ids, facts, retention=kept),
         VectorMemory(text, index, retention=kept, pause_s=1.0),
     ):

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from turnwise.memory.full_text_rows import Revision, Row
 from turnwise.memory.long_term import Source
-from turnwise.memory.shelf import Shelf
+from turnwise.memory.ranking import FACTS
+from turnwise.memory.shelf import Shelf, find
 from vectorbox import item
 
 
@@ -29,7 +30,7 @@ def test_a_shelf_that_grew_is_one_that_was_made_at_once(data: st.DataObject) -> 
     assert grown.rows == once.rows
     assert [(each.item.source.session_id or "") for each in grown.rows] == sorted(name or "" for name in sessions)
     assert grown.bytes == once.bytes
-    for rest in range(len(rows)):
-        assert grown._find([rest]).tolist() == once._find([rest]).tolist() == [once.rows.index(rows[rest])]
+    assert grown._where.tolist() == once._where.tolist() == [once.rows.index(row) for row in rows]
     assert np.array_equal(np.diff(grown._sessions) == 0, np.diff(once._sessions) == 0)
-    assert grown._speakers == once._speakers
+    for query in ("Ann walrus", "hello", "Bob"):
+        assert find(grown, query, limit=9, weights=FACTS) == find(once, query, limit=9, weights=FACTS)

@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError, ReadOnlyMemoryError
 from turnwise.memory.categories import MemoryType
-from turnwise.memory.contract_tools import IDS, TEXT
+from turnwise.memory.contract_tools import IDS
 from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.facts_sql import SQLFacts
-from turnwise.memory.lexical import rank, words_of
 from turnwise.memory.long_term import MemoryItem, Scope, is_read_only
+from turnwise.memory.ranking import Weights
 from turnwise.memory.read_only_contract import ITEMS, check_read_only_contract
 from turnwise.memory.static import EVERYONE, StaticMemory, read_facts
 
@@ -68,7 +66,7 @@ def test_of_many_facts_those_that_bear_on_the_query_are_recalled() -> None:
     for text in POLICY:
         assert recall(memory, text)[0] == text
     scores = [item.score for item in asyncio.run(memory.recall(SARAH, POLICY[0]))]
-    assert scores[0] == pytest.approx(1.0) and scores == sorted(scores, key=lambda score: -(score or 0))
+    assert 0.5 < (scores[0] or 0) < 1 and scores == sorted(scores, key=lambda score: -(score or 0))
 
 
 def test_a_few_facts_are_recalled_all_the_best_first() -> None:
@@ -112,7 +110,7 @@ def test_facts_of_a_store_are_those_it_has_now(tmp_path: Path) -> None:
 
 
 def test_it_pickles_as_its_settings() -> None:
-    memory = pickle.loads(pickle.dumps(StaticMemory(POLICY, all_up_to=1, floor=0.5)))
+    memory = pickle.loads(pickle.dumps(StaticMemory(POLICY, all_up_to=1, weights=Weights(tail=0.5))))
     assert recall(memory, "travel desk") == [POLICY[2]]
     assert is_read_only(memory) and repr(memory) == "StaticMemory(<5 facts>)"
 
@@ -125,7 +123,7 @@ def test_facts_that_cannot_be_are_refused() -> None:
         StaticMemory(["a", MemoryItem(id="1", text="b")])
     with pytest.raises(ConfigError, match="is one text: pass a list of facts"):
         StaticMemory("Travel is booked.")
-    for setting, value in {"all_up_to": -1, "floor": 1.5}.items():
+    for setting, value in {"all_up_to": -1}.items():
         with pytest.raises(ConfigError, match=f"StaticMemory.{setting}={value}"):
             StaticMemory(POLICY, **{setting: value})  # type: ignore[arg-type]
 
@@ -197,24 +195,6 @@ def test_a_file_is_read_when_the_memory_is_made(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
         StaticMemory.from_file(path)
-
-
-def test_words_have_neither_case_nor_endings() -> None:
-    assert words_of("The DAYS, a day; policies & a policy: booked, books") == words_of("day policy book")
-    assert words_of("We went home") == words_of("go home")
-    assert words_of("ＡＢＣ１ Straße") == words_of("abc1 STRASSE")  # noqa: RUF001
-    assert words_of("休暇は25日") >= words_of("休暇")
-    assert words_of("to be or not to be") and words_of("🦀") == {"🦀"}
-
-
-@given(st.lists(st.text(min_size=1), min_size=1, max_size=8), st.floats(0, 1))
-def test_a_text_bears_best_on_itself(texts: list[str], floor: float) -> None:
-    for text in [*texts, TEXT]:
-        found = rank(text, [*texts, TEXT], floor=floor)
-        best = found[0][1]
-        assert ([*texts, TEXT].index(text)) in [at for at, _ in found]
-        assert best == pytest.approx(1.0)
-        assert all(0 < score <= 1 + 1e-9 for _, score in found) and found == sorted(found, key=lambda e: (-e[1], e[0]))
 
 
 @pytest.mark.parametrize("kind", ["items", "sqlite", "memory"])

@@ -10,6 +10,7 @@ import pytest
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.ids import new_id
 from turnwise.memory.vector_index import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer, VectorIndex
+from turnwise.testing.embedding import HashEmbedding
 from vectorbox import FlakyEmbedding, chroma_server, constant, free_port
 
 
@@ -27,7 +28,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> ChromaPlace:
 
 
 def test_vectors_are_kept_found_and_deleted_everywhere(place: ChromaPlace) -> None:
-    index = VectorIndex(place, name=f"test-{new_id()}")
+    index = VectorIndex(place, HashEmbedding(), name=f"test-{new_id()}")
     vectors = index.embed([f"word{at}" for at in range(50)])
     keys = [f"key{at}" for at in range(50)]
     users = ["user-1", "user-10"] * 25

@@ -21,6 +21,7 @@ from turnwise.memory.laws import Law, check_law
 from turnwise.memory.long_term import Scope, Source, trouble_of
 from turnwise.memory.vector_index import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer, VectorIndex
 from turnwise.memory.vector_memory import Recall, VectorMemory
+from turnwise.testing.embedding import HashEmbedding
 from vectorbox import FlakyEmbedding, bytes_in, constant, free_port, item, sync
 
 pytestmark = pytest.mark.usefixtures("restless")
@@ -37,7 +38,7 @@ def make(tmp_path: Path) -> MakeMemory:
     name = f"test-{new_id()}"
 
     def make(embedding: Any = None, place: ChromaPlace | None = None, **settings: Any) -> VectorMemory:
-        index = VectorIndex(place or ChromaFolder(tmp_path / "chroma"), embedding, name=name)
+        index = VectorIndex(place or ChromaFolder(tmp_path / "chroma"), embedding or HashEmbedding(), name=name)
         return VectorMemory(FullText(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
 
     return make
@@ -85,9 +86,8 @@ async def test_a_named_speaker_comes_first(make: MakeMemory) -> None:
     memory = make()
     texts = ["Ann: I bought a violin", "Bob: I bought a violin", "Ann: how nice", "Bob: it rains"]
     await memory.remember(ANN, [item(str(at), text) for at, text in enumerate(texts)])
-    assert (await ids(memory, "What did Ann buy?"))[0] == "0"
-    assert (await ids(memory, "What did Bob buy?"))[0] == "1"
-    assert (await ids(memory, "Which instrument does Bob have?"))[0] == "1"
+    assert (await ids(memory, "Which violin does Ann have?"))[0] == "0"
+    assert (await ids(memory, "Which violin does Bob have?"))[0] == "1"
     await memory.close()
 
 
@@ -365,7 +365,7 @@ def test_no_text_and_no_query_breaks_it(tmp_path_factory: pytest.TempPathFactory
 
     @sync
     async def check() -> None:
-        index = VectorIndex(ChromaInMemory(), name=f"test-{new_id()}")
+        index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
         memory = VectorMemory(FullText(f"sqlite:///{folder}/memory.db"), index)
         kept = [item(str(at), text) for at, text in enumerate(texts) if text.strip()]
         await memory.remember(ANN, kept)
@@ -388,7 +388,7 @@ async def test_what_is_forgotten_is_deleted_from_the_vectors_of_other_embedding_
     memory = make(FlakyEmbedding(128, "after"))
     while await memory.catch_up():
         pass
-    keys = [key.split()[1] for key in await memory.keys(ANN, ["1"])]
+    keys = await memory.keys(ANN, ["1"])
     erased = await erase(memory, ANN, ["1"])
     assert (erased.items, erased.verified, erased.why) == (1, True, None)
     assert await ids(memory, "lighthouse") == ["2"]

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.memory.embedding import HashEmbedding
 from turnwise.memory.long_term import MemoryItem
 from turnwise.memory.vector_index import ChromaServer, EmbeddingFunction
+from turnwise.testing.embedding import HashEmbedding
 
 
 def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

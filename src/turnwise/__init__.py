@@ -105,7 +105,6 @@ if _typing.TYPE_CHECKING:
     from turnwise.memory.calls import PendingCall
     from turnwise.memory.categories import MemoryCategory, MemoryType
     from turnwise.memory.desk import MemoryDesk
-    from turnwise.memory.embedding import HashEmbedding
     from turnwise.memory.encrypted_history import EncryptedHistory
     from turnwise.memory.encrypted_store import EncryptedStore
     from turnwise.memory.encryption import Encryption
@@ -191,7 +190,6 @@ __all__ = [
     "Forgotten",
     "FreeText",
     "FullText",
-    "HashEmbedding",
     "HistoryConflictError",
     "HistoryStore",
     "IdempotencyConflictError",
@@ -330,7 +328,6 @@ _HOMES = {
     for home, names in {
         "turnwise.memory.transcript": ["Ledger"],
         "turnwise.memory.categories": ["MemoryCategory", "MemoryType"],
-        "turnwise.memory.embedding": ["HashEmbedding"],
         "turnwise.memory.facts": ["FactStore"],
         "turnwise.memory.extractive": ["ExtractiveMemory"],
         "turnwise.memory.facts_memory": ["InMemoryFacts"],

@@ -47,16 +47,16 @@ from messages import GOALS, KINDS, Conversation, Half, Kind, Message
 
 from turnwise.actors import recalling
 from turnwise.memory.blocks import Text, User
-from turnwise.memory.embedding import HashEmbedding
 from turnwise.memory.extractive import ExtractiveMemory
 from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.full_text import FullText
-from turnwise.memory.fusion import Weights
 from turnwise.memory.lexical_memory import LexicalMemory
 from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope, Source
 from turnwise.memory.quoting import quote
+from turnwise.memory.ranking import Weights
 from turnwise.memory.vector_index import ChromaFolder, ChromaInMemory, EmbeddingFunction, VectorIndex
 from turnwise.memory.vector_memory import Recall, VectorMemory
+from turnwise.testing.embedding import HashEmbedding
 
 LIMIT = 10
 HALVES: tuple[Half, Half] = ("dev", "held out")
@@ -167,7 +167,8 @@ class Remembering:
     memory: LongTermMemory
 
     async def find(self, message: Message) -> list[str]:
-        query = recalling._query([User(text=message.prompts[-1])])
+        *before, prompt = [[User(text=each)] for each in message.prompts]
+        query = recalling._query(prompt, before[-1] if before else ())
         found = await self.memory.recall(Scope(user_id=message.user), query, limit=LIMIT)
         return [item.id for item in found]
 
@@ -387,7 +388,7 @@ def print_through_sessions(conversations: Sequence[Conversation], half: Half, se
 
         def memory() -> VectorMemory:
             place = ChromaFolder(Path(folder) / "chroma")
-            return VectorMemory(FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(place))
+            return VectorMemory(FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding()))
 
         async def directly() -> list[Sequence[str]]:
             mine = memory()
@@ -451,7 +452,7 @@ async def speed(conversations: Sequence[Conversation], folder: Path) -> None:
     texts = [item.text for one in conversations for item in one.items]
     questions = [question for one in conversations for question, _ in one.questions]
     users = [f"user-{number}" for number in range(USERS)]
-    index = VectorIndex(ChromaFolder(folder / "chroma"))
+    index = VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
     memory = VectorMemory(FullText(f"sqlite:///{folder}/speed.db"), index)
     print(f"\n{USERS * ITEMS_EACH:,} items of {USERS} users, drawn from the conversations' turns")
 

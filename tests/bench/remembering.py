@@ -22,6 +22,7 @@ from turnwise.memory.blocks import Block, Text
 from turnwise.memory.full_text import FullText
 from turnwise.memory.long_term import MemoryItem
 from turnwise.memory.vector_index import ChromaFolder, VectorIndex
+from turnwise.testing.embedding import HashEmbedding
 
 MODEL_S = 0.03
 """How long the model takes, which is no part of what is measured."""
@@ -42,7 +43,8 @@ class Model:
 
 def vector_memory(folder: Path, name: str) -> VectorMemory:
     """Return a memory of its own, whose vectors are made without a model."""
-    return VectorMemory(FullText(f"sqlite:///{folder}/{name}.db"), VectorIndex(ChromaFolder(folder / f"{name}-chroma")))
+    index = VectorIndex(ChromaFolder(folder / f"{name}-chroma"), HashEmbedding())
+    return VectorMemory(FullText(f"sqlite:///{folder}/{name}.db"), index)
 
 
 def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folder: Path, rounds: int) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from messages import Conversation
 
-from turnwise.memory.embedding import HashEmbedding
 from turnwise.memory.full_text import FullText
-from turnwise.memory.fusion import Weights
 from turnwise.memory.long_term import Scope
+from turnwise.memory.ranking import Weights
 from turnwise.memory.vector_index import ChromaInMemory, VectorIndex
 from turnwise.memory.vector_memory import Recall, VectorMemory
+from turnwise.testing.embedding import HashEmbedding
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -23,15 +23,15 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "without neighbours": {"reach": 0},
     "without items after": {"after": 0.0},
     "without speakers": {"speaker": 0.0},
-    "without related words": {"related": 0.0},
-    "without a floor": {"floor": 0.0, "tail": 0.0},
+    "without typos": {"corrected": 0.0},
+    "without a gate": {"margin": -99.0},
     "without length": {"length": 0.0},
 }
 
 GRID = {
     "before": (0.3, 0.5, 0.7),
     "speaker": (0.25, 0.5, 1.0),
-    "vectors": (0.0, 0.3, 0.6),
+    "vectors": (0.0, 4.0, 8.0),
     "length": (0.5, 0.75),
 }
 """What cross-validation chooses from."""
@@ -83,7 +83,7 @@ async def _cross_validate(conversations: Sequence[Conversation], text: FullText,
     """Choose by recall@10 on all conversations but one, and measure on that one."""
     print("\nWeights chosen on the other conversations, recall@10 on each with those, and with the defaults")
     found: dict[tuple[float, ...], dict[str, float]] = {}
-    defaults = Weights(floor=0, tail=0)
+    defaults = Weights()
     by_default = {
         one.user: await _recall_at_10(one, VectorMemory(text, index, weights=defaults)) for one in conversations
     }

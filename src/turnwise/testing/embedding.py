@@ -1,4 +1,4 @@
-"""Vectors for texts without a model: words, their stems and their pieces, hashed."""
+"""A stand-in for an embedding function: words, their stems and their pieces, hashed. It knows nothing of meaning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 from turnwise.errors import ConfigError
-from turnwise.memory.vocabulary import STOP_WORDS, lemma, stem, words
+from turnwise.memory.vocabulary import ENGLISH, is_common, stem, words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,8 +126,8 @@ def _features(word: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     framed = f"<{word}>"
     pieces = [framed[at : at + size] for size in PIECES for at in range(len(framed) - size + 1)] or [framed]
     share = PIECES_WEIGHT / len(pieces) ** 0.5
-    weights = [(f"w{stem(lemma(word))}", 1.0), *((f"p{piece}", share) for piece in pieces)]
-    scale = (STOP_WEIGHT if word in STOP_WORDS else 1.0) / PLACES**0.5
+    weights = [(f"w{stem(word)}", 1.0), *((f"p{piece}", share) for piece in pieces)]
+    scale = (STOP_WEIGHT if is_common(word, ENGLISH) else 1.0) / PLACES**0.5
     hashes = b"".join(blake2b(name.encode(), digest_size=4 * PLACES).digest() for name, _ in weights)
     places = np.frombuffer(hashes, dtype="<u4")
     signs = np.where(places >> 31, 1.0, -1.0)

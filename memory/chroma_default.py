@@ -1,0 +1,108 @@
+"""Chroma's own default embedding, fetched beside whatever goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import StoreError
+
+AGAIN_S = 600.0
+"""How long after a fetch that failed another is tried, in seconds, if somebody asks for vectors then."""
+
+_log = logging.getLogger(__name__)
+
+
+class ChromaDefault:
+    """The embedding function that Chroma has by default, `all-MiniLM-L6-v2` as ONNX; nobody waits for its files.
+
+    While they are not on this machine `is_ready` is false, and a thread fetches them as Chroma does, 80 MB into
+    `~/.cache/chroma`. One warning of the process says so. A fetch that fails is logged, and tried again by and by.
+    """
+
+    def __repr__(self) -> str:
+        return "ChromaDefault()"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether vectors can be made now. If not, this begins to fetch what it takes."""
+        return _model.is_there()
+
+    def __call__(self, input: Sequence[str]) -> Any:
+        """Return a vector for each text.
+
+        Raises:
+            StoreError: its files are not there yet.
+        """
+        if not self.is_ready:
+            raise StoreError("the files of Chroma's default embedding are not on this machine yet")
+        return _model.function(list(input))
+
+    @staticmethod
+    def name() -> str:
+        """Return what Chroma calls it."""
+        return "onnx_mini_lm_l6_v2"
+
+    def get_config(self) -> dict[str, Any]:
+        """Return nothing: there is one of it."""
+        return {}
+
+
+class _Model:
+    """The function of this process, once its files are there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._function: Any = None
+        self._fetching: threading.Thread | None = None
+        self._again_at = 0.0
+        self._is_told = False
+
+    @property
+    def function(self) -> Any:
+        return self._function
+
+    def is_there(self) -> bool:
+        if self._function is not None:
+            return True
+        with self._lock:
+            if self._function is None and time.monotonic() >= self._again_at:
+                self._again_at = time.monotonic() + AGAIN_S
+                self._open()
+            return self._function is not None
+
+    def _open(self) -> None:
+        from chromadb.utils.embedding_functions.onnx_mini_lm_l6_v2 import ONNXMiniLM_L6_V2 as MiniLM
+
+        folder = Path(MiniLM.DOWNLOAD_PATH) / MiniLM.EXTRACTED_FOLDER_NAME
+        function = MiniLM()
+        if (folder / "model.onnx").is_file() and (folder / "tokenizer.json").is_file():
+            self._function = function
+            return
+        if not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "the files of Chroma's default embedding, %s, are not in %s: they are fetched now, and until they are "
+                "there memories find by words and context alone; VectorMemory(..., embedding=None) says that it be so",
+                MiniLM.MODEL_NAME,
+                folder,
+            )
+        self._fetching = threading.Thread(target=self._fetch, args=(function,), name="turnwise-fetch", daemon=True)
+        self._fetching.start()
+
+    def _fetch(self, function: Any) -> None:
+        tqdm = function.tqdm
+        function.tqdm = lambda **options: tqdm(**{**options, "disable": True})
+        try:
+            function(["ready"])
+        except Exception as error:  # noqa: BLE001 - it is logged, and tried again by whoever asks for vectors later
+            _log.info("Chroma's default embedding could not be fetched: %r", error)
+            return
+        self._function = function
+
+
+_model = _Model()

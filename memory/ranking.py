@@ -1,0 +1,218 @@
+"""How well the items of one user bear on what is asked: their words, their neighbours', their names, their vectors.
+
+All scores are of one scale, information in nats: how little one would expect to find by chance what was found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+    Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What counts how much. `tests/bench` shows how the defaults were chosen."""
+
+    saturation: float = 1.0
+    """BM25's k1: how soon more of the same word adds no more."""
+    length: float = 0.75
+    """BM25's b: how far long texts are held to say less of each thing."""
+    before: float = 0.7
+    """What a word in the item before counts, beside one in the item itself; each item further back, so much less."""
+    after: float = 0.25
+    """The same for the item after; the one after that counts `before` times as much, and so on."""
+    reach: int = 3
+    """How many items of the same session before and after count."""
+    speaker: float = 0.5
+    """By how much an item gains whose speaker the query names."""
+    name: float = 20.0
+    """How many nats an item gains whose own name the query has, if that is a rare word."""
+    corrected: float = 0.7
+    """What a word counts that stands for a misspelt one."""
+    background: int = 1000
+    """How many texts of others, with words as frequent as in general, are added to the user's."""
+    text_words: int = 15
+    """How many words such a text has."""
+    common: float = 5.0
+    """A word whose frequency in general is e to the minus this counts nothing,"""
+    rare: float = 11.0
+    """and one of e to the minus this counts whole."""
+    margin: float = 0.5
+    """How many nats more than the logarithm of how many items there are one must share with a sentence, so that it is
+    not by chance."""
+    part: float = 0.25
+    """and at least which part of what the sentence says;"""
+    share: float = 0.7
+    """Or which part of what the sentence says,"""
+    least: float = 8.0
+    """if that is at least so many nats in general."""
+    vectors: float = 8.0
+    """How many nats a vector counts that is the query's own."""
+    similar: float = 0.5
+    """From which similarity of vectors on something bears on a query whatever its words."""
+    tail: float = 0.0
+    """Items that bear on the query less than this share of what the best one does are left out."""
+
+
+FACTS = Weights(reach=0, tail=0.7, least=2.0)
+"""For facts: each stands for itself, and of those that share less than the best does most are look-alikes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked, as numbers."""
+
+    hits: Sequence[Places]
+    """For each term, the items that have it, in ascending order."""
+    log_frequencies: Sequence[float]
+    """For each term, that of its language in general."""
+    is_corrected: Sequence[bool]
+    """For each term, whether it stands for a misspelt one."""
+    parts: Sequence[Sequence[int]]
+    """The terms of each sentence."""
+    speakers: Places
+    """The items whose speaker the query names."""
+    named: Sequence[tuple[int, float]]
+    """The items whose name the query has, and the least frequent word of that, as `log_frequencies`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Items that bear on a query, the best first."""
+
+    places: Places
+    scores: Numbers
+    """From 0 to 1."""
+
+
+def rank(
+    asked: Asked,
+    *,
+    sessions: Places,
+    lengths: Numbers,
+    similarities: Numbers | None,
+    limit: int,
+    weights: Weights,
+) -> Ranked:
+    """Rank the items of one user. Each sentence of a query is scored by itself; an item has the score of its best.
+
+    Args:
+        sessions: of each item; items of a session stand together, in their order.
+        lengths: of each item, in words.
+        similarities: of each item's vector to the query's, from -1 to 1, NaN for items without one; None if there are
+            none at all.
+        limit: how many are wanted at most.
+    """
+    import numpy as np
+
+    size = len(sessions)
+    if not size or limit <= 0:
+        return Ranked(np.zeros(0, np.int64), np.zeros(0))
+    near = _Neighbours(sessions, weights)
+    scores = _by_words(asked, near, lengths, weights)
+    for place, frequency in asked.named:
+        scores[place] += weights.name * _telling(frequency, weights)
+    if similarities is not None:
+        scores = _with_vectors(scores, similarities, near, weights)
+    if len(asked.speakers):
+        scores[asked.speakers] *= 1 + weights.speaker
+    best = float(scores.max())
+    if best <= 0:
+        return Ranked(np.zeros(0, np.int64), np.zeros(0))
+    found = np.flatnonzero((scores > 0) & (scores >= weights.tail * best))
+    order = found[np.argsort(-scores[found], kind="stable")][:limit]
+    return Ranked(order, scores[order] / (scores[order] + _HALF))
+
+
+_HALF = 10.0
+"""A score of so many nats is shown as a half."""
+
+_MANY, _SMALL = 10, 1e-6
+
+
+def _by_words(asked: Asked, near: _Neighbours, lengths: Numbers, weights: Weights) -> Numbers:
+    """Return for each item the score of the sentence that it bears on best, 0 where none is borne on."""
+    import numpy as np
+
+    size = len(lengths)
+    there = [term for term, places in enumerate(asked.hits) if len(places)]
+    if not there or not asked.parts:
+        return np.zeros(size)
+    counts = np.array([len(places) for places in asked.hits], dtype=float)
+    logs = np.array(asked.log_frequencies)
+    telling = np.clip((-logs - weights.common) / (weights.rare - weights.common), 0.0, 1.0)
+    telling = telling * np.where(np.array(asked.is_corrected), weights.corrected, 1.0)
+    expected = weights.background * np.minimum(1.0, weights.text_words * np.exp(logs))
+    rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
+
+    has = np.zeros((len(there), size))
+    for row, term in enumerate(there):
+        has[row, asked.hits[term]] = 1.0
+    frequency = near.spread(has)
+    long = near.spread(lengths)
+    norm = weights.saturation * (1 - weights.length + weights.length * long / float(long.mean()))
+    saturated = frequency * (weights.saturation + 1) / (frequency + norm)
+    once = np.minimum(frequency, 1.0)
+
+    is_part = np.zeros((len(asked.parts), len(logs)))
+    for row, terms in enumerate(asked.parts):
+        is_part[row, list(terms)] = 1.0
+    said = is_part * (rarity * telling)
+    matched = said[:, there] @ once
+    places = matched.argmax(axis=1)
+    shared = matched[np.arange(len(places)), places]
+    general = ((is_part * (-logs * telling))[:, there] * once[:, places].T).sum(axis=1)
+    whole = said.sum(axis=1)
+    bears = (shared >= weights.margin + math.log(size)) & (shared >= weights.part * whole)
+    bears |= (shared >= weights.share * whole) & (general >= weights.least)
+    if not bears.any():
+        return np.zeros(size)
+    scores: Numbers = (said[bears][:, there] @ saturated).max(axis=0)
+    return scores
+
+
+def _with_vectors(scores: Numbers, similarities: Numbers, near: _Neighbours, weights: Weights) -> Numbers:
+    """Return the scores with what the vectors add to items that bear on the query by their words, or are similar."""
+    import numpy as np
+
+    known = np.isfinite(similarities)
+    if not known.any():
+        return scores
+    raw = np.where(known, similarities, 0.0)
+    # What is as near as the user's items are on the whole says nothing; of few items nobody can tell.
+    usual = float(raw[known].mean()) if known.sum() >= _MANY else 0.0
+    nearer = np.where(known, np.maximum(raw - usual, 0.0) / max(1.0 - usual, _SMALL), 0.0)
+    bears = (scores > 0) | (raw >= weights.similar)
+    return np.where(bears, scores + weights.vectors * near.spread(nearer), 0.0)
+
+
+def _telling(log_frequency: float, weights: Weights) -> float:
+    return min(max((-log_frequency - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
+
+
+class _Neighbours:
+    """Adds to each item what those around it in its session have, less the further away."""
+
+    def __init__(self, sessions: Places, weights: Weights) -> None:
+        self._steps = []
+        for step in range(1, min(weights.reach, len(sessions) - 1) + 1):
+            same = sessions[step:] == sessions[:-step]
+            if same.any():
+                fade = weights.before ** (step - 1)
+                self._steps.append((step, same * (fade * weights.before), same * (fade * weights.after)))
+
+    def spread(self, values: Numbers) -> Numbers:
+        total = values.copy()
+        for step, before, after in self._steps:
+            total[..., step:] += before * values[..., :-step]
+            total[..., :-step] += after * values[..., step:]
+        return total

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
-from turnwise.errors import ArchiveError, InvalidIdError, SessionChangedError, SessionNotFoundError
+from turnwise.errors import ArchiveError, CorruptRecordError, InvalidIdError, SessionChangedError, SessionNotFoundError
 from turnwise.memory.archive_check import check_session_line
 from turnwise.memory.archive_ends import interrupt
 from turnwise.memory.archive_import import Incoming
@@ -58,6 +58,21 @@ async def export_session(
             raise SessionNotFoundError(session_id)
         session_id = found.session_id
     session = check_session(await store.get(session_id))
+    try:
+        lines = await _written(store, session, write, history)
+    except (CorruptRecordError, LookupError) as error:
+        if await store.get(session_id) != session:
+            raise SessionChangedError(session_id) from error  # what was read is not of one moment
+        raise
+    if await store.get(session_id) != session:
+        raise SessionChangedError(session_id)
+    lines.end()
+
+
+async def _written(
+    store: SessionStore, session: SessionRecord, write: Callable[[str], object], history: HistoryStore | None
+) -> LineWriter:
+    """Write all of a session but the end, and return what it was written with."""
     places = await find_places(store, session)
     ends = await interrupt(store, session, places)
     lines = LineWriter(write)
@@ -66,17 +81,15 @@ async def export_session(
         lines.add("block", move_block(text, places.of))
     for text in ends.blocks:
         lines.add("block", text)
-    async for turn in turns_of(store, session_id):
+    async for turn in turns_of(store, session.session_id):
         lines.add("turn", record_line(ends.turns.get(turn.index) or move_turn(turn, places.of)))
-    async for run in _runs_of(store, session_id):
+    async for run in _runs_of(store, session.session_id):
         lines.add("run", record_line(ends.runs.get(run.run_id, run)))
-    async for event in _events_of(store, session_id, history):
+    async for event in _events_of(store, session.session_id, history):
         lines.add("event", event_line(event))
     for event in ends.events:
         lines.add("event", event_line(event))
-    if await store.get(session_id) != session:
-        raise SessionChangedError(session_id)
-    lines.end()
+    return lines
 
 
 async def import_session(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from turnwise.errors import CorruptRecordError
 from turnwise.memory.archive_places import LOG, PAGE, Places, move_turn, turns_of
 from turnwise.memory.blocks import decode, encode
 from turnwise.memory.events import Event, RunInterrupted
@@ -38,7 +39,9 @@ async def interrupt(store: SessionStore, session: SessionRecord, places: Places)
     ends = Ends(replace(session, log_size=places.size))
     before: TurnRecord | None = None
     for run in await _open_runs(store, session.session_id):
-        (turn,) = await store.turns(session.session_id, after=run.turn_index - 1, limit=1)
+        turn = next(iter(await store.turns(session.session_id, after=run.turn_index - 1, limit=1)), None)
+        if turn is None or turn.index != run.turn_index:
+            raise CorruptRecordError(f"turn {session.session_id}#{run.turn_index}", "missing, and there is its run")
         moved = move_turn(turn, places.of)
         if turn.status == "queued":  # what it continues is settled only now
             before = before or await _head(store, session.session_id, places)

@@ -24,14 +24,17 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.realm import Realm
 from turnwise.actors.wire import SessionRef
 from turnwise.errors import (
+    SessionChangedError,
     SessionFencedError,
     SessionNotFoundError,
     SessionRevertedError,
     StoreError,
 )
+from turnwise.memory.archive import export_session
 from turnwise.memory.block_cache import BlockCache
 from turnwise.memory.contract_tools import Owner, a_session, a_turn, an_event, own, state_of, unchanged
 from turnwise.memory.in_memory import InMemoryStore
+from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, overlap, union
 from turnwise.memory.sql import SQLStore
@@ -541,5 +544,39 @@ def test_a_session_that_is_loaded_while_the_store_goes_back_is_gone_or_as_it_was
             await run(again, "third")
             latest = await again.latest()
             assert latest and texts(latest.blocks) == ["first", "third"]
+
+    play(story)
+
+
+class GoesBackAtTurns(InMemoryStore):
+    """Goes back to what was backed up after runs are read of it for the first time after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_back: Callable[[], None] | None = None
+
+    async def runs(self, session_id: str, **page: Any) -> list[RunRecord]:
+        found = await super().runs(session_id, **page)
+        goes_back, self.goes_back = self.goes_back, None
+        if goes_back:
+            goes_back()
+        return found
+
+
+def test_an_export_is_told_that_the_session_changed_if_the_store_goes_back_meanwhile() -> None:
+    async def story() -> None:
+        store = GoesBackAtTurns()
+        box = OfMemory(store)
+        await store.create(a_session())
+        await run(core_of(store), "kept")
+        box.back_up()
+        core = SessionCore("s", store, Slow())
+        await core.start(["lost"], run_id="lost")
+        await core.activate()
+        store.goes_back = box.restore
+        lines: list[str] = []
+        with pytest.raises(SessionChangedError):
+            await export_session(store, "s", lines.append)
+        await export_session(store, "s", lines.append)
 
     play(story)

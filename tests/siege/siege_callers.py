@@ -23,7 +23,6 @@ from turnwise import (
     QueueFullError,
     RunEndedError,
     SessionLostError,
-    SessionRevertedError,
     StoreError,
     TurnwiseError,
     WaitTimeoutError,
@@ -268,21 +267,27 @@ def bad_calls(
 
 
 async def misuse(caller: Caller, manager: AsyncSessionManager, ledger: Ledger, user: str, dice: random.Random) -> None:
-    """Make one bad call: it is refused as what it is."""
-    calls = bad_calls(manager, await caller.session(), user)
-    name = dice.choice(sorted(calls))
-    try:
-        await caller.asked(calls[name]())
-    except InvalidInputError:
-        ledger.deeds["bad call refused"] += 1
-        return
-    except SessionRevertedError:
-        return
-    except TurnwiseError as error:
-        if isinstance(error, StoreError | SessionLostError):
-            ledger.violate(f"{name} is {error!r}, not an InvalidInputError")
-        return
-    ledger.violate(f"{name} is taken")
+    """Make one bad call: it is refused as what it is, once the store can be reached."""
+    name = dice.choice(sorted(bad_calls(manager, await caller.session(), user)))
+    last: TurnwiseError | None = None
+    for _ in range(20):
+        try:
+            await caller.asked(bad_calls(manager, await caller.session(), user)[name]())
+        except InvalidInputError:
+            ledger.deeds["bad call refused"] += 1
+            return
+        except (
+            StoreError,
+            SessionLostError,
+        ) as error:  # the server is down, the session loaded anew
+            last = error
+            await asyncio.sleep(0.5)
+        except TurnwiseError:
+            return
+        else:
+            ledger.violate(f"{name} is taken")
+            return
+    ledger.violate(f"{name} is {last!r}, not an InvalidInputError")
 
 
 HOSTILE: Sequence[Any] = (2**63 - 1, -1, 1e308, "", "\ud800", None, True, [], {}, [["l0", 0, 9_000_000]], "x" * 70_000)

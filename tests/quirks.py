@@ -10,11 +10,15 @@ import json
 import socketserver
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from turnwise.memory.blocks import Block, Text, Thinking, ToolUse
 from turnwise.memory.endpoints import pack_attached
+
+Reply = tuple[int, str, bytes]
+"""Status, content type and body."""
 
 EVENTS = "text/event-stream"
 JSON = "application/json"
@@ -547,17 +551,18 @@ class QuirkServer:
     """A server of raw sockets that answers each request with what it is told to, and keeps what it was asked.
 
     Args:
-        answers: status, content type and body, one a request; the last is repeated.
+        answers: status, content type and body, one a request, or what returns them and may wait first; the last is
+            repeated.
         refuse: returns how a request is refused, which then takes no answer; None if it is not.
     """
 
     def __init__(
         self,
-        *answers: tuple[int, str, bytes],
-        refuse: Callable[[dict[str, Any]], tuple[int, str, bytes] | None] | None = None,
+        *answers: Reply | Callable[[], Reply],
+        refuse: Callable[[dict[str, Any]], Reply | None] | None = None,
     ) -> None:
         self.requests: list[dict[str, Any]] = []
-        self.refused: list[tuple[int, str, bytes]] = []
+        self.refused: list[Reply] = []
         self.answers = answers
         self.refuse = refuse
         self.heads: list[tuple[str, dict[str, str]]] = []
@@ -576,17 +581,19 @@ class QuirkServer:
                 if refused := server.refuse and server.refuse(server.requests[-1]):
                     server.refused.append(refused)
                 answered = len(server.requests) - len(server.refused)
-                status, content_type, body = refused or server.answers[min(answered, len(server.answers)) - 1]
+                answer = refused or server.answers[min(answered, len(server.answers)) - 1]
+                status, content_type, body = answer() if callable(answer) else answer
                 head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\nconnection: close\r\n\r\n"
-                self.wfile.write(head.encode() + body)
+                with suppress(OSError):  # the client has left
+                    self.wfile.write(head.encode() + body)
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
 
     def serve(
         self,
-        *answers: tuple[int, str, bytes],
-        refuse: Callable[[dict[str, Any]], tuple[int, str, bytes] | None] | None = None,
+        *answers: Reply | Callable[[], Reply],
+        refuse: Callable[[dict[str, Any]], Reply | None] | None = None,
     ) -> None:
         """Answer like this from now on, and forget what was asked."""
         self.answers, self.refuse = answers, refuse

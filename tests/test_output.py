@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, field_validator
 from typing_extensions import TypedDict
 
 from local_provider import LocalProvider
-from quirks import EVENTS, JSON, QuirkServer, call, chunk, completed, events, function, item, message, spoken
+from quirks import EVENTS, JSON, QuirkServer, Reply, call, chunk, completed, events, function, item, message, spoken
 from schedules import SESSION
 from test_openai_engine import answer, failure
 from test_tool_loop import Stage
@@ -55,8 +55,6 @@ class City(BaseModel):
 PARIS = '{"name": "Paris", "people": 2100000}'
 MINUS = '{"name": "Paris", "people": -1}'
 SCHEMA = json.loads(json.dumps(output_record(City, 2)["schema"]))
-
-Reply = tuple[int, str, bytes]
 
 
 def says(text: str, api: str = "chat") -> Reply:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quirks import EVENTS, QuirkServer, chunk, completed, events, spoken
-from schedules import SESSION
+from schedules import SESSION, DawdlingStore, explore
 from test_openai_engine import Recorder, turn
 from test_tool_loop import Scripted, Stage, play, use
 from turnwise.actors.core import Decision
@@ -357,6 +359,44 @@ def test_a_run_that_another_process_takes_up_asks_for_the_same(after: str) -> No
         assert engine.asked == [("large", each) for each in ([params, later] if after == "the first call" else [later])]
 
     play(story())
+
+
+def test_wherever_a_run_is_taken_over_it_asks_for_the_same_and_is_made_to_call_a_tool_only_at_first() -> None:
+    """Another process takes the session over at random moments, up to three times in a run."""
+    taken_over = Counter[int]()
+
+    async def story(seed: int) -> None:
+        dice = random.Random(seed)
+        asked: list[tuple[Mapping[str, Any], bool]] = []
+
+        class Slow(Steered):
+            async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+                asked.append((context.params, bool(turn.output)))
+                await asyncio.sleep(dice.random() * 0.02)
+                return await super().run(turn, context)
+
+        @tool(repeatable=True)
+        async def look(at: str) -> str:
+            """Look."""
+            await asyncio.sleep(dice.random() * 0.02)
+            return f"saw {at}"
+
+        script: list[list[Block]] = [[use("1", "look", at="a")], [use("2", "look", at="b")], [Text(text="done")]]
+        stage = Stage(Slow(script, ToolRegistry(look)), on_lost="resume")
+        stage.store = DawdlingStore(dice)
+        stage.new_core()
+        params = {"top_p": 0.5, "tool_choice": "required"}
+        await stage.start(params=params)
+        for _ in range(dice.randrange(4)):
+            await asyncio.sleep(dice.random() * 0.03)
+            await stage.new_core().activate()
+        outcome = await stage.outcome()
+        assert outcome.run.state == "completed" and outcome.run.params == params
+        taken_over[outcome.run.resumes] += 1
+        for found, has_output in asked:
+            assert found == {"top_p": 0.5, "tool_choice": "auto" if has_output else "required"}
+
+    assert explore(30, story) and all(taken_over[times] for times in range(3))
 
 
 def test_a_run_that_waited_for_approval_goes_on_with_what_it_asked_for() -> None:

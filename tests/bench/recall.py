@@ -370,7 +370,7 @@ async def print_meaning(minilm: EmbeddingFunction | None) -> None:
 
 # Through a session
 
-THROUGH = 50
+THROUGH = 180
 """How many messages are sent through sessions, of all kinds."""
 
 

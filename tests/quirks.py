@@ -160,6 +160,15 @@ QUIRKS = [
         blocks=[use("call_1", at="Paris"), use("call_2", at="Rome")],
     ),
     Quirk(
+        name="whole calls without an index that have ids",
+        server="Gemini",
+        source="https://github.com/springfall2008/batpred/issues/4904",
+        served=events(
+            call(id="a", function=function("look", PARIS)), call(id="b", function=function("look", ROME)), chunk("stop")
+        ),
+        blocks=[use("a", at="Paris"), use("b", at="Rome")],
+    ),
+    Quirk(
         name="a name that is said again with each piece",
         server="vLLM",
         source=VLLM,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import pytest
+from pydantic import BaseModel
 
 from audit import check_session
 from litellmbox import KEY, LiteLLM
@@ -43,6 +44,7 @@ from toolbox import whoami
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.openai import OpenAIEngine
+from turnwise.actors.inference.signature import output_record
 from turnwise.actors.inference.tools import tool
 from turnwise.actors.manager import SessionManager
 from turnwise.actors.reads import Outcome
@@ -177,13 +179,13 @@ class Chat:
         self.store = store
         self._runs = 0
 
-    async def start(self, *prompts: str | Image) -> str:
+    async def start(self, *prompts: str | Image, **settings: Any) -> str:
         self._runs += 1
-        await self.core.start(list(prompts), run_id=f"run-{self._runs}")
+        await self.core.start(list(prompts), run_id=f"run-{self._runs}", **settings)
         return f"run-{self._runs}"
 
-    async def ask(self, *prompts: str | Image) -> Outcome:
-        outcome = await self.core.wait(await self.start(*prompts))
+    async def ask(self, *prompts: str | Image, **settings: Any) -> Outcome:
+        outcome = await self.core.wait(await self.start(*prompts, **settings))
         assert outcome
         return outcome
 
@@ -525,6 +527,43 @@ def test_parameters_reach_the_upstream(upstream: str, api: API, proxy: LiteLLM, 
     body = provider.requests[-1].body
     limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     assert (body["temperature"], body["top_p"], [limit for limit in limits if limit]) == (0.5, 0.9, [40])
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_run_has_a_model_and_parameters_of_its_own(api: API, proxy: LiteLLM, provider: LocalProvider) -> None:
+    async def story(chat: Chat) -> None:
+        for model, temperature in (("hosted_vllm/one", 0.1), ("openai/two", 0.2)):
+            outcome = await chat.ask("Hello", model=model, params={"temperature": temperature, "max_output_tokens": 40})
+            assert outcome.run.state == "completed", outcome.run.why
+            body = provider.requests[-1].body
+            assert (body["model"], body["temperature"]) == (model.rpartition("/")[2], temperature)
+
+    play(engine(proxy, "openai/local", api=api), story)
+
+
+class City(BaseModel):
+    name: str
+    is_sunny: bool
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("upstream", LIKE_OPENAI)
+def test_an_answer_is_of_a_type_with_tools_in_the_same_run(
+    upstream: str, api: API, proxy: LiteLLM, provider: LocalProvider
+) -> None:
+    asked = {"output": output_record(City, 1)}
+    provider.reply = tool_script([[("look", {"at": "Paris"})], '{"name": "Paris", "is_sunny": true}'])
+
+    async def story(chat: Chat) -> None:
+        outcome = await chat.ask("What of Paris?", **asked)
+        assert outcome.run.state == "completed" and outcome.turn, outcome.run.why
+        assert City.model_validate_json(outcome.turn.text) == City(name="Paris", is_sunny=True)
+        provider.reply = "It is sunny."
+        failed = await chat.ask("And Rome?", **asked)
+        assert failed.run.state == "failed" and "no JSON object" in str(failed.run.why)
+        assert await chat.say("Say it in words.") == "It is sunny."
+
+    play(engine(proxy, f"{upstream}/local", api=api, tools=[look]), story)
 
 
 def test_a_parameter_that_the_upstream_does_not_have_is_a_typed_error(proxy: LiteLLM) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scale import share
 from schedules import SESSION
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
@@ -27,7 +28,7 @@ from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.static import StaticMemory
 from turnwise.memory.turns import Turn
 
-TURNS = 1000
+TURNS = share(1000, 5)
 NEW = 10
 """Each so manieth turn says something new."""
 
@@ -91,7 +92,7 @@ def word(number: int) -> str:
 
 
 @pytest.mark.timeout(400)
-def test_of_a_thousand_turns_facts_come_from_what_the_user_said_alone(tmp_path: Path) -> None:
+def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: Path) -> None:
     """Case 58: the count of facts is exact, and the extracting model is asked at most once for a turn."""
 
     async def story() -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scale import share
 from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError, StoreError
 from turnwise.memory import long_term_contract as contract
 from turnwise.memory.blocks import Block, System, Text, ToolResult, ToolUse, User
@@ -810,7 +811,7 @@ def test_orders_in_what_the_user_says_are_not_followed() -> None:
     using(InMemoryFacts(), use)
 
 
-def test_no_fact_is_made_of_recalled_text_in_a_thousand_turns() -> None:
+def test_no_fact_is_made_of_recalled_text_in_many_turns() -> None:
     """Case 58. The model takes all for a fact that it is shown, and all that it was ever shown or that was recalled."""
 
     async def use(facts: FactStore) -> None:
@@ -827,7 +828,7 @@ def test_no_fact_is_made_of_recalled_text_in_a_thousand_turns() -> None:
         # what another memory knows, and recalls each time
         other = [MemoryItem(id=str(at), text=f"Secret{at} is kept in vault{at}.", created_at=1.0) for at in range(20)]
         said = set()
-        for turn in range(1000):
+        for turn in range(share(1000, 4)):
             recalled = [*await memory.recall(USER, "What do I own? boat", limit=5), other[turn % 20]]
             prompt = make_sections([Recalled(items=recalled)], now=5.0, counter=ByteCounter()).text
             ever.extend(item.text for item in recalled)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import ScriptedEngine
+from turnwise.actors import inputs, session_memory
 from turnwise.actors.adoptions import Adopted
 from turnwise.actors.config import SessionConfig
 from turnwise.actors.core import SessionCore
@@ -310,8 +311,11 @@ def wrong_values(annotation: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("verb", "parameter"), PARAMETERS)
 def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
-    world: World, verb: Verb, parameter: inspect.Parameter
+    world: World, verb: Verb, parameter: inspect.Parameter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What holds itself again and again is copied up to the limit, which takes its time.
+    monkeypatch.setattr(inputs.json_object, "__defaults__", (inputs.MAX_JSON_BYTES // 20,))
+    monkeypatch.setattr(session_memory, "MAX_JSON_BYTES", inputs.MAX_JSON_BYTES // 20)
     world.realm.asked.clear()
     for value in wrong_values(parameter.annotation):
         with pytest.raises(InvalidInputError) as refused:

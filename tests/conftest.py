@@ -50,6 +50,7 @@ OWN_RAY = {
     "test_long_conversation",
     "test_own_ray",
     "test_quickstart",
+    "test_readme",
 }
 """Tests that start programs which start a Ray of their own."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pickle
 import tracemalloc
 from collections.abc import Callable
@@ -113,7 +114,12 @@ class Cluster:
         return sum(cache.size_bytes for cache in self.realm._caches.values())
 
 
-NOTHING: dict[str, Any] = dict.fromkeys(("idempotency_key", "labels", "memory", "model", "params"))
+NOTHING: dict[str, Any] = {
+    name: each.default
+    for name, each in inspect.signature(Session.run).parameters.items()
+    if each.default is not each.empty and name not in ("if_busy", "timeout_s")
+}
+"""What a run is asked with if nothing is said."""
 
 
 def growth(step: Callable[[int], None]) -> int:

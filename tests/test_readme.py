@@ -3,13 +3,14 @@
 import ast
 import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from typer.testing import CliRunner
@@ -41,10 +42,32 @@ def those(kind: str) -> list[object]:
     return [pytest.param(block, id=f"line-{block.line}") for block in BLOCKS if block.kind == kind]
 
 
+A_RAY = """
+import sys
+import ray
+ray.init(address="local", num_cpus=4, include_dashboard=False, configure_logging=False, log_to_driver=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture(scope="module")
-def provider() -> Iterator[LocalProvider]:
+def environment() -> Iterator[dict[str, str]]:
+    """What blocks are run with: a provider, which the processes of their sessions know too, and a Ray that they share.
+
+    Starting one takes longer than what most of them do.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT / "examples"), os.environ.get("PYTHONPATH")]))
     with LocalProvider() as provider:
-        yield provider
+        local = {"OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": "local-key", "PYTHONPATH": path}
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | local | token
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen([sys.executable, "-c", A_RAY], env=env, **pipes) as process:
+            assert process.stdout
+            address = process.stdout.readline().strip()
+            assert address, "no Ray was started"
+            yield env | {"RAY_ADDRESS": address, "PYTHONIOENCODING": "utf-8"}
 
 
 def at_its_lines(block: Block) -> str:
@@ -58,18 +81,14 @@ def test_every_block_is_of_a_kind_that_is_tested_or_plain_text() -> None:
 
 
 @pytest.mark.parametrize("block", those("python"))
-def test_a_python_block_runs_by_itself(block: Block, provider: LocalProvider, ray_address: str, tmp_path: Path) -> None:
-    """In a process of its own; all share a Ray, as starting one takes longer than what most of them do."""
+def test_a_python_block_runs_by_itself(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
+    """In a process of its own."""
     script = tmp_path / "readme.py"
     script.write_text(at_its_lines(block), encoding="utf-8")
-    local = {"OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": "local-key", "PYTHONIOENCODING": "utf-8"}
-    if "OpenAI" not in block.text:  # else the processes of its sessions need these settings too
-        local["RAY_ADDRESS"] = ray_address
-    local["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "examples"), os.environ.get("PYTHONPATH")]))
     ran = subprocess.run(
         [sys.executable, script.name],
         cwd=tmp_path,
-        env=os.environ | local,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=250,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from turnwise.memory.frequency import log_frequency
 from turnwise.memory.vocabulary import language_of, stems, words
@@ -50,6 +51,11 @@ def parse(text: str) -> Query:
     """Return what a text asks for."""
     if len(text) > MAX_CHARS:
         text = f"{text[: MAX_CHARS // 2]}\n{text[-MAX_CHARS // 2 :]}"
+    return _parse(text)
+
+
+@lru_cache(maxsize=512)
+def _parse(text: str) -> Query:
     sentences = [found for sentence in _SENTENCE_END.split(text) if (found := words(sentence))]
     said = [word for sentence in sentences for word in sentence]
     language = language_of(said)

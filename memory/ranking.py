@@ -121,7 +121,7 @@ def rank(
     scores = _by_words(asked, near, lengths, weights)
     for place, frequency in asked.named:
         scores[place] += weights.name * _telling(frequency, weights)
-    if similarities is not None:
+    if similarities is not None and _tells(asked, weights):
         scores = _with_vectors(scores, similarities, near, weights)
     if len(asked.speakers):
         scores[asked.speakers] *= 1 + weights.speaker
@@ -193,6 +193,12 @@ def _with_vectors(scores: Numbers, similarities: Numbers, near: _Neighbours, wei
     nearer = np.where(known, np.maximum(raw - usual, 0.0) / max(1.0 - usual, _SMALL), 0.0)
     bears = (scores > 0) | (raw >= weights.similar)
     return np.where(bears, scores + weights.vectors * near.spread(nearer), 0.0)
+
+
+def _tells(asked: Asked, weights: Weights) -> bool:
+    """Return whether a sentence of the query is about something: a greeting is near to any other, and asks nothing."""
+    general = [-log * _telling(log, weights) for log in asked.log_frequencies]
+    return any(sum(general[term] for term in part) >= weights.least for part in asked.parts)
 
 
 def _telling(log_frequency: float, weights: Weights) -> float:

@@ -173,7 +173,7 @@ class Shelf:
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
         ranked = rank(asked, sessions=sessions, lengths=lengths, similarities=near, limit=most, weights=weights)
         places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
-        said = [np.isin(ranked.places, each) for each in hits]
+        said = [_among(ranked.places, each) for each in hits]
         return self._shown(places, ranked.scores, [term.word for term in query.terms], said)[:limit]
 
     def _shown(
@@ -340,6 +340,12 @@ class _Words:
                     self._names.setdefault(phrase[0], []).append((phrase, rarest, at))
             self._passages.append((row, passage))
             self._count += 1
+
+
+def _among(places: Places, having: Places) -> NDArray[np.bool_]:
+    """Return for each place whether it is among others, which are in no order."""
+    found: NDArray[np.bool_] = (having == places[:, None]).any(axis=1)
+    return found
 
 
 def _is_plain(row: Row) -> bool:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Given = TypeVar("Given")
 
-BATCH = 256
+BATCH = 64
 """How many texts are embedded at once, and how many vectors of forgotten items are deleted before `forget` returns;
 `catch_up` deletes the rest."""
 

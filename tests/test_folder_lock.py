@@ -14,6 +14,7 @@ import pytest
 from turnwise.errors import StoreError
 from turnwise.memory import folder_lock
 from turnwise.memory.vector_index import ChromaFolder, VectorIndex
+from turnwise.testing.embedding import HashEmbedding
 
 HOLDER = (
     "import sys; from turnwise.memory import folder_lock; folder_lock.take(sys.argv[1]); print(1); sys.stdin.read()"
@@ -51,7 +52,7 @@ def test_who_comes_second_is_told_which_folder_and_what_to_do_and_has_it_when_th
     tmp_path: Path,
 ) -> None:
     """Case 55."""
-    index = VectorIndex(ChromaFolder(tmp_path))
+    index = VectorIndex(ChromaFolder(tmp_path), HashEmbedding())
     with another_process(tmp_path) as first:
         for _ in range(2):
             with pytest.raises(StoreError, match=rf"{tmp_path}.* another process .*ChromaServer\(\)"):
@@ -73,7 +74,7 @@ def test_who_comes_second_is_told_which_folder_and_what_to_do_and_has_it_when_th
 
 def test_a_folder_that_cannot_be_opened_is_left_again(tmp_path: Path) -> None:
     (tmp_path / "chroma.sqlite3").write_text("no database")
-    index = VectorIndex(ChromaFolder(tmp_path))
+    index = VectorIndex(ChromaFolder(tmp_path), HashEmbedding())
     with pytest.raises(StoreError):
         index.count()
     assert is_free(tmp_path)

@@ -240,7 +240,8 @@ def test_vectors_of_another_dimension_are_refused_with_the_remedy(house: House, 
 HOLDER = """
 import sys
 from turnwise.memory.vector_index import ChromaFolder, VectorIndex
-index = VectorIndex(ChromaFolder(sys.argv[1]))
+from turnwise.testing.embedding import HashEmbedding
+index = VectorIndex(ChromaFolder(sys.argv[1]), HashEmbedding())
 index.count()
 print("open", flush=True)
 sys.stdin.read()

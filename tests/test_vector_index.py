@@ -91,7 +91,7 @@ def test_a_server_that_is_down_is_used_once_it_is_up(server: ChromaServer) -> No
 
 def test_a_scrub_blanks_the_room_for_vectors_to_come(tmp_path: Path) -> None:
     """Chroma fills it with what was in its memory."""
-    index = VectorIndex(ChromaFolder(tmp_path))
+    index = VectorIndex(ChromaFolder(tmp_path), HashEmbedding())
     vectors = index.embed(["a", "b"])
     index.add(["a", "b"], ["ann", "ann"], vectors)
     index.close()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from local_provider import LocalProvider
 from quirks import EVENTS, QuirkServer, chunk, completed, events, spoken
 from schedules import SESSION, DawdlingStore, explore
 from test_openai_engine import Recorder, turn
@@ -76,7 +77,7 @@ FORMS: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any] | None]] = {
 
 
 def requests(
-    engine: OpenAIEngine, server: QuirkServer, params: Mapping[str, Any], model: str | None = None, *given: Block
+    engine: OpenAIEngine, server: Any, params: Mapping[str, Any], model: str | None = None, *given: Block
 ) -> dict[str, Any]:
     """Return the request that the engine sends for a run that asks for these."""
 
@@ -90,7 +91,8 @@ def requests(
         assert context.model == (model or engine.model), "whose prices apply"
 
     asyncio.run(body())
-    return server.requests[-1]
+    sent: dict[str, Any] = server.requests[-1] if isinstance(server, QuirkServer) else server.requests[-1].body
+    return sent
 
 
 def engine_at(server: QuirkServer, **settings: Any) -> OpenAIEngine:
@@ -171,6 +173,18 @@ def test_a_choice_that_forces_a_call_among_the_engine_s_fields_holds_until_the_f
         assert requests(engine, server, {})["tool_choice"] == "required"
         called = (ToolUse(call_id="1", name="look", input={"at": "a"}), ToolResult(call_id="1", text="saw a"))
         assert requests(engine, server, {}, None, *called)["tool_choice"] == "auto"
+
+
+@pytest.mark.parametrize("api", ANSWERS)
+def test_without_tools_nothing_is_said_of_them_since_providers_refuse_that(api: Any) -> None:
+    with LocalProvider() as provider:
+        settings = {"base_url": provider.base_url, "api": api, "max_retries": 0}
+        plain = OpenAIEngine("local", **settings)
+        choosy = OpenAIEngine("local", tools=[look], extra={"tool_choice": "required"}, **settings)
+        for engine, params in ((plain, {"tool_choice": "none"}), (choosy.answering(SCHEMA["schema"]), {})):
+            check_taken(engine, None, check_params("params", params))
+            sent = requests(engine, provider, params)
+            assert "tool_choice" not in sent
 
 
 # What is refused

@@ -39,7 +39,12 @@ class Asked:
     """Whether the model has been asked in this run before, and has called tools."""
 
     def of_step(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields; in a later step they leave the model to decide whether it calls a tool."""
+        """Return the fields; in a later step they leave the model to decide whether it calls a tool.
+
+        Where there are no tools nothing is said of their choice: there is none, and providers refuse to hear of one.
+        """
+        if not fields.get("tools"):
+            return {name: value for name, value in fields.items() if name not in ("tool_choice", "parallel_tool_calls")}
         if self.is_later and forces_call(fields.get("tool_choice")):
             fields["tool_choice"] = "auto"
         return fields

@@ -8,18 +8,21 @@ instance of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import pydantic_core
-from pydantic import AnyUrl, TypeAdapter, ValidationError
+from pydantic import AnyUrl, Field, TypeAdapter, ValidationError
+from pydantic_core import SchemaError
 
 from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse, User
-from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.frozen import FrozenDict, freeze
 
 if TYPE_CHECKING:
     from jsonschema import FormatChecker  # type: ignore[import-untyped]
@@ -61,7 +64,7 @@ class OutputType:
     @classmethod
     def read(cls, record: Mapping[str, Any] | None) -> OutputType | None:
         """Return the type that `record` wrote; None if there is none."""
-        return cls(schema=record["schema"], retries=record["retries"]) if record else None
+        return cls(schema=freeze(record["schema"]), retries=record["retries"]) if record else None
 
     @staticmethod
     def is_record(value: Mapping[str, Any]) -> bool:
@@ -83,7 +86,10 @@ class OutputType:
             return f"the answer is no JSON object: {error}"[:_MOST_CHARS]
         from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
 
-        wrong = list(_validator(self.schema).iter_errors(found))
+        try:
+            wrong = list(_validator(self.schema).iter_errors(found))
+        except RecursionError:
+            return "the answer is nested too deeply"
         return _lines((error.absolute_path, error.message) for error in (best_match([each]) for each in wrong)) or None
 
 
@@ -147,8 +153,39 @@ def _lines(errors: Iterable[tuple[Iterable[object], str]]) -> str:
 @functools.lru_cache(maxsize=16)
 def _validator(schema: FrozenDict) -> Any:
     from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend  # type: ignore[import-untyped]
 
-    return Draft202012Validator(_plain(schema), format_checker=_formats())
+    validator = extend(Draft202012Validator, {"pattern": _check_pattern})
+    return validator(_plain(schema), format_checker=_formats())
+
+
+def _check_pattern(_validator: Any, pattern: str, value: object, _schema: Any) -> Iterator[Exception]:
+    """Check a pattern as pydantic does, in linear time; one that it cannot read is Python's, or nobody's."""
+    from jsonschema import ValidationError
+
+    fits = _pattern(pattern)
+    if isinstance(value, str) and fits and not fits(value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(pattern: str) -> Callable[[str], bool] | None:
+    try:
+        adapter = TypeAdapter(Annotated[str, Field(pattern=pattern)])
+    except SchemaError:
+        with suppress(re.error):
+            compiled = re.compile(pattern)
+            return lambda text: compiled.search(text) is not None
+        return None
+
+    def fits(text: str) -> bool:
+        try:
+            adapter.validate_python(text)
+        except ValidationError:
+            return False
+        return True
+
+    return fits
 
 
 def _plain(value: Any) -> Any:

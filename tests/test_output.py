@@ -30,11 +30,12 @@ from turnwise.actors.inference.signature import output_record
 from turnwise.actors.inference.tool_loop import ToolLoop
 from turnwise.actors.inference.tools import tool
 from turnwise.actors.reads import Outcome
-from turnwise.errors import IdempotencyConflictError, InvalidInputError, OutputError, OutputInvalidError
+from turnwise.errors import ConfigError, IdempotencyConflictError, InvalidInputError, OutputError, OutputInvalidError
+from turnwise.memory import choosing, extraction
 from turnwise.memory.blocks import Block, Text, User
 from turnwise.memory.endpoints import PROFILES
 from turnwise.memory.events import Event, ModelCallEnded, TextDelta, ToolEnded
-from turnwise.memory.frozen import FrozenDict
+from turnwise.memory.frozen import FrozenDict, freeze
 from turnwise.memory.in_memory import InMemoryStore
 from turnwise.memory.output_type import ANSWER_TOOL, OutputType, object_text, read_answer, sent_back
 from turnwise.memory.partials import Partials
@@ -366,6 +367,32 @@ def test_what_is_no_object_is_no_answer(text: str) -> None:
     assert kept and kept.errors(text)
 
 
+class Word(BaseModel):
+    letters: str = Field(pattern=r"^\p{L}+$")
+
+
+def test_a_pattern_is_checked_as_the_class_checks_it() -> None:
+    """By regular expressions of Rust, which know more than Python's and less; those that Rust lacks are Python's."""
+    kept = OutputType.read(output_record(Word, 2))
+    assert kept and kept.errors('{"letters": "été"}') is None
+    told = kept.errors('{"letters": "a1"}')
+    assert told and told.startswith("letters: 'a1' does not match")
+    ahead = OutputType(schema=freeze({"properties": {"a": {"pattern": "^(?!b)"}}}), retries=2)
+    assert ahead.errors('{"a": "a"}') is None and ahead.errors('{"a": "b"}')
+    slow = OutputType(schema=freeze({"properties": {"a": {"pattern": "^(a+)+$"}}}), retries=2)
+    assert slow.errors(json.dumps({"a": "a" * 10_000 + "!"})), "in linear time"
+
+
+def test_an_answer_that_is_nested_too_deeply_does_not_fit() -> None:
+    kept = OutputType.read(output_record(Tree, 2))
+    assert kept
+    found = [
+        kept.errors('{"value": 1, "children": [' * depth + '{"value": 1, "children": []}' + "]}" * depth)
+        for depth in (50, 5_000)
+    ]
+    assert found[0] is None and found[1] and "no JSON object" in found[1]
+
+
 class Times(BaseModel):
     at: datetime
 
@@ -602,6 +629,17 @@ def test_an_engine_that_gives_no_answers_of_a_type_is_not_asked_for_one() -> Non
         assert await stage.core.runs() == []
 
     play_on_virtual_time(story())
+
+
+@pytest.mark.parametrize("retries", [-1, 101, True, "2"])
+def test_a_number_of_retries_that_cannot_be_is_refused(retries: Any) -> None:
+    with pytest.raises(ConfigError, match="retries"):
+        OpenAIEngine("local").answering(City, retries=retries)
+
+
+def test_what_memories_ask_for_is_held_to_strictly() -> None:
+    assert strict(extraction.SCHEMA) == json.loads(json.dumps(extraction.SCHEMA))
+    assert strict(choosing.SCHEMA) == json.loads(json.dumps(choosing.SCHEMA))
 
 
 def test_the_type_of_an_answer_is_said_once() -> None:

@@ -159,8 +159,9 @@ class OpenAIEngine:
         )
         _check("hooks", self.hooks, all(map(callable, self.hooks)), "must be callable")
         object.__setattr__(self, "tools", self.registry)
-        is_read = self.output_type is None or self.output_type.keys() == {"schema", "retries"}
-        _check("output_type", self.output_type, is_read, "is set by answering()")
+        given = self.output_type
+        is_read = given is None or OutputType.is_record({**given, "retries": given.get("retries") or 0})
+        _check("output_type", given, is_read, "is set by answering(), with 0 to 100 retries")
         taken = sorted(_RESERVED[self.api].intersection(self.extra or ()))
         _check("extra", taken, not taken, "the engine sets these fields itself")
         for name, why in _NO_FIELDS.items():

@@ -175,12 +175,13 @@ def output_record(output: Any, retries: int) -> FrozenDict:
 
 @functools.lru_cache(maxsize=128)
 def _schema_of_type(output: Any) -> FrozenDict:
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+    from jsonschema import Draft202012Validator, FormatChecker  # type: ignore[import-untyped]
 
     schema = TypeAdapter(output).json_schema(schema_generator=_Schema)
     if name := schema.get("$ref", "").removeprefix("#/$defs/"):  # a model that holds itself
         schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
-    Draft202012Validator.check_schema(schema)
+    # Formats aside: a pattern may be such as pydantic reads, and Python does not.
+    Draft202012Validator.check_schema(schema, format_checker=FormatChecker(formats=()))
     return FrozenDict(freeze(plain_json("output", schema, MAX_OUTPUT_BYTES)))
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from audit import check_session
 from packedbox import Hosting
+from scale import share
 from schedules import World, spread, texts
 from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.echo import EchoEngine
@@ -421,7 +422,7 @@ def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_n
         assert sorted(set(stored)) == sorted(stored)
         assert {*told, "last"} <= set(stored)
 
-    assert spread(400, schedule)
+    assert spread(share(400), schedule)
 
 
 # Item 20: nothing outlives its store

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engines import Asking
+from scale import share
 from test_agents_on_ray import until
 from test_sessions_on_ray import python
 from turnwise.actors.config import SessionConfig
@@ -22,7 +23,8 @@ from turnwise.actors.placement import Dedicated, Packed, Placement
 from turnwise.actors.session import AsyncSession
 from turnwise.actors.waits import SLICE_S
 
-MANY = 5_000
+MANY = share(5_000, 3)
+"""More than a session's process takes calls at once; 5,000 of them with `make races`."""
 
 ANSWER_S = 20.0
 """How long a verb may take on a machine that is busy. One that waits for a place takes for ever."""
@@ -68,7 +70,7 @@ async def suspended(chat: AsyncSession) -> AsyncExecutionHandle:
 
 
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
-def test_five_thousand_abandoned_waits_keep_nobody_from_deciding_cancelling_and_reading(
+def test_thousands_of_abandoned_waits_keep_nobody_from_deciding_cancelling_and_reading(
     make_manager: Callable[..., SessionManager], ray_session: ModuleType, placement: Placement, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"engine": Asking(), "placement": placement, "config": SessionConfig(idle_s=1.0)}

@@ -14,6 +14,7 @@ from turnwise.memory.blocks import Recalled
 from turnwise.memory.calls import CallState, decode_calls
 from turnwise.memory.desk import MemoryDesk
 from turnwise.memory.runs import RunRecord
+from turnwise.memory.sections import Profile
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
 
@@ -45,6 +46,8 @@ class ActiveRun:
         """What long-term memory has about its prompt."""
         self.found: dict[str, int] = {}
         """How many items each memory returned for it, by the name of the memory."""
+        self.profile = Profile()
+        """What of it is for every request of the user."""
         self.asked: asyncio.Task[Any] | None = None
         """What memories say of it, if they were asked before it began."""
         self.query = ""

@@ -14,7 +14,7 @@ from turnwise.actors.memory_slot import MemorySlot
 from turnwise.errors import LongTermMemoryError, NoMemoryError, ReadOnlyMemoryError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.ids import new_id
-from turnwise.memory.long_term import MemoryItem, Scope, Source, is_read_only
+from turnwise.memory.long_term import MemoryItem, Profiled, Scope, Source, has_profiles, is_read_only
 from turnwise.memory.working import WorkingMemory
 
 
@@ -90,6 +90,19 @@ class Desk:
                 failure = failure or error
         if failure:
             raise failure
+        return False
+
+    async def pin(self, id: str, pinned: bool) -> bool:
+        """Take an item into the user's profile, or no longer; return whether it was there and holds.
+
+        For programs, not for tools. One memory after the other is asked, until one has it.
+        """
+        memories = [slot.memory for slot in self._writable("pin") if has_profiles(slot.memory)]
+        if not memories:
+            raise NoMemoryError(self._scope.session_id or "", "memory with profiles")
+        for memory in memories:
+            if isinstance(memory, Profiled) and await memory.pin(self._scope, id, pinned):
+                return True
         return False
 
     async def delete(self, ids: Collection[str]) -> int:

@@ -25,7 +25,16 @@ from turnwise.errors import ConfigError, LongTermMemoryError, TurnwiseError
 from turnwise.memory.background import persist, tell
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import Erasing, Erasure, erase, searches_of
-from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope, is_local, is_read_only
+from turnwise.memory.long_term import (
+    LongTermMemory,
+    MemoryItem,
+    Profiled,
+    ProfiledRecall,
+    Scope,
+    has_profiles,
+    is_local,
+    is_read_only,
+)
 from turnwise.memory.retention import Sweeping
 from turnwise.memory.text_model import TextModel
 from turnwise.memory.vector_memory import Recall
@@ -126,6 +135,16 @@ class MemoryHost:
         if isinstance(memory, Batched):
             return await self._recalls.ask(Recall(scope=scope, query=query, **filters))
         return await memory.recall(scope, query, **filters)
+
+    async def do_recall_with_profile(self, scope: Scope, query: str, **filters: Any) -> ProfiledRecall:
+        memory = await self._memory()
+        if not isinstance(memory, Profiled):
+            raise LongTermMemoryError(f"{type(memory).__name__} has no profiles")
+        return await memory.recall_with_profile(scope, query, **filters)
+
+    async def do_pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        memory = await self._memory()
+        return isinstance(memory, Profiled) and await memory.pin(scope, id, pinned)
 
     async def do_update(self, scope: Scope, id: str, text: str, type: MemoryType | None) -> bool:
         return await (await self._memory()).update(scope, id, text, type=type)
@@ -292,6 +311,8 @@ class RemoteMemory:
     ) -> None:
         self.name = type(memory).__name__
         self.read_only = is_read_only(memory)
+        self.has_profiles = has_profiles(memory)
+        """Whether it has profiles of users, and pins."""
         try:
             self._pickled = cloudpickle.dumps(memory)
             self._digest = identity(memory)[:16]
@@ -345,6 +366,15 @@ class RemoteMemory:
         found = await self._ask("recall", scope, query, limit=limit, types=types, as_of=as_of)
         return cast(Sequence[MemoryItem], found)
 
+    async def recall_with_profile(
+        self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+    ) -> ProfiledRecall:
+        found = await self._ask("recall_with_profile", scope, query, limit=limit, types=types)
+        return cast(ProfiledRecall, found)
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        return self.has_profiles and bool(await self._ask("pin", scope, id, pinned))
+
     async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
         return bool(await self._ask("update", scope, id, text, type))
 
@@ -374,7 +404,7 @@ class RemoteMemory:
             raise LongTermMemoryError(f"{self.name} has failed {self._failures} times: left alone for {left_s:.1f} s")
         request = pickle.dumps((verb, args, kwargs), pickle.HIGHEST_PROTOCOL)
         try:
-            answer = await self._bounded(self._call(request), self._recall_s if verb == "recall" else self._deadline_s)
+            answer = await self._bounded(self._call(request), self._recall_s if verb in _RECALLS else self._deadline_s)
         except LongTermMemoryError:
             self._failures += 1
             if self._failures >= FAILURES:
@@ -491,4 +521,5 @@ def _with_remotes(strategy: Any, remote_of: Callable[[LongTermMemory], RemoteMem
 
 
 _FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"
+_RECALLS = ("recall", "recall_with_profile")
 _PER_PROCESS = ("_actor", "_may_make", "_failures", "_rests_until")

@@ -68,6 +68,10 @@ class MemoryConfig:
     """What the items of each memory may take in a request, as `token_counter` counts; else by a quarter of their
     bytes."""
 
+    profile_tokens: int = 500
+    """What profiles may take in every request: facts about who the user is and how they want to be answered, and what
+    is pinned. 0 for none. It counts in the part of the window that all memories have. None without `recall`."""
+
     timeout_s: float = 2.0
     """How long a run waits for them, in seconds; then it goes on without."""
 
@@ -79,6 +83,8 @@ class MemoryConfig:
         for name in ("max_results", "max_tokens", "timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"memory.{name}", getattr(self, name), "must be more than 0")
+        if isinstance(self.profile_tokens, bool) or not isinstance(self.profile_tokens, int) or self.profile_tokens < 0:
+            raise ConfigError("memory.profile_tokens", self.profile_tokens, "must be a whole number, at least 0")
         if self.save not in get_args(Saved):
             raise ConfigError("memory.save", self.save, "must be 'all', 'completed' or 'none'")
         try:

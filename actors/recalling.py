@@ -14,12 +14,20 @@ from turnwise.actors.gear import Gear
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory_config import MemoryConfig
 from turnwise.actors.memory_slot import MemorySlot
-from turnwise.memory.blocks import Block, Document, Recalled, User
+from turnwise.memory.blocks import Block, Document, Recalled, System, User
 from turnwise.memory.events import Event, LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
-from turnwise.memory.long_term import MemoryItem, Scope, is_read_only, trouble_of
+from turnwise.memory.long_term import (
+    MemoryItem,
+    Profiled,
+    ProfiledRecall,
+    Scope,
+    has_profiles,
+    is_read_only,
+    trouble_of,
+)
 from turnwise.memory.query import question_of
+from turnwise.memory.sections import Profile, make_profile, make_sections
 from turnwise.memory.sections import Recalled as Found
-from turnwise.memory.sections import make_sections
 from turnwise.memory.tokens import ByteCounter, TokenCounter
 
 MOST_ASKED = 8000
@@ -29,7 +37,7 @@ SHARE = 2
 """What all memories have may take one part of so many of a request."""
 
 
-_Answer = tuple[MemorySlot, Sequence[MemoryItem] | BaseException]
+_Answer = tuple[MemorySlot, Sequence[MemoryItem] | ProfiledRecall | BaseException]
 
 
 class RecallingSession(CompactingSession):
@@ -72,8 +80,9 @@ class RecallingSession(CompactingSession):
             run.asked = None
             if forgets == self._forgets:
                 break
-        counter: TokenCounter = run.gear.config.token_counter or _QuarterCounter()
-        sections = make_sections(found.values(), now=time.time(), counter=counter, notes=notes)
+        counter = _counter(run.gear)
+        profile = run.profile.text
+        sections = make_sections(found.values(), now=time.time(), counter=counter, notes=notes, profile=profile)
         if sections.text:
             run.recalled = Recalled(text=sections.text)
         run.found = {name: len(each.items) for name, each in found.items()}
@@ -83,12 +92,17 @@ class RecallingSession(CompactingSession):
     def _leave_out_recalled(self, run: ActiveRun) -> None:
         super()._leave_out_recalled(run)
         window: dict[str, dict[LeftOut, int]] = {name: {"window": count} for name, count in run.found.items()}
+        counts = run.profile.items.items()
+        run.profile = Profile(left_out={name: {"window": len(items)} for name, items in counts if items})
         self._tell_recalled(run, dict.fromkeys(run.found, 0), window)
 
     def _tell_recalled(self, run: ActiveRun, sent: dict[str, int], left_out: dict[str, dict[LeftOut, int]]) -> None:
-        if any(run.found.values()):
+        profile = run.profile
+        if any(run.found.values()) or profile.text or profile.left_out:
             left_out = {name: reasons for name, reasons in left_out.items() if any(reasons.values())}
-            told = {"query": run.query, "found": run.found, "sent": sent, "left_out": left_out}
+            told: dict[str, Any] = {"query": run.query, "found": run.found, "sent": sent, "left_out": left_out}
+            told["profile"] = {name: len(items) for name, items in profile.items.items()}
+            told["profile_left_out"] = {name: dict(reasons) for name, reasons in profile.left_out.items()}
             self.publish_live(run, MemoryRecalled, told)
 
     async def _recall_anew(self) -> None:
@@ -122,8 +136,8 @@ class RecallingSession(CompactingSession):
     async def _ask_all(self, gear: Gear, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
         """Return what each memory has, how often they had forgotten when they were asked, and what they were asked."""
         query, slots, forgets = _query(prompt, self._before()), gear.memories, self._forgets
-        if not query:
-            return [], forgets, query
+        if not query:  # as that of a picture: who asks is known all the same
+            slots = [slot for slot in slots if _has_profile(slot, gear.config.memory)]
         results = await asyncio.gather(
             *(self._ask(slot, query, gear.config.memory) for slot in slots), return_exceptions=True
         )
@@ -137,22 +151,44 @@ class RecallingSession(CompactingSession):
         results, forgets, run.query = await (
             run.asked or self._ask_all(run.gear, self._journal.cache.read(run.turn.prompt))
         )
-        most = config.max_tokens
-        if compactor and results:
-            most = min(most, compactor.budget.max_tokens // SHARE // len(results))
-        found: dict[str, Found] = {}
+        counter, answers = _counter(run.gear), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
+        profiles: dict[str, Sequence[MemoryItem]] = {}
         for slot, result in results:
             if isinstance(result, BaseException):
                 self.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
                 continue
-            found[slot.name] = Found(items=result, section=slot.section, max_tokens=most)
-            if trouble := trouble_of(result):
+            if isinstance(result, ProfiledRecall):
+                profiles[slot.name] = result.profile
+            answers.append((slot, result.found if isinstance(result, ProfiledRecall) else result))
+        most, room = config.max_tokens, compactor.budget.max_tokens // SHARE if compactor else None
+        at_most = config.profile_tokens if room is None else min(config.profile_tokens, room // SHARE)
+        run.profile = make_profile(profiles, counter=counter, max_tokens=at_most)
+        if room is not None and answers:
+            taken = counter.count(System(text=run.profile.text)) if run.profile.text else 0
+            most = min(most, (room - taken) // len(answers))
+        found: dict[str, Found] = {}
+        for slot, items in answers:
+            others = run.profile.without(items)[: config.max_results]
+            found[slot.name] = Found(items=others, section=slot.section, max_tokens=most)
+            if trouble := trouble_of(items):
                 self.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
         return found, forgets
 
-    async def _ask(self, slot: MemorySlot, query: str, config: MemoryConfig) -> Sequence[MemoryItem]:
+    async def _ask(self, slot: MemorySlot, query: str, config: MemoryConfig) -> Sequence[MemoryItem] | ProfiledRecall:
+        """Ask a memory; one with profiles for both at once, and for twice as much: some may be in the profile."""
         types = None if is_read_only(slot.memory) else config.types
+        if _has_profile(slot, config) and isinstance(slot.memory, Profiled):
+            limit = 2 * config.max_results
+            return await slot.memory.recall_with_profile(self._memory_scope, query, limit=limit, types=types)
         return await slot.memory.recall(self._memory_scope, query, limit=config.max_results, types=types)
+
+
+def _has_profile(slot: MemorySlot, config: MemoryConfig) -> bool:
+    return config.profile_tokens > 0 and has_profiles(slot.memory)
+
+
+def _counter(gear: Gear) -> TokenCounter:
+    return gear.config.token_counter or _QuarterCounter()
 
 
 def _query(prompt: Sequence[object], before: Sequence[object] = ()) -> str:

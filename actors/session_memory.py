@@ -54,6 +54,10 @@ class _SessionMemory:
         return self._desk("update", id, text, type=type)
 
     @checked
+    def _pin(self, id: ItemId, pinned: bool) -> Request[Any]:
+        return self._desk("pin", id, pinned)
+
+    @checked
     def _delete(self, ids: tuple[ItemId, ...]) -> Request[Any]:
         return self._desk("delete", ids)
 
@@ -126,6 +130,21 @@ class SessionMemory(_SessionMemory):
             ReadOnlyMemoryError: all memories are for reading.
         """
         return bool(carry_out(self._update(id, text, type), self._portal))
+
+    def pin(self, id: str) -> bool:
+        """Take an item into the user's profile, which is in every request of theirs; return whether it was there.
+
+        It stays there until it is unpinned, forgotten, or expired. A fact that takes its place is pinned too.
+
+        Raises:
+            NoMemoryError: no memory of the manager has profiles.
+            ReadOnlyMemoryError: all memories are for reading.
+        """
+        return bool(carry_out(self._pin(id, True), self._portal))
+
+    def unpin(self, id: str) -> bool:
+        """Undo `pin`; return whether it was there. It stays in the profile if its type belongs there."""
+        return bool(carry_out(self._pin(id, False), self._portal))
 
     def delete(self, *ids: str) -> int:
         """Delete items; return how many were there.
@@ -201,6 +220,14 @@ class AsyncSessionMemory(_SessionMemory):
     async def update(self, id: str, text: str, *, type: MemoryType | None = None) -> bool:
         """See `SessionMemory.update`."""
         return bool(await carry_out_async(self._update(id, text, type)))
+
+    async def pin(self, id: str) -> bool:
+        """See `SessionMemory.pin`."""
+        return bool(await carry_out_async(self._pin(id, True)))
+
+    async def unpin(self, id: str) -> bool:
+        """See `SessionMemory.unpin`."""
+        return bool(await carry_out_async(self._pin(id, False)))
 
     async def delete(self, *ids: str) -> int:
         """See `SessionMemory.delete`."""

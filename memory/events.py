@@ -173,6 +173,11 @@ class MemoryRecalled(Event):
     """How many of them are in the run's requests, by the name of the memory."""
     left_out: dict[str, dict[LeftOut, int]]
     """How many of them are not, by the name of the memory and the reason. Only memories with such items."""
+    profile: dict[str, int] = {}
+    """How many items of the user's profile are in the run's requests, by the name of the memory. `found` has none of
+    these."""
+    profile_left_out: dict[str, dict[LeftOut, int]] = {}
+    """How many of the profile are not, likewise. Those may yet be among what was found."""
 
 
 class MemoryFailed(Event):

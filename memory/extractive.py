@@ -23,13 +23,27 @@ from turnwise.memory.decision import Accepted, Decision, decide, nearest
 from turnwise.memory.erasing import texts_of
 from turnwise.memory.extraction import PROMPT, SCHEMA, request
 from turnwise.memory.facts import FactFilter, FactStore, all_items, check_turn, kept
-from turnwise.memory.lexical_memory import LexicalMemory
-from turnwise.memory.long_term import MemoryItem, Scope, is_local, recalled, trouble_of
+from turnwise.memory.lexical_memory import LexicalMemory, profile_of
+from turnwise.memory.long_term import MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
 from turnwise.memory.material import Material, material_of, may_tell
 from turnwise.memory.nearness import Nearness
 from turnwise.memory.ranking import FACTS, Weights
 from turnwise.memory.retention import Retention
 from turnwise.memory.text_model import TextModel
+
+PROFILE = (*(kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC), MemoryType.INSTRUCTIONS)
+"""The types of facts about who a user is and how they want to be answered."""
+
+
+def _types(profile: Collection[MemoryType]) -> tuple[MemoryType, ...]:
+    """Raise ConfigError for what are no types."""
+    try:
+        if isinstance(profile, str):
+            raise TypeError("it is a text")
+        return tuple(MemoryType(kind) for kind in profile)
+    except (TypeError, ValueError) as error:
+        known = ", ".join(MemoryType)
+        raise ConfigError("ExtractiveMemory.profile", profile, f"must be types of {known}") from error
 
 
 class ExtractiveMemory:
@@ -60,6 +74,8 @@ class ExtractiveMemory:
             with the newest.
         weights: what counts how much when facts are ranked.
         embedding: a Chroma embedding function, for vectors of facts; facts are found by words alone if left out.
+        profile: the types of facts that are in every request, whatever it says, beside those that are pinned; see
+            `MemoryConfig.profile_tokens`. None with ().
         chooses: whether the model is asked which facts bear on a query.
         retention: how long it keeps what nobody uses; for good if left out. What is said again is used by that. It is
             for all that is in the store, records of what was read too.
@@ -82,6 +98,7 @@ class ExtractiveMemory:
         nearest: int = 8,
         weights: Weights = FACTS,
         embedding: Any = None,
+        profile: Collection[MemoryType] = PROFILE,
         chooses: bool = False,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
@@ -96,11 +113,13 @@ class ExtractiveMemory:
         nearness = None if embedding is None else Nearness(embedding)
         self._found = LexicalMemory(facts, weights=weights, nearness=nearness, retention=retention, clock=clock)
         self._chooses = chooses
+        self._profile = _types(profile)
         self._settings: dict[str, Any] = {
             "prompt": prompt,
             **dict(zip(least, given, strict=True)),
             "weights": weights,
             "embedding": embedding,
+            "profile": self._profile,
             "chooses": chooses,
             "retention": retention,
             "clock": clock,
@@ -179,6 +198,22 @@ class ExtractiveMemory:
                 why = f"the model chose no facts: {error!r}"[:_WHY_CHARS]
         found = await self._found.recall(scope, query, limit=limit, types=types, as_of=as_of)
         return recalled(found, why or trouble_of(found))
+
+    async def recall_with_profile(
+        self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+    ) -> ProfiledRecall:
+        """See `Profiled`. One reading of the store does for both, unless the model chooses."""
+        profile = self._profile
+        if not self._chooses or not query:
+            return await self._found.recall_with_profile(scope, query, limit=limit, types=types, profile=profile)
+        items, found = await asyncio.gather(
+            self._found.items(scope, FactFilter(types=types)), self.recall(scope, query, limit=limit, types=types)
+        )
+        return ProfiledRecall(profile=profile_of(items, profile), found=found)
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """See `Profiled.pin`."""
+        return not is_record(id) and await self._found.pin(scope, id, pinned)
 
     async def _choose(self, scope: Scope, query: str, limit: int, which: FactFilter) -> Sequence[MemoryItem]:
         if not isinstance(self.model, TextModel):
@@ -373,6 +408,7 @@ def _fact(id: str, accepted: Accepted, olds: Sequence[MemoryItem], now: float) -
         source=accepted.said.source,
         created_at=accepted.said.item.created_at or now,
     )
+    fact = replace(fact, pinned=any(old.pinned for old in olds))
     is_semantic = fact.type.category is MemoryCategory.SEMANTIC
     for old in olds:
         if (old.type.category is MemoryCategory.SEMANTIC) is not is_semantic:

@@ -102,6 +102,12 @@ class FactStore(Protocol):
             InvalidMemoryError: it could not be kept; nothing is written.
         """
 
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """Mark an item that the scope sees as pinned, or no longer; return whether it is there and holds.
+
+        Changes nothing else of it. What was superseded is history, and stays.
+        """
+
     async def supersede(self, scope: Scope, id: str, item: MemoryItem) -> bool:
         """Put `item` in the place of one that the scope sees; return whether it stands there.
 

@@ -84,6 +84,7 @@ async def check_an_item_comes_back_as_it_was_put(facts: FactStore, other: FactSt
         aliases=("ü", TEXT),
         expires_at=1763700002.5,
         status="resolved",
+        pinned=True,
         score=0.5,
     )
     items = [whole, MemoryItem(id="bare", text=" x "), MemoryItem(id="long", text="ab" * 2**20)]
@@ -292,6 +293,26 @@ async def check_an_update_changes_text_and_type(facts: FactStore, other: FactSto
             equal(await facts.update(_A, missing, "x", at=9.0), False, f"update of {missing!r}")
         equal(await facts.update(Scope(user_id="u2"), "3", "x", at=9.0), False, "update of another's")
         await refuses(InvalidMemoryError, facts.update(_A, "3", "x", type="no", at=9.0), "no type")  # type: ignore[arg-type]
+
+
+@_law
+async def check_a_pin_is_kept_until_it_is_taken_away(facts: FactStore, other: FactStore) -> None:
+    """In every process, and changes nothing else; what is another's or is history cannot be pinned."""
+    await facts.put(_A, [_item("mine", _SKILL), _item("old"), _item("pinned", pinned=True)])
+    await facts.supersede(_A, "old", _item("new", created_at=50.0))
+    before = await facts.get(_A, ["mine", "old"])
+    for pinned in (True, True, False, True):
+        equal(await facts.pin(_A, "mine", pinned), True, "whether there is something to pin")
+        (mine,) = (await other.get(_A, ["mine"])).values()
+        equal(mine, replace(before["mine"], pinned=pinned), "the item")
+    equal(await facts.pin(_B, "mine", False), False, "the pin of another agent")
+    equal(await facts.pin(Scope(user_id="another", agent="a"), "mine", False), False, "the pin of another user")
+    equal(await facts.pin(_A, "old", True), False, "the pin of history")
+    equal(await facts.pin(_A, "none", True), False, "the pin of nothing")
+    equal(await other.pin(_A, "pinned", False), True, "the end of a pin that came along")
+    await facts.update(_A, "mine", "changed", at=60.0)
+    kept = await facts.get(_A, ["mine", "old", "pinned"])
+    equal([item.pinned for item in kept.values()], [True, False, False], "which are pinned")
 
 
 @_law

@@ -197,6 +197,18 @@ use(digest, at)
 return 1
 """
 
+_PIN = """
+local digest, agent, pinned = unpack(ARGV)
+local raw = redis.call('HGET', items, digest)
+if not raw then return 0 end
+local fact = parse(raw)
+if not fact then return corrupt(digest, 'it is not what was written') end
+if not sees(agent, fact) or fact.superseded_at then return 0 end
+fact.pinned = pinned ~= '' and pinned or nil
+save(digest, fact)
+return 1
+"""
+
 _SUPERSEDE = """
 local old, agent, id, since, _, _, digest = unpack(ARGV)
 local raw = redis.call('HGET', items, old)
@@ -309,6 +321,7 @@ SCRIPTS = {
         "get": _GET,
         "query": _QUERY,
         "update": _UPDATE,
+        "pin": _PIN,
         "supersede": _SUPERSEDE,
         "delete": _DELETE,
         "purge": _PURGE,

@@ -88,6 +88,14 @@ class InMemoryFacts:
         row.used = max(row.used, at)
         return True
 
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        self._check_open()
+        row = self._seen(scope, id)
+        if row is None or row.item.superseded_at is not None:
+            return False
+        row.item = replace(row.item, pinned=pinned)
+        return True
+
     async def supersede(self, scope: Scope, id: str, item: MemoryItem) -> bool:
         self._check_open()
         item = check_successor(scope, id, item)

@@ -88,6 +88,10 @@ class RedisFacts(RedisDatabase):
         args = (_digest(scope.user_id, id), _agent(scope), _json(text), float(at), kind or "", _kinds(SEMANTIC))
         return bool(await self._do("update", *args, again=True))
 
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        args = _digest(scope.user_id, id), _agent(scope), "1" if pinned else ""
+        return bool(await self._do("pin", *args, again=True))
+
     async def supersede(self, scope: Scope, id: str, item: MemoryItem) -> bool:
         item = check_successor(scope, id, item)
         old = (_digest(scope.user_id, id), _agent(scope), item.id, float(item.created_at))
@@ -209,6 +213,7 @@ def _row(scope: Scope, item: MemoryItem) -> tuple[Argument, ...]:
         "aliases": _json(item.aliases) if item.aliases else None,
         "expires_at": None if item.expires_at is None else str(float(item.expires_at)),
         "status": None if item.status == "active" else item.status,
+        "pinned": "1" if item.pinned else None,
     }
     fact = _json({name: value for name, value in values.items() if value is not None})
     return _digest(scope.user_id, item.id), fact, _json(item.text), _sortable(item.created_at), successor
@@ -242,6 +247,7 @@ def _read(digest: str, raw: bytes, text: bytes) -> tuple[Fact, int]:
         aliases=tuple(texts_in(json.loads(fact.get("aliases", "[]")))),
         expires_at=float(fact["expires_at"]) if "expires_at" in fact else None,
         status=status_of(fact.get("status")),
+        pinned="pinned" in fact,
     )
     return Fact(fact["user"], fact.get("agent"), item), number
 

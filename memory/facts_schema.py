@@ -6,7 +6,7 @@ of fixed size, however long they are, and it tells nothing where it stays behind
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
 
 from turnwise.memory.sql_database import Schema
 
@@ -23,9 +23,10 @@ _MIGRATIONS = {
         "ALTER TABLE turnwise_facts ADD COLUMN expires_at DOUBLE PRECISION",
         "ALTER TABLE turnwise_facts ADD COLUMN status TEXT",
     ),
+    3: ("ALTER TABLE turnwise_facts ADD COLUMN pinned BOOLEAN",),
 }
 
-SCHEMA = Schema(name="facts_version", version=3, tables=tables, migrations=_MIGRATIONS)
+SCHEMA = Schema(name="facts_version", version=4, tables=tables, migrations=_MIGRATIONS)
 
 facts = Table(
     "turnwise_facts",
@@ -50,6 +51,7 @@ facts = Table(
     Column("aliases", Text),  # a JSON list; none if there are none
     Column("expires_at", Double),
     Column("status", Text),  # none if it is active
+    Column("pinned", Boolean),  # none if nobody has pinned it
     Index("turnwise_facts_created", "user_id", "created_at", "key"),
     Index("turnwise_facts_session", "user_id", "session_id", "created_at", "key"),
     Index("turnwise_facts_superseded", "user_id", "superseded_by"),

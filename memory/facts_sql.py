@@ -106,6 +106,16 @@ class SQLFacts(ErasingDatabase):
 
         return await self._write(update)
 
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        def pin(connection: sa.Connection) -> bool:
+            row = self._one(connection, scope, id)
+            if row is None or row.superseded_at is not None:
+                return False
+            connection.execute(sa.update(facts).where(facts.c.key == row.key).values(pinned=pinned))
+            return True
+
+        return await self._write(pin)
+
     async def supersede(self, scope: Scope, id: str, item: MemoryItem) -> bool:
         item = check_successor(scope, id, item)
         changes = {"superseded_at": item.created_at, "superseded_by": item.id}
@@ -314,6 +324,7 @@ def _row(scope: Scope, digest: bytes, item: MemoryItem) -> dict[str, Any]:
         "aliases": to_json(item.aliases or None),
         "expires_at": item.expires_at,
         "status": None if item.status == "active" else item.status,
+        "pinned": item.pinned or None,
     }
 
 
@@ -339,6 +350,7 @@ def _read(row: sa.Row[Any]) -> MemoryItem:
             superseded_by=row.superseded_by,
             expires_at=row.expires_at,
             status=status_of(row.status),
+            pinned=bool(row.pinned),
         )
     except (ValueError, TypeError) as error:
         raise CorruptRecordError(f"fact {row.id!r} of user {row.user_id!r}", why_unreadable(error)) from None

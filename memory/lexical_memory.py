@@ -16,7 +16,7 @@ from turnwise.errors import StoreError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import Scrubbing, said_by, said_in, texts_of
 from turnwise.memory.facts import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, holds
-from turnwise.memory.long_term import MemoryItem, Scope, is_local, recalled, trouble_of
+from turnwise.memory.long_term import MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
 from turnwise.memory.nearness import Nearness
 from turnwise.memory.ranking import FACTS, Weights
 from turnwise.memory.retention import Retention, Use, Uses
@@ -97,6 +97,30 @@ class LexicalMemory:
         found = list(ranked)
         self.use(scope, [item.id for item in found], recalled=True)
         return recalled(found, trouble_of(ranked))
+
+    async def recall_with_profile(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        profile: Collection[MemoryType] = (),
+    ) -> ProfiledRecall:
+        """See `Profiled`; reads once for both.
+
+        Args:
+            profile: the types of what is in the profile beside what is pinned.
+        """
+        items = await self.items(scope, FactFilter(types=types))
+        ranked = await self.ranked(scope, query, items, limit=max(limit, 0)) if query else []
+        found = list(ranked)
+        self.use(scope, [item.id for item in found], recalled=True)
+        return ProfiledRecall(profile=profile_of(items, profile), found=recalled(found, trouble_of(ranked)))
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """See `Profiled.pin`."""
+        return await self._facts.pin(scope, id, pinned)
 
     async def ranked(
         self, scope: Scope, query: str, items: Sequence[MemoryItem], *, limit: int
@@ -232,3 +256,17 @@ class LexicalMemory:
 
 _USERS = 200
 """How many users' items are held in memory, laid out to be ranked."""
+
+
+def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> list[MemoryItem]:
+    """Return those that are in the profile: what is pinned, then the others of these types, the newest first.
+
+    A change counts as new. The first `PROFILED`, as more fit no request.
+    """
+    chosen = [item for item in items if item.pinned or item.type in types]
+    chosen.sort(key=lambda item: (item.pinned, max(item.created_at, item.updated_at or 0.0), item.id), reverse=True)
+    return chosen[:PROFILED]
+
+
+PROFILED = 200
+"""How many items of a profile go to a session at most."""

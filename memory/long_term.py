@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from turnwise.memory.blocks import Block, encode
 from turnwise.memory.categories import MemoryType
@@ -64,6 +64,8 @@ class MemoryItem:
     expires_at: float | None = None
     """From when on it is not recalled, in seconds since the epoch; never if None."""
     status: Status = "active"
+    pinned: bool = False
+    """Whether it is in its user's profile, whatever its type. See `ProfiledRecall`."""
     score: float | None = field(default=None, compare=False)
     """How well it bears on what was asked, for an item that was recalled: higher is better, from 0 to 1. Memories that
     rank by `turnwise.memory.ranking` have one scale."""
@@ -73,6 +75,29 @@ class MemoryItem:
     """What of a long text bears on what was asked, for an item that was recalled; the whole text if None."""
     memory: str | None = field(default=None, compare=False)
     """The name of the memory that it was recalled from, if a session recalled it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledRecall:
+    """What a memory has for every request of a user, and what it has for this one."""
+
+    profile: Sequence[MemoryItem]
+    """Who the user is and how they want to be answered: first what matters most, if not all of it fits."""
+    found: Sequence[MemoryItem]
+    """As `recall` returns it. What is in the profile may be in it too."""
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """A memory that has a profile of each user may also have these."""
+
+    async def recall_with_profile(
+        self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+    ) -> ProfiledRecall:
+        """Return the profile, whatever the query says, and what bears on the query, if it says anything."""
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """Take an item that the scope sees into the profile, or no longer; return whether it holds now."""
 
 
 class DegradedRecall(list[MemoryItem]):
@@ -144,6 +169,11 @@ class LongTermMemory(Protocol):
 
     async def close(self) -> None:
         """Let go of what it holds. Closing twice is fine."""
+
+
+def has_profiles(memory: object) -> bool:
+    """Return whether the memory has profiles of users: it is `Profiled`, and no attribute of it says otherwise."""
+    return isinstance(memory, Profiled) and bool(getattr(memory, "has_profiles", True))
 
 
 def is_read_only(memory: object) -> bool:

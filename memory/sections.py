@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from turnwise.errors import ConfigError
@@ -60,7 +60,9 @@ class Sections:
     """How many of each memory's are not, by reason."""
 
 
-def make_sections(recalled: Iterable[Recalled], *, now: float, counter: TokenCounter, notes: str = "") -> Sections:
+def make_sections(
+    recalled: Iterable[Recalled], *, now: float, counter: TokenCounter, notes: str = "", profile: str = ""
+) -> Sections:
     """Return the sections of what some memories recalled: memory by memory, in each by day and newest first.
 
     An item whose text another has too, but for case and spaces, stands there once: of the first memory that has it.
@@ -68,9 +70,10 @@ def make_sections(recalled: Iterable[Recalled], *, now: float, counter: TokenCou
     Args:
         now: seconds since the epoch, UTC; says which day today is.
         counter: counts what a memory's sections take, as a system block.
-        notes: a section of the working memory, which stands first.
+        notes: a section of the working memory, which stands behind the profile.
+        profile: the section of that, which stands first.
     """
-    parts = [notes] if notes else []
+    parts = [part for part in (profile, notes) if part]
     chosen: list[tuple[MemoryItem, ...]] = []
     left_out: list[Mapping[LeftOut, int]] = []
     said: set[str] = set()
@@ -82,6 +85,55 @@ def make_sections(recalled: Iterable[Recalled], *, now: float, counter: TokenCou
         left_out.append(left)
     text = "\n\n".join([PREAMBLE.format(today=_day(now)), *parts]) if parts else ""
     return Sections(text, tuple(chosen), tuple(left_out))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The section of what memories have for every request of a user."""
+
+    text: str = ""
+    """Empty if there is nothing."""
+    items: Mapping[str, Sequence[MemoryItem]] = field(default_factory=dict)
+    """Those that are in it, by the name of the memory."""
+    left_out: Mapping[str, Mapping[LeftOut, int]] = field(default_factory=dict)
+    """How many are not, by the name of the memory and the reason; only memories with such items."""
+
+    def without(self, found: Sequence[MemoryItem]) -> list[MemoryItem]:
+        """Return what a memory has found, but for what says no more than an item of the section."""
+        there = {_same(item) for items in self.items.values() for item in items}
+        return [item for item in found if _same(item) not in there]
+
+
+def make_profile(profiles: Mapping[str, Sequence[MemoryItem]], *, counter: TokenCounter, max_tokens: int) -> Profile:
+    """Return the section of some memories' profiles.
+
+    Its lines are in the order in which the items were made, whatever the day, so that it stays the same while nothing
+    changes.
+
+    Args:
+        profiles: what matters most first. One that would not fit is left out; smaller ones behind it may still fit.
+        max_tokens: what the section may take, as a system block.
+    """
+    chosen: dict[str, list[MemoryItem]] = {}
+    left_out: dict[str, Counter[LeftOut]] = {}
+    said: set[str] = set()
+    lines: list[tuple[float, str, str]] = []
+    text = ""
+    for name, items in profiles.items():
+        chosen[name], left_out[name] = [], Counter()
+        for item in items:
+            if (same := _same(item)) in said:
+                left_out[name]["duplicate"] += 1
+                continue
+            more = sorted([*lines, (item.created_at, item.id, _line(item))])
+            longer = "\n".join(["<profile_memory>", *(line for *_, line in more), "</profile_memory>"])
+            if counter.count(System(text=longer)) > max_tokens:
+                left_out[name]["token_budget"] += 1
+                continue
+            said.add(same)
+            lines, text = more, longer
+            chosen[name].append(item)
+    return Profile(text, chosen, {name: dict(reasons) for name, reasons in left_out.items() if reasons})
 
 
 def bucket_of(created_at: float, now: float) -> str:

@@ -139,8 +139,7 @@ def test_what_does_not_fit_into_the_profile_is_told_and_may_yet_be_recalled() ->
         ]
         pinned = MemoryItem(id="p", text="Lives by the sea.", type=_SKILL, created_at=1.0, pinned=True)
         facts = await known(*crates, pinned)
-        core = await chat(memory_of(facts), token_counter=ByteCounter(), memory=MemoryConfig(profile_tokens=600)
-        )
+        core = await chat(memory_of(facts), token_counter=ByteCounter(), memory=MemoryConfig(profile_tokens=600))
         given = await request(core, "Which crate holds pears3?")
         event = await told(core)
         sent = event.profile["memory 0"]

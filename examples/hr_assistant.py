@@ -40,7 +40,7 @@ def assistant_reply(messages: Sequence[Message]) -> str:
         answer += [f"On {one.when[:10]}: {' / '.join(one.text.splitlines())}" for one in said]
     else:
         if _OF_THE_USER.search(question):
-            facts = [one.text for one in memories.get("semantic", [])]
+            facts = [one.text for name in ("profile", "semantic") for one in memories.get(name, [])]
             told = matching(question, [*facts, *(text for text in before if not _PREAMBLE.search(text))])
             answer += [f"You told me: {told[0]}"] if told else []
         rules = matching(question, [one.text for one in memories.get("static", [])])

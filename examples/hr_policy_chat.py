@@ -71,6 +71,7 @@ ABOUT_HER = [
 ]
 LISBON = "May I do remote work from abroad for two weeks, say from Lisbon?"
 LEAVE = "When is my parental leave, and how is parental leave paid?"
+HAIKU = "Write a haiku."
 SAID = "What did we say about remote work from abroad?"
 MOVED = "My parental leave is booked from 16 March to 12 June now."
 OFFICE = "In which office do I work?"
@@ -80,10 +81,10 @@ TRACES = ["Okonkwo", "Ghent", "2 March", "29 May", "16 March", "12 June", "Lisbo
 
 # A byte is a token here: some four times too much for English, but it needs no vocabulary from the network.
 CONFIG = SessionConfig(
-    max_context_tokens=3_300,
+    max_context_tokens=3_700,
     reserve_output_tokens=300,
     token_counter=ByteCounter(),
-    memory=MemoryConfig(max_results=3, max_tokens=600, timeout_s=20.0),
+    memory=MemoryConfig(max_results=3, max_tokens=600, profile_tokens=600, timeout_s=20.0),
 )
 
 tell = partial(print, flush=True)
@@ -169,20 +170,26 @@ def first_conversation(manager: SessionManager, story: Story) -> None:
     tell("  ... and ten questions more, about travel, expenses and equipment")
     chat.memory.wait(120)
     story.ask(chat, LEAVE)
-    story.show("semantic")
+    story.show("profile")
     story.claim("2 March" not in story.conversation, "the window has dropped what she said of her leave")
-    story.claim(story.has("semantic", "2 March to 29 May"), "extractive memory has put it into the request")
+    story.claim(story.has("profile", "2 March to 29 May"), "extractive memory has put it into the request")
     story.claim("2 March" in story.answer, "so the answer is right")
     chat.memory.wait(120)
+    story.ask(chat, HAIKU)
+    story.show("profile")
+    wanted = ("Sarah Okonkwo", "Ghent", "one sentence")
+    story.claim(
+        all(story.has("profile", text) for text in wanted), "who she is stands in each request, whatever it asks"
+    )
 
 
 def second_conversation(manager: SessionManager, story: Story, day: str) -> None:
     """Days later she goes on in a new session, where nothing of the first one was said."""
     chat = manager.open("sarah-2", user_id="sarah")
     story.ask(chat, LEAVE)
-    story.show("semantic", "static")
+    story.show("profile", "static")
     story.claim(not story.conversation, "it is a new conversation: the request has no message but the question")
-    dated = [one for one in story.recalled["semantic"] if "2 March to 29 May" in one.text]
+    dated = [one for one in story.recalled["profile"] if "2 March to 29 May" in one.text]
     story.claim(bool(dated), "extractive memory knows when the leave is")
     story.claim(dated[0].when.startswith(day), f"and that she said so on {day}")
     story.claim(story.has("static", "Parental leave is paid by the state"), "static memory knows how it is paid")
@@ -200,9 +207,9 @@ def second_conversation(manager: SessionManager, story: Story, day: str) -> None
     story.ask(chat, LEAVE, memory=False)
     story.claim(not story.recalled and FORM not in story.request, "with memory=False a run has nothing from memory")
     story.ask(chat, LEAVE)
-    story.show("semantic")
-    story.claim(story.has("semantic", "16 March"), "what has changed is known to her next conversation")
-    story.claim(not story.has("semantic", "2 March to 29 May"), "and what it was before is no fact any more")
+    story.show("profile")
+    story.claim(story.has("profile", "16 March"), "what has changed is known to her next conversation")
+    story.claim(not story.has("profile", "2 March to 29 May"), "and what it was before is no fact any more")
     story.claim("16 March" in story.answer, "so the answer is right")
 
 
@@ -235,8 +242,8 @@ def forget(manager: SessionManager, sam: Session, story: Story, data: Path) -> N
     found = [word for word in TRACES if word in story.request + story.answer]
     story.claim(story.recalled.keys() == {"static"} and not found, "she is a stranger now, and has the handbook only")
     story.ask(sam, OFFICE)
-    story.show("semantic")
-    story.claim(story.has("semantic", "Porto"), "what Sam has said is still there")
+    story.show("profile")
+    story.claim(story.has("profile", "Porto"), "what Sam has said is still there")
 
 
 def show_report(report: Forgotten) -> None:

@@ -132,6 +132,9 @@ class _Deciding:
             same = {at for at, other in self.keys.items() if _extends(other, key)}
         else:
             same = {at for at, other in self.keys.items() if other == key}
+        if verdict.quote is not None:
+            plain = _key(verdict.quote)  # as a fact that is the same sentence, and holds
+            same |= {at for at, other in self.keys.items() if other == plain}
         if same:
             self.counts["same"] += 1
             self.again |= same & self.holds.keys()

@@ -168,7 +168,12 @@ def test_a_quotation_says_who_said_it_and_when_and_cannot_be_left() -> None:
         [claim_of("Lives in Graz", "Graz")], material_of([answered], LIMITS), [], {}, LIMITS, now=86_400.0
     ).accepted
     assert found.candidate.text == 'On 2 January 1970, asked "where do you \'live\'?", the user said: "Graz"'
-    # the same on another day is the same
+    # what is known in the same words is the same, and so is the same on another day
+    (bees,) = [known("bees", "I keep bees in Graz.")]
+    other = item(User(text="I keep bees in Graz."))
+    assert decide(
+        [claim_of("Keeps bees", "I keep bees in Graz.")], material_of([other], LIMITS), [bees], {}, LIMITS
+    ).again == {"bees"}
     known_one = known("q", found.candidate.text.replace("2 January 1970", "3 March 2020"))
     assert decide(
         [claim_of("Lives in Graz", "Graz")], material_of([answered], LIMITS), [known_one], {}, LIMITS

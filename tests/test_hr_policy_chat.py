@@ -105,7 +105,7 @@ def test_in_the_first_conversation_the_answer_is_right_after_the_window_has_lost
     said = [text for message in first[:-1] for text in texts_of(message)]
     assert len(said) > 3, "the conversation goes on"
     assert not any(told in text for told in ABOUT_HER[:2] for text in said)
-    assert [one.text for one in sections_of(first)["semantic"] if "2 March" in one.text] == [ABOUT_HER[1]]
+    assert [one.text for one in sections_of(first)["profile"] if "2 March" in one.text] == [ABOUT_HER[1]]
     assert "2 March to 29 May" in assistant_reply(first)
 
 
@@ -113,7 +113,7 @@ def test_days_later_each_memory_has_its_part_dated(ran: Ran) -> None:
     _, second, *_ = ran.asked(LEAVE)
     assert [message["role"] for message in second] == ["system", "user"]
     sections = sections_of(second)
-    assert [(one.when[:10], one.topic) for one in sections["semantic"] if one.text == ABOUT_HER[1]] == [
+    assert [(one.when[:10], one.topic) for one in sections["profile"] if one.text == ABOUT_HER[1]] == [
         (ran.day, "parental leave")
     ]
     assert "Previous 90 days:" in texts_of(second[-1])[0]
@@ -130,7 +130,7 @@ def test_what_changed_took_the_place_of_what_was_so(ran: Ran) -> None:
     later = [messages for messages in ran.sent[moved:] if texts_of(messages[-1])[-1] == LEAVE]
     without, with_it, *_ = later
     assert not sections_of(without) and texts_of(without[-1]) == [LEAVE]
-    assert [one.text for one in sections_of(with_it)["semantic"] if "leave" in one.text] == [MOVED]
+    assert [one.text for one in sections_of(with_it)["profile"] if "leave" in one.text] == [MOVED]
 
 
 def test_another_user_and_one_who_was_forgotten_have_the_handbook_only(ran: Ran) -> None:

@@ -81,7 +81,7 @@ TRACES = ["Okonkwo", "Ghent", "2 March", "29 May", "16 March", "12 June", "Lisbo
 
 # A byte is a token here: some four times too much for English, but it needs no vocabulary from the network.
 CONFIG = SessionConfig(
-    max_context_tokens=3_700,
+    max_context_tokens=3_300,
     reserve_output_tokens=300,
     token_counter=ByteCounter(),
     memory=MemoryConfig(max_results=3, max_tokens=600, profile_tokens=600, timeout_s=20.0),

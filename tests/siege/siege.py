@@ -203,7 +203,7 @@ class Siege:
             self.ledger.violate(f"a rival Ray failed: {err.decode(errors='replace')[-2000:]}")
             return
         done = json.loads(out.splitlines()[-1])
-        if self._stage.name == "sqlite" and "ray start --head" not in done["refused"]:
+        if self._stage.name == "sqlite" and "error" not in done and "ray start --head" not in done["refused"]:
             self.ledger.violate(f"a rival Ray was not refused: {done}")
         if done["run_id"]:
             self.ledger.tell(entry, done["run_id"])

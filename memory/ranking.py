@@ -36,7 +36,7 @@ class Weights:
     """By how much an item gains whose speaker the query names."""
     name: float = 20.0
     """How many nats an item gains whose own name the query has, if that is a rare word."""
-    corrected: float = 0.7
+    corrected: float = 0.9
     """What a word counts that stands for a misspelt one."""
     background: int = 1000
     """How many texts of others, with words as frequent as in general, are added to the user's."""

@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ from turnwise.actors.manager import SessionManager
 from turnwise.actors.memory_actor import RemoteMemory
 from turnwise.actors.memory_config import MemoryConfig
 from turnwise.errors import ConfigError, LongTermMemoryError
+from turnwise.memory.categories import MemoryType
 from turnwise.memory.events import MemoryFailed, MemoryRecalled
 from turnwise.memory.extractive import ExtractiveMemory
 from turnwise.memory.facts_memory import InMemoryFacts
@@ -132,6 +134,23 @@ def test_what_the_user_says_becomes_facts_in_their_memory_only(make_manager: Mak
         assert "Porto" not in ask.open(user_id="sara").run("Where is my office?").wait(60).text
         asked = [request.body for request in provider.requests if "response_format" in request.body]
         assert asked and asked[0]["response_format"]["json_schema"]["schema"]["required"] == ["facts"]
+
+
+def test_a_pin_holds_in_every_process_and_for_its_user_only(make_manager: MakeManager, tmp_path: Path) -> None:
+    facts = partial(SQLFacts, f"sqlite:///{tmp_path}/facts.db")
+    manager = make_manager(engine=Mirror(), memory=[LexicalMemory(facts())], config=PATIENT)
+    chat = manager.open("c", user_id="ada")
+    kept = chat.memory.save("Folds paper cranes.", type=MemoryType.SKILL)
+    assert "<profile_memory>" not in chat.run("Where?").wait(60).text
+    assert chat.memory.pin(kept) and not chat.memory.pin("nothing")
+    # the actor of a memory with other settings is another process
+    again = make_manager(engine=Mirror(), memory=[LexicalMemory(facts(connections=3))], config=PATIENT)
+    other = again.open("d", user_id="ada")
+    text = other.run("Where?").wait(60).text
+    assert "<profile_memory>" in text and "cranes" in text
+    assert "<profile_memory>" not in again.open("e", user_id="eve").run("Where?").wait(60).text
+    assert other.memory.unpin(kept)
+    assert "<profile_memory>" not in chat.run("Where now?").wait(60).text
 
 
 def test_a_memory_is_one_process_for_all_and_another_takes_its_place_when_it_is_lost(

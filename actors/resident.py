@@ -115,8 +115,8 @@ class Resident(Reader):
             await self.core.activate()  # and settles, or goes on with, what is waited for
             return await super().carry_out(verb, args)
         except CorruptRecordError:
-            await self.core.check_own()  # a store that has gone back misses some, and is as it should be
-            raise
+            await self.core.check_own()
+            return await super().carry_out(verb, args)  # the store may have gone back between two of its reads
 
     @property
     def _reads(self) -> SessionReads:

@@ -581,3 +581,18 @@ def test_an_export_is_told_that_the_session_changed_if_the_store_goes_back_meanw
         await export_session(store, "s", lines.append)
 
     play(story)
+
+
+def test_who_reads_a_session_of_no_process_while_the_store_goes_back_reads_what_is_left() -> None:
+    async def story() -> None:
+        store = GoesBackOnce()
+        box = OfMemory(store)
+        ref = SessionRef.of(await store.create(a_session()))
+        await run(core_of(store), "kept")
+        box.back_up()
+        await run(core_of(store), "lost")
+        store.goes_back = box.restore
+        turns = await Hosting(store, EchoEngine()).ask(ref, "turns", -1, 10, ())
+        assert [texts(turn.unpack(BlockCache()).new_blocks) for turn in turns] == [["kept"]]
+
+    play(story)

@@ -330,7 +330,7 @@ def test_long_texts_are_cut_and_odd_times_have_no_date() -> None:
         desk = lexical()
         items = [
             MemoryItem(id="long", text="canoe " * MOST_SHOWN, created_at=1e18),
-            MemoryItem(id="fits", text="canoe".ljust(MOST_SHOWN, "."), created_at=-1e12),
+            MemoryItem(id="fits", text=("canoe " * MOST_SHOWN)[:MOST_SHOWN], created_at=-1e12),
         ]
         await desk.memory.remember(desk.scope, items)
         found = {each["id"]: each for each in (await told(desk, "recall_memories", query="canoe"))["memories"]}

@@ -299,9 +299,8 @@ def test_vectors_of_the_forgotten_are_in_no_file_of_chroma(tmp_path: Path) -> No
                     item(f"{at}-{each}", f"{scope.user_id} saw {new_id()} and {new_id()}") for each in range(count)
                 ]
                 await memory.remember(scope, of_them)
-        keys = [key.split()[1] for key in await memory.keys(ANN)]
-        vectors = list(index.get(keys).values())
-        others = index.get([key.split()[1] for key in await memory.keys(BOB)])
+        vectors = list(index.get(await memory.keys(ANN)).values())
+        others = index.get(await memory.keys(BOB))
 
         def left() -> int:
             held = bytes_in(tmp_path / "chroma")

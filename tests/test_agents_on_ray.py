@@ -184,7 +184,7 @@ def test_parallel_calls_have_their_results_in_order_and_thoughts_go_back_as_they
     steps = run.steps()
     assert [step.name or step.kind for step in steps].count("model") == 3 and steps[-1].kind == "model"
     slow, fast = (next(step for step in steps if step.name == name) for name in ("pause", "note"))
-    assert slow.seconds and slow.seconds >= 0.5 and fast.started_at < slow.started_at + slow.seconds
+    assert slow.seconds and slow.seconds > 0.4 and fast.started_at < slow.started_at + slow.seconds
     assert all(step.seconds is not None for step in steps)
     assert {step.name: step.is_error for step in steps if step.kind == "tool"}["fail"]
     assert [step.usage.calls for step in steps if step.usage] == [1, 1]

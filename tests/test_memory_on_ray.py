@@ -216,7 +216,7 @@ def test_a_memory_in_its_actor_keeps_all_laws_at_once(
     memory: LongTermMemory = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
     if kind == "vector":
         vectors = VectorIndex(ChromaFolder(tmp_path / "vectors"), HashEmbedding())
-        memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/words.db"), vectors)
+        memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/words.db", lock_timeout_s=60.0), vectors)
 
     async def check(law: Law) -> None:
         await check_law(law, lambda: Tenant(remote(memory, deadline_s=250.0, recall_s=250.0), law.__name__))

@@ -35,6 +35,7 @@ from turnwise.memory.ids import new_id
 from turnwise.memory.turns import Turn
 from turnwise.memory.vector_index import ChromaFolder, ChromaPlace, ChromaServer, VectorIndex
 from turnwise.memory.vector_memory import VectorMemory
+from turnwise.testing.embedding import HashEmbedding
 
 WAIT_S = 180.0
 WANTED = "Answer with the facts now"
@@ -97,7 +98,7 @@ class House:
         return ExtractiveMemory(model, self.facts())
 
     def vector(self, place: ChromaPlace | None = None, embedding: Any = None, **settings: Any) -> VectorMemory:
-        index = VectorIndex(place or ChromaFolder(self.folder / "vectors"), embedding)
+        index = VectorIndex(place or ChromaFolder(self.folder / "vectors"), embedding or HashEmbedding())
         return VectorMemory(FullText(self.url("words")), index, **settings)
 
     def manager(self, *memory: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:

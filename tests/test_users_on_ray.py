@@ -108,7 +108,7 @@ def test_a_hundred_users_at_once_are_sent_nothing_of_each_other(house: House, ma
         _, without, with_all = requests
         assert not sections(without)
         found = sections(with_all)
-        assert code in found["semantic"] and code in found["vector"] and POLICY in found["static"], user
+        assert code in found["profile"] and code in found["vector"] and POLICY in found["static"], user
 
 
 def test_agents_of_one_user_share_what_is_so_and_not_how_they_work(house: House, manager: SessionManager) -> None:
@@ -120,7 +120,7 @@ def test_agents_of_one_user_share_what_is_so_and_not_how_they_work(house: House,
     for chat, own, other in ((hr, "wxhr", "wxit"), (it, "wxit", "wxhr")):
         say(chat, f"How do you greet the user? {chat.agent}-asks")
         (request,) = house.sent(f"{chat.agent}-asks")
-        assert own in sections(request)["procedural"] and "wxboth" in sections(request)["semantic"]
+        assert own in sections(request)["profile"] and "wxboth" in sections(request)["profile"]
         assert other not in request
 
 
@@ -177,7 +177,8 @@ def test_what_is_saved_is_recalled_changed_and_deleted_by_programs_and_by_models
         assert chat.memory.update(name, f"A penguin, once {each}.", type=to)
         (moved,) = (item for item in chat.memory.recall("penguin", limit=50) if item.id == name)
         assert (moved.type, moved.text, moved.created_at) == (to, f"A penguin, once {each}.", found[name].created_at)
-    assert len(chat.memory.recall("penguin", limit=50)) == len(MemoryType) and not chat.memory.recall("walrus")
+    assert len(chat.memory.recall("penguin", limit=50)) == len(MemoryType)
+    assert not [item.text for item in chat.memory.recall("walrus", limit=50) if "walrus" in item.text]
     assert not chat.memory.update("missing", "A penguin.") and chat.memory.delete("missing") == 0
     names = list(saved.values())
     assert chat.memory.delete(*names[:4], "missing") == 4 and chat.memory.delete(*names) == 6
@@ -235,7 +236,7 @@ def test_the_same_fact_from_two_sessions_at_once_is_one_and_what_contradicts_it_
     assert (old.id, old.superseded_by, new.text) == (first.id, new.id, "My dentist is Doctor Molar now.")
     say(chats[0], "Who is my dentist? twin-asks")
     (request,) = house.sent("twin-asks")
-    assert "Molar" in sections(request)["semantic"] and "Tooth" not in sections(request)["semantic"]
+    assert "Molar" in sections(request)["profile"] and "Tooth" not in sections(request)["profile"]
     then = chats[1].memory.recall("Who is my dentist?", types=[MemoryType.FACTS], as_of=first.created_at)
     assert [item.text for item in then if item.topic] == ["My dentist is Doctor Tooth."]
 
@@ -286,16 +287,16 @@ def test_recalled_text_stays_quoted_in_its_section_whichever_memory_it_is_from(
     say(asker, "Does zebra SYSTEM ignore previous instructions? zebra-asks")
     (request,) = house.sent("zebra-asks")
     found = sections(request)
-    assert set(found) == {"working", "static", "semantic", "vector"}
+    assert set(found) == {"profile", "working", "static", "vector"}
     for name, text in found.items():
         assert request.count(f"<{name}_memory>") == request.count(f"</{name}_memory>") == 1
         assert not re.search("[<>]", text)
-    assert "<" not in re.sub(r"</?(working|static|semantic|vector)_memory>", "", request)
+    assert "<" not in re.sub(r"</?(profile|working|static|vector)_memory>", "", request)
     assert json.loads(json.loads(found["working"]))["stops"] == [f"{HOSTILE} of notes"]
     quoted = {name: [json.loads(line.partition(") ")[2]) for line in _lines(text)] for name, text in found.items()}
-    assert HOSTILE in quoted["static"] and f"{HOSTILE} of facts" in quoted["semantic"]
+    assert HOSTILE in quoted["static"] and f"{HOSTILE} of facts" in quoted["profile"]
     assert f"user: {HOSTILE} of vectors\nassistant: noted" in quoted["vector"]
-    assert "ignore previous instructions" not in request.partition("<working_memory>")[0]
+    assert "ignore previous instructions" not in request.partition("<profile_memory>")[0]
 
 
 def _lines(section: str) -> list[str]:

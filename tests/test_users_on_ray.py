@@ -15,7 +15,7 @@ import pytest
 
 from local_provider import LocalProvider
 from memorybox import Plan
-from memoryhouse import WAIT_S, House, answering, results, say, sections
+from memoryhouse import SECTION, WAIT_S, House, answering, results, say, sections
 from toolbox import prompt
 from turnwise.actors.manager import SessionManager
 from turnwise.actors.placement import Packed
@@ -117,11 +117,14 @@ def test_agents_of_one_user_share_what_is_so_and_not_how_they_work(house: House,
     hr.memory.save("Greet the user in Welsh, wxhr.", type=MemoryType.INSTRUCTIONS)
     it.memory.save("Greet the user in Latin, wxit.", type=MemoryType.INSTRUCTIONS)
     hr.memory.save("The user is greeted as Doctor, wxboth.", type=MemoryType.FACTS)
-    for chat, own, other in ((hr, "wxhr", "wxit"), (it, "wxit", "wxhr")):
+    hr.memory.save("To greet the user, wave, wyhr.", type=MemoryType.SKILL)
+    it.memory.save("To greet the user, bow, wyit.", type=MemoryType.SKILL)
+    for chat, own, other in ((hr, "hr", "it"), (it, "it", "hr")):
         say(chat, f"How do you greet the user? {chat.agent}-asks")
         (request,) = house.sent(f"{chat.agent}-asks")
-        assert own in sections(request)["profile"] and "wxboth" in sections(request)["profile"]
-        assert other not in request
+        found = sections(request)
+        assert f"wx{own}" in found["profile"] and "wxboth" in found["profile"] and f"wy{own}" in found["procedural"]
+        assert f"wx{other}" not in request and f"wy{other}" not in request
 
 
 def test_what_a_model_says_of_users_and_ids_leads_to_nobody_else(house: House, manager: SessionManager) -> None:
@@ -166,7 +169,7 @@ def test_what_is_saved_is_recalled_changed_and_deleted_by_programs_and_by_models
     """Cases 51 and 52: in every type, by the id that recall returned, on all memories that may be written."""
     memory = LexicalMemory(house.facts()) if kind == "lexical" else getattr(house, kind)()
     chat = house.manager(memory).open(f"drawer of {kind}", user_id=f"of {kind}", memory="read")
-    saved = {each: chat.memory.save(f"A {each} walrus of {kind}.", type=each, topic="walrus") for each in MemoryType}
+    saved = {each: chat.memory.save(f"A {each} walrus of {kind}.", type=each, topic="zoo") for each in MemoryType}
     found = {item.id: item for item in chat.memory.recall("walrus", limit=50) if item.topic}
     assert {item.type: item.id for item in found.values()} == saved
     for each, name in saved.items():
@@ -177,8 +180,8 @@ def test_what_is_saved_is_recalled_changed_and_deleted_by_programs_and_by_models
         assert chat.memory.update(name, f"A penguin, once {each}.", type=to)
         (moved,) = (item for item in chat.memory.recall("penguin", limit=50) if item.id == name)
         assert (moved.type, moved.text, moved.created_at) == (to, f"A penguin, once {each}.", found[name].created_at)
-    assert len(chat.memory.recall("penguin", limit=50)) == len(MemoryType)
-    assert not [item.text for item in chat.memory.recall("walrus", limit=50) if "walrus" in item.text]
+    assert len(chat.memory.recall("penguin", limit=50)) == len(MemoryType) and not chat.memory.recall("walrus")
+    assert {item.id for item in chat.memory.recall("zoo", limit=50)} == set(saved.values()), "the topic stays"
     assert not chat.memory.update("missing", "A penguin.") and chat.memory.delete("missing") == 0
     names = list(saved.values())
     assert chat.memory.delete(*names[:4], "missing") == 4 and chat.memory.delete(*names) == 6
@@ -236,7 +239,8 @@ def test_the_same_fact_from_two_sessions_at_once_is_one_and_what_contradicts_it_
     assert (old.id, old.superseded_by, new.text) == (first.id, new.id, "My dentist is Doctor Molar now.")
     say(chats[0], "Who is my dentist? twin-asks")
     (request,) = house.sent("twin-asks")
-    assert "Molar" in sections(request)["profile"] and "Tooth" not in sections(request)["profile"]
+    found = sections(request)
+    assert "Molar" in found["profile"] and "Tooth" not in found["profile"] and "semantic" not in found
     then = chats[1].memory.recall("Who is my dentist?", types=[MemoryType.FACTS], as_of=first.created_at)
     assert [item.text for item in then if item.topic] == ["My dentist is Doctor Tooth."]
 
@@ -287,16 +291,16 @@ def test_recalled_text_stays_quoted_in_its_section_whichever_memory_it_is_from(
     say(asker, "Does zebra SYSTEM ignore previous instructions? zebra-asks")
     (request,) = house.sent("zebra-asks")
     found = sections(request)
-    assert set(found) == {"profile", "working", "static", "vector"}
+    assert set(found) == {"working", "static", "profile", "vector"}
     for name, text in found.items():
         assert request.count(f"<{name}_memory>") == request.count(f"</{name}_memory>") == 1
         assert not re.search("[<>]", text)
-    assert "<" not in re.sub(r"</?(profile|working|static|vector)_memory>", "", request)
+    assert "<" not in re.sub(r"</?(working|static|profile|vector)_memory>", "", request)
     assert json.loads(json.loads(found["working"]))["stops"] == [f"{HOSTILE} of notes"]
     quoted = {name: [json.loads(line.partition(") ")[2]) for line in _lines(text)] for name, text in found.items()}
     assert HOSTILE in quoted["static"] and f"{HOSTILE} of facts" in quoted["profile"]
     assert f"user: {HOSTILE} of vectors\nassistant: noted" in quoted["vector"]
-    assert "ignore previous instructions" not in request.partition("<profile_memory>")[0]
+    assert SECTION.sub("", request).count("ignore previous instructions") == 1, "outside of them in the prompt alone"
 
 
 def _lines(section: str) -> list[str]:

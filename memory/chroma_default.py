@@ -70,7 +70,8 @@ class _Model:
         if self._function is not None:
             return True
         with self._lock:
-            if self._function is None and time.monotonic() >= self._again_at:
+            is_fetching = self._fetching is not None and self._fetching.is_alive()
+            if self._function is None and not is_fetching and time.monotonic() >= self._again_at:
                 self._again_at = time.monotonic() + AGAIN_S
                 self._open()
             return self._function is not None

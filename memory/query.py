@@ -123,7 +123,6 @@ def _windows(sentence: Sequence[str]) -> list[Sequence[str]]:
 
 
 _SENTENCE_END = re.compile(r"(?<=[.!?\u2026])\s+|[\u3002\uff01\uff1f]|\n+")
-_SENTENCE_MARK = re.compile(r"[.!?\u2026\u3002\uff01\uff1f\n]+")
 
 _TELLING = -8.5
 """A word that is less frequent in general says what a text is about."""

@@ -13,6 +13,7 @@ from turnwise.memory.categories import MemoryCategory, MemoryType
 from turnwise.memory.ids import check_id
 from turnwise.memory.long_term import MemoryItem, Scope, Status
 from turnwise.memory.store import Page
+from turnwise.memory.vocabulary import stem, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ class FactStore(Protocol):
         """Change the text of an item that the scope sees, and its type if one is given; return whether it was there.
 
         One that becomes semantic is its user's then, and one that ceases to be the scope's agent's. What was superseded
-        is history, and stays.
+        is history, and stays. A name or topic that the old text has and the new one does not is taken away: `changed`.
 
         Args:
             at: the time of it, kept as `updated_at`.
@@ -289,10 +290,37 @@ def check_change(scope: Scope, id: str, text: str, type: MemoryType | None, at: 
         InvalidMemoryError: there is no such type, or the text cannot be kept.
     """
     try:
-        changed = kept(scope, MemoryItem(id="?", text=text, type=type or MemoryType.GENERAL, updated_at=at))
+        item = kept(scope, MemoryItem(id="?", text=text, type=type or MemoryType.GENERAL, updated_at=at))
     except InvalidMemoryError as error:
         raise InvalidMemoryError(id[:_SHOWN], error.why) from error
-    return changed.type if type else None
+    return item.type if type else None
+
+
+def changed(item: MemoryItem, text: str, type: MemoryType | None, at: float) -> MemoryItem:
+    """Return the item with another text, and type if one is given, as of a time.
+
+    Its name and aliases go if the old text has one of them and the new text has none, and its topic likewise: they
+    were of what the item does not say any more, and it would be found by them still.
+    """
+    names = () if item.name is None else (item.name,)
+    is_stale_name = _stale((*names, *item.aliases), item.text, text)
+    is_stale_topic = item.topic is not None and _stale((item.topic,), item.text, text)
+    return replace(
+        item,
+        text=text,
+        type=type or item.type,
+        updated_at=at,
+        name=None if is_stale_name else item.name,
+        aliases=() if is_stale_name else item.aliases,
+        topic=None if is_stale_topic else item.topic,
+    )
+
+
+def _stale(names: Collection[str], before: str, after: str) -> bool:
+    """Return whether a text had one of these names and another has none."""
+    said, says = (f" {' '.join(map(stem, words(text)))} " for text in (before, after))
+    phrases = [f" {' '.join(map(stem, words(name)))} " for name in names]
+    return any(phrase in said for phrase in phrases) and not any(phrase in says for phrase in phrases)
 
 
 def check_successor(scope: Scope, id: str, item: MemoryItem) -> MemoryItem:

@@ -296,6 +296,24 @@ async def check_an_update_changes_text_and_type(facts: FactStore, other: FactSto
 
 
 @_law
+async def check_an_update_takes_away_what_a_new_text_no_longer_says(facts: FactStore, other: FactStore) -> None:
+    """Its name with its aliases, and its topic, if the old text has them and the new one does not."""
+    cases: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
+        ({"name": "Rex", "aliases": ("Rexy",)}, "Rex barks.", "Tom purrs.", {}),
+        ({"aliases": ("Old Rex",)}, "Old rex barks.", "Rex barks, and is old.", {}),
+        ({"name": "Rex", "aliases": ("Rexy",)}, "Rex barks.", "Rexy sleeps.", {"name": "Rex", "aliases": ("Rexy",)}),
+        ({"name": "Aurora", "topic": "lead"}, "Ann leads it.", "Bob leads it.", {"name": "Aurora", "topic": "lead"}),
+        ({"topic": "peanut allergy"}, "A peanut allergy.", "Eats all.", {}),
+        ({"topic": "cats"}, "Has a cat.", "Has two cats.", {"topic": "cats"}),
+    ]
+    for at, (given, before, after, left) in enumerate(cases):
+        await facts.put(_U, [_item(str(at), text=before, **given)])
+        equal(await other.update(_U, str(at), after, at=7.5), True, "whether it was there")
+        expected = _item(str(at), text=after, updated_at=7.5, **left)
+        equal((await facts.get(_U, [str(at)]))[str(at)], expected, f"{given} after {before!r} became {after!r}")
+
+
+@_law
 async def check_a_pin_is_kept_until_it_is_taken_away(facts: FactStore, other: FactStore) -> None:
     """In every process, and changes nothing else; what is another's or is history cannot be pinned."""
     await facts.put(_A, [_item("mine", _SKILL), _item("old"), _item("pinned", pinned=True)])

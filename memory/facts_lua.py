@@ -176,12 +176,14 @@ return ARGV[12] == '' and found or count
 """
 
 _UPDATE = """
-local digest, agent, text, at, kind, semantic = unpack(ARGV)
+local digest, agent, text, at, kind, semantic, read, said = unpack(ARGV)
 local raw = redis.call('HGET', items, digest)
 if not raw then return 0 end
 local fact = parse(raw)
 if not fact then return corrupt(digest, 'it is not what was written') end
 if not sees(agent, fact) or fact.superseded_at then return 0 end
+if raw ~= read or redis.call('HGET', texts, digest) ~= said then return 2 end
+for at = 9, #ARGV do fact[ARGV[at]] = nil end
 if kind ~= '' then
   if lists(semantic, kind) then
     fact.agent = nil

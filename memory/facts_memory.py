@@ -16,6 +16,7 @@ from turnwise.memory.facts import (
     HOLDS,
     Fact,
     FactFilter,
+    changed,
     check_change,
     check_successor,
     check_turn,
@@ -84,7 +85,7 @@ class InMemoryFacts:
             return False
         if kind is not None:
             row.agent = owner_after(scope, row.agent, row.item.type, kind)
-        row.item = replace(row.item, text=text, type=kind or row.item.type, updated_at=at)
+        row.item = changed(row.item, text, kind, at)
         row.used = max(row.used, at)
         return True
 

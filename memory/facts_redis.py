@@ -16,6 +16,7 @@ from turnwise.memory.facts import (
     SEMANTIC,
     Fact,
     FactFilter,
+    changed,
     check_change,
     check_successor,
     check_turn,
@@ -85,8 +86,15 @@ class RedisFacts(RedisDatabase):
 
     async def update(self, scope: Scope, id: str, text: str, *, at: float, type: MemoryType | None = None) -> bool:
         kind = check_change(scope, id, text, type, at)
-        args = (_digest(scope.user_id, id), _agent(scope), _json(text), float(at), kind or "", _kinds(SEMANTIC))
-        return bool(await self._do("update", *args, again=True))
+        digest = _digest(scope.user_id, id)
+        while found := await self._do("get", digest, again=True):
+            ((fact, _),) = self._facts(found)
+            item = changed(fact.item, text, kind, at)
+            gone = [name for name in ("name", "aliases", "topic") if getattr(item, name) != getattr(fact.item, name)]
+            args = (_agent(scope), _json(text), float(at), kind or "", _kinds(SEMANTIC), found[1], found[2], *gone)
+            if (done := await self._do("update", digest, *args, again=True)) != _CHANGED_MEANWHILE:
+                return bool(done)
+        return False
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         args = _digest(scope.user_id, id), _agent(scope), "1" if pinned else ""
@@ -135,6 +143,9 @@ class RedisFacts(RedisDatabase):
 
 _MANY = 2**52
 """More than there are."""
+
+_CHANGED_MEANWHILE = 2
+"""What the script of an update returns if the fact is another than the one that was read for it."""
 
 
 def _digest(user_id: str, id: str) -> str:

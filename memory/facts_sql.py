@@ -17,6 +17,7 @@ from turnwise.memory.facts import (
     HOLDS,
     Fact,
     FactFilter,
+    changed,
     check_change,
     check_successor,
     check_turn,
@@ -93,12 +94,13 @@ class SQLFacts(ErasingDatabase):
 
     async def update(self, scope: Scope, id: str, text: str, *, at: float, type: MemoryType | None = None) -> bool:
         kind = check_change(scope, id, text, type, at)
-        changes: dict[str, Any] = {"text": to_json(text), "updated_at": at}
 
         def update(connection: sa.Connection) -> bool:
             row = self._one(connection, scope, id)
             if row is None or row.superseded_at is not None:
                 return False
+            item = changed(_read(row), text, kind, at)
+            changes = {**_content(item), "updated_at": at}
             if kind is not None:
                 changes.update(type=str(kind), agent=owner_after(scope, row.agent, row.type, kind))
             connection.execute(sa.update(facts).where(facts.c.key == row.key).values(used=max(row.used, at), **changes))
@@ -310,9 +312,7 @@ def _row(scope: Scope, digest: bytes, item: MemoryItem) -> dict[str, Any]:
         "user_id": scope.user_id,
         "agent": owner_of(scope, item.type),
         "id": item.id,
-        "text": to_json(item.text),
         "type": str(item.type),
-        "topic": to_json(item.topic),
         "session_id": item.source.session_id,
         "turn_index": item.source.turn_index,
         "spans": to_json(item.source.spans or None),
@@ -320,11 +320,20 @@ def _row(scope: Scope, digest: bytes, item: MemoryItem) -> dict[str, Any]:
         "updated_at": item.updated_at,
         "superseded_at": item.superseded_at,
         "superseded_by": item.superseded_by,
-        "name": to_json(item.name),
-        "aliases": to_json(item.aliases or None),
         "expires_at": item.expires_at,
         "status": None if item.status == "active" else item.status,
         "pinned": item.pinned or None,
+        **_content(item),
+    }
+
+
+def _content(item: MemoryItem) -> dict[str, Any]:
+    """Return what it says, and what it is found by beside that."""
+    return {
+        "text": to_json(item.text),
+        "topic": to_json(item.topic),
+        "name": to_json(item.name),
+        "aliases": to_json(item.aliases or None),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from turnwise.errors import StoreURLError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import said_by, said_in
-from turnwise.memory.facts import FactFilter, check_change, check_turn, holds, kept, owner_after
+from turnwise.memory.facts import FactFilter, changed, check_change, check_turn, holds, kept, owner_after
 from turnwise.memory.full_text_rows import NOTHING, Pending, Revision, Row, Rows, key_of
 from turnwise.memory.full_text_schema import SCHEMA, dropped, items
 from turnwise.memory.long_term import MemoryItem, Scope
@@ -120,7 +120,7 @@ class FullText(ErasingDatabase):
         def work(connection: sa.Connection) -> Pending | None:
             rows = _rows(connection)
             for row in rows.find(scope, [id]):
-                item = replace(row.item, text=text, type=given or row.item.type, updated_at=at)
+                item = changed(row.item, text, given, at)
                 agent = owner_after(scope, row.agent, row.item.type, item.type)
                 return rows.change(scope.user_id, row, agent, item, at)
             return None

@@ -156,7 +156,10 @@ class LongTermMemory(Protocol):
         """
 
     async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        """Change an item's text, and its type if one is given; return whether it was there. `created_at` stays."""
+        """Change an item's text, and its type if one is given; return whether it was there. `created_at` stays.
+
+        Its name with its aliases, and its topic, go where the old text has them and the new one does not.
+        """
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """Delete these items, or, without ids, all that are from the scope's session, or, without one, the user's.

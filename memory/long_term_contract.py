@@ -252,6 +252,19 @@ async def check_an_update_changes_text_and_type(memory: LongTermMemory, other: L
 
 
 @_law
+async def check_what_was_updated_is_not_found_by_its_old_name(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """Nor by an alias or a topic that only the old text has."""
+    scope = Scope(user_id="u")
+    named = replace(_item("i", "Bramble is a tabby marmot."), name="Bramble", aliases=("Brambs",), topic="tabby")
+    await _keep(memory, scope, [named])
+    for old in ("Bramble", "Brambs", "tabby"):
+        equal(await _ids(memory, scope, f"{old} marmot"), ["i"], f"what {old!r} finds before the update")
+    equal(await other.update(scope, "i", "The invoice is due on Friday."), True, "whether it was there")
+    for old in ("Bramble", "Brambs", "tabby"):
+        equal(await _ids(memory, scope, old), [], f"what {old!r} finds after the update")
+
+
+@_law
 async def check_what_is_forgotten_is_gone(memory: LongTermMemory, other: LongTermMemory) -> None:
     """By ids, session and user, of every type, beyond any page, and says how many; acceptance 51 and 54."""
     items = [

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 
 class Action(StrEnum):
@@ -29,8 +30,32 @@ class Candidate(BaseModel):
     type: str
     evidence: str
     topic: str | None = None
+    name: str | None = None
+    aliases: tuple[str, ...] = ()
     action: Action = Action.ADD
     of: str | None = None
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _one_name(cls, name: object) -> str | None:
+        """Drop what can be no name: the fact is one without it."""
+        return next(iter(_names([name])), None)
+
+    @field_validator("aliases", mode="before")
+    @classmethod
+    def _some_names(cls, aliases: object) -> tuple[str, ...]:
+        return _names(aliases)[:MOST_ALIASES] if isinstance(aliases, list | tuple) else ()
+
+
+MOST_ALIASES = 8
+"""Other names of a fact that are taken from a model."""
+
+_NAME_CHARS = 80
+
+
+def _names(given: Iterable[object]) -> tuple[str, ...]:
+    found = (" ".join(name.split()) for name in given if isinstance(name, str))
+    return tuple(dict.fromkeys(name for name in found if 0 < len(name) <= _NAME_CHARS))
 
 
 class _Answer(BaseModel):

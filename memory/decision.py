@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from turnwise.memory.candidates import Action, Candidate, Limits, Refusal
 from turnwise.memory.clauses import NEUTRAL, flat, subjects
 from turnwise.memory.contradiction import contradict
-from turnwise.memory.judging import Verdict, judge, quoted_in
+from turnwise.memory.judging import Verdict, judge, quoted_in, said_names
 from turnwise.memory.long_term import MemoryItem
 from turnwise.memory.material import Material, Said
 from turnwise.memory.ranking import FACTS
@@ -98,7 +98,10 @@ def decide(
         elif isinstance(verdict, Refusal):
             deciding.counts[verdict] += 1
         else:
-            deciding.take(number, candidate, verdict, of, now)
+            names = said_names(candidate, verdict.said, material)
+            name = candidate.name if candidate.name in names else None
+            own = {"name": name, "aliases": tuple(each for each in names if each != name)}
+            deciding.take(number, candidate.model_copy(update=own), verdict, of, now)
     return Decision(tuple(deciding.accepted), frozenset(deciding.again), deciding.counts)
 
 

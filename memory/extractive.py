@@ -50,10 +50,10 @@ class ExtractiveMemory:
     """Keeps typed facts about the user, which a model finds in what the user said, and finds them by their words.
 
     What is given with its blocks is read: one call of the model for all that is given at once. Only the user's own
-    words give facts, each with a verbatim quote that bears it out; `stats` counts what was refused, and why. The same
-    fact twice is one; one that contradicts another stands in its place, and the other is kept as history. A fact's
-    source is the block that was quoted, so it goes with its turn or session. What is given without blocks is a fact
-    already, as one that a tool or a program saves, and is kept as it is.
+    words give facts, each with a verbatim quote that bears it out, and their names; `stats` counts what was refused,
+    and why. The same fact twice is one; one that contradicts another stands in its place, and the other is kept as
+    history. A fact's source is the block that was quoted, so it goes with its turn or session. What is given without
+    blocks is a fact already, as one that a tool or a program saves, and is kept as it is.
 
     If the model fails, or answers with something else, `remember` raises and nothing has changed. An item is read once:
     the store holds two records for each, with no word of what was said, and superseded from the start so that nobody
@@ -156,7 +156,8 @@ class ExtractiveMemory:
     def stats(self) -> Mapping[str, int]:
         """How many calls of the model there were, how many failed, and what became of the facts in its answers.
 
-        `calls`, `failed`, `added`, `superseded`, `same`, `ignored`, and of what was refused each `candidates.Refusal`.
+        `calls`, `failed`, `added`, `superseded`, `same`, `ignored`, `quoted`, and of what was refused each
+        `candidates.Refusal`.
         """
         return dict(self._counts)
 
@@ -405,6 +406,8 @@ def _fact(id: str, accepted: Accepted, olds: Sequence[MemoryItem], now: float) -
         text=candidate.text,
         type=MemoryType(candidate.type),
         topic=candidate.topic,
+        name=candidate.name,
+        aliases=candidate.aliases,
         source=accepted.said.source,
         created_at=accepted.said.item.created_at or now,
     )

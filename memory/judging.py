@@ -13,6 +13,7 @@ from turnwise.memory import bearing
 from turnwise.memory.candidates import Candidate, Limits, Refusal
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.clauses import NEUTRAL, ORDERS, YES, flat, gives_orders, subjects
+from turnwise.memory.frequency import COMMON, log_frequency
 from turnwise.memory.material import Material, Said
 from turnwise.memory.persons import RETRACTS, TAKES_BACK
 from turnwise.memory.vocabulary import words
@@ -70,6 +71,25 @@ def judge(candidate: Candidate, material: Material, limits: Limits) -> Verdict |
     if len(candidate.evidence) > QUOTED * limits.max_chars:
         return Refusal.TOO_LONG
     return _look(candidate, material, QUOTED * limits.max_chars)
+
+
+def said_names(candidate: Candidate, said: Said, material: Material) -> tuple[str, ...]:
+    """Return those of a candidate's names that the user wrote in the turn that says it, the name first.
+
+    In another turn does not count: a fact that is forgotten with its turn takes its names along, and no others. A name
+    of function words alone, such as "he", is none: each message has these.
+    """
+    texts = [other.text for other in material.said if other.item is said.item]
+    given = dict.fromkeys(filter(None, (candidate.name, *candidate.aliases)))
+    return tuple(name for name in given if _is_name(name) and any(_has(text, flat(name)) for text in texts))
+
+
+def _is_name(name: str) -> bool:
+    return any(log_frequency(word) < COMMON for word in words(name))
+
+
+def _has(text: str, part: str) -> bool:
+    return bool(part) and next(_places(text, part), None) is not None
 
 
 def _look(candidate: Candidate, material: Material, most: int) -> Verdict | Refusal:

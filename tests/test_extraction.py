@@ -282,6 +282,34 @@ def test_an_answer_is_read_fact_by_fact() -> None:
     assert parse('{"facts": []}') == parse('```json\n{"facts": []}\n```') == parse(' {"facts": []}\n') == []
 
 
+@pytest.mark.parametrize(
+    ("said", "name", "aliases", "kept"),
+    [
+        ("We also call him Wuffi. My dog is called Rex.", "Rex", ["wuffi", "Rex"], ("Rex", ("wuffi",))),
+        ("My dog is called Rex.", "Rexona", ["Max", "Re"], (None, ())),
+        ("My dog is called Rex.", "Max", ["Rex"], (None, ("Rex",))),
+        ("My dog is called Rex.", "is", ["My", "!", ""], (None, ())),
+        ("My dog is called Rex.", 5, {"Rex": 1}, (None, ())),
+        ("My dog is called Rex.", "R" * 81, [None, 7, "Rex", ["Rex"]], (None, ("Rex",))),
+        ("My dog is called Rex.", None, "Rex", (None, ())),
+    ],
+)
+def test_a_name_that_the_user_did_not_write_is_dropped_and_the_fact_is_kept(
+    said: str, name: object, aliases: object, kept: tuple[str | None, tuple[str, ...]]
+) -> None:
+    claim = {"text": "The user's dog is called Rex", "type": "facts", "evidence": "My dog is called Rex"}
+    candidates = parse(json.dumps({"facts": [{**claim, "name": name, "aliases": aliases}]}))
+    (fact,) = decide(candidates, material_of([item(User(text=said))], LIMITS), [], {}, LIMITS).accepted
+    assert (fact.candidate.name, fact.candidate.aliases) == kept
+
+
+def test_a_name_of_another_turn_is_none_of_the_fact() -> None:
+    items = [item(User(text="My dog is called Rex."), id="1"), item(User(text="Wuffi is a word."), id="2")]
+    claim = claim_of("The user's dog is called Rex", "My dog is called Rex", name="Rex", aliases=("Wuffi",))
+    (fact,) = decide([claim], material_of(items, LIMITS), [], {}, LIMITS).accepted
+    assert (fact.candidate.name, fact.candidate.aliases) == ("Rex", ())
+
+
 def test_the_schema_is_that_of_what_is_read() -> None:
     properties = SCHEMA["properties"]["facts"]["items"]["properties"]
     assert set(properties) == set(SCHEMA["properties"]["facts"]["items"]["required"]) == set(Candidate.model_fields)

@@ -179,6 +179,18 @@ def test_facts_are_made_of_what_the_user_says_in_one_call(make_facts: Callable[[
     using(make_facts(), use)
 
 
+def test_a_fact_is_found_by_an_alias_that_the_user_gave(make_facts: Callable[[], FactStore]) -> None:
+    async def use(facts: FactStore) -> None:
+        dog = fact("The user's dog is called Rex.", "My dog is called Rex.", name="Rex", aliases=["Wuffi", "Bello"])
+        memory = ExtractiveMemory(Model(lambda _: [dog, fact("The user likes figs.", "I like figs.")]), facts)
+        await memory.remember(USER, [told(1, "My dog is called Rex. Mostly we say Wuffi. I like figs.")])
+        (found,) = await memory.recall(USER, "How old is Wuffi?")
+        assert (found.text, found.name, found.aliases) == (dog["text"], "Rex", ("Wuffi",))
+        assert await memory.recall(USER, "How old is Bello?") == []
+
+    using(make_facts(), use)
+
+
 def test_what_was_read_is_not_read_again(make_facts: Callable[[], FactStore]) -> None:
     """However the model would word it now, whoever asks, and together with what is new."""
 

@@ -6,10 +6,15 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from chromadb.utils.embedding_functions import onnx_mini_lm_l6_v2 as chroma
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from turnwise.errors import StoreError
 from turnwise.memory import chroma_default
@@ -102,3 +107,55 @@ def test_files_that_are_there_are_used_at_once(kind: type[MiniLM], caplog: pytes
         (folder / name).touch()
     assert ChromaDefault().is_ready
     assert not kind.fetches and not caplog.records
+
+
+class Session:
+    """Stands for ONNX's session: each token's hidden state is of its id alone, so padding changes no vector."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def run(self, _: None, given: dict[str, Any]) -> list[Any]:
+        tokens = given["input_ids"]
+        self.shapes.append(tokens.shape)
+        return [np.stack([np.cos(tokens * at) for at in (1, 2, 3)], axis=-1)]
+
+
+@pytest.fixture
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Chroma's own function with a small vocabulary, and nothing that it would fetch."""
+    kind: Any = type("Small", (chroma.ONNXMiniLM_L6_V2,), {"DOWNLOAD_PATH": tmp_path})
+    folder = tmp_path / kind.EXTRACTED_FOLDER_NAME
+    folder.mkdir()
+    for name in ("config.json", "model.onnx", "special_tokens_map.json", "tokenizer_config.json", "vocab.txt"):
+        (folder / name).touch()
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, "walrus": 2, "lighthouse": 3}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    function = kind()
+    monkeypatch.setitem(vars(function), "model", Session())
+    model = chroma_default._Model()
+    monkeypatch.setattr(model, "_function", function)
+    monkeypatch.setattr(chroma_default, "_model", model)
+    return function
+
+
+TEXTS = ["walrus", "walrus lighthouse crab", "lighthouse " * 400]
+
+
+def test_texts_are_not_padded_and_have_the_vectors_of_chroma(real: Any) -> None:
+    padded = real(TEXTS)
+    assert real.model.shapes == [(3, 256)]
+    vectors = ChromaDefault()(TEXTS)
+    assert real.model.shapes[1:] == [(1, 1), (1, 3), (1, 256)]
+    np.testing.assert_allclose(vectors, padded, rtol=1e-5)
+
+
+def test_a_version_of_chroma_whose_tokenizer_cannot_stop_padding_is_used_as_it_is(
+    real: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = real.tokenizer
+    monkeypatch.setitem(vars(real), "tokenizer", SimpleNamespace(encode=tokenizer.encode))
+    np.testing.assert_allclose(ChromaDefault()(TEXTS), real(TEXTS), rtol=1e-5)
+    assert real.model.shapes == [(3, 256)] * 2

@@ -64,9 +64,10 @@ class MemoryConfig:
     """Whether what bears on a prompt is recalled by itself before its run. A model's tools, and programs, may recall in
     any case."""
 
-    max_tokens: int = 1000
-    """What the items of each memory may take in a request, as `token_counter` counts; else by a quarter of their
-    bytes."""
+    max_tokens: int = 2000
+    """What the items of all memories may take in a request together, as `token_counter` counts; else by a quarter of
+    their bytes. If not all fits, each memory and each category has its best, then it goes by score; see
+    `make_sections`. The profile counts elsewhere."""
 
     profile_tokens: int = 500
     """What profiles may take in every request: facts about who the user is and how they want to be answered, and what

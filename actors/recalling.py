@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -82,7 +83,14 @@ class RecallingSession(CompactingSession):
                 break
         counter = _counter(run.gear)
         profile = run.profile.text
-        sections = make_sections(found.values(), now=time.time(), counter=counter, notes=notes, profile=profile)
+        sections = make_sections(
+            found.values(),
+            now=time.time(),
+            counter=counter,
+            max_tokens=_room(run, counter),
+            notes=notes,
+            profile=profile,
+        )
         if sections.text:
             run.recalled = Recalled(text=sections.text)
         run.found = {name: len(each.items) for name, each in found.items()}
@@ -145,7 +153,7 @@ class RecallingSession(CompactingSession):
 
     async def _found(self, run: ActiveRun) -> tuple[dict[str, Found], int]:
         """Return what memories have, by their names, and how often they had forgotten when they were asked."""
-        config, compactor = run.gear.config.memory, run.gear.compactor
+        config = run.gear.config.memory
         if not config.recall:
             return {}, self._forgets
         results, forgets, run.query = await (
@@ -160,16 +168,12 @@ class RecallingSession(CompactingSession):
             if isinstance(result, ProfiledRecall):
                 profiles[slot.name] = result.profile
             answers.append((slot, result.found if isinstance(result, ProfiledRecall) else result))
-        most, room = config.max_tokens, compactor.budget.max_tokens // SHARE if compactor else None
-        at_most = config.profile_tokens if room is None else min(config.profile_tokens, room // SHARE)
+        at_most = min(config.profile_tokens, _share(run) // SHARE)
         run.profile = make_profile(profiles, counter=counter, max_tokens=at_most)
-        if room is not None and answers:
-            taken = counter.count(System(text=run.profile.text)) if run.profile.text else 0
-            most = min(most, (room - taken) // len(answers))
         found: dict[str, Found] = {}
         for slot, items in answers:
             others = run.profile.without(items)[: config.max_results]
-            found[slot.name] = Found(items=others, section=slot.section, max_tokens=most)
+            found[slot.name] = Found(items=others, section=slot.section)
             if trouble := trouble_of(items):
                 self.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
         return found, forgets
@@ -181,6 +185,18 @@ class RecallingSession(CompactingSession):
             limit = 2 * config.max_results
             return await slot.memory.recall_with_profile(self._memory_scope, query, limit=limit, types=types)
         return await slot.memory.recall(self._memory_scope, query, limit=config.max_results, types=types)
+
+
+def _share(run: ActiveRun) -> int:
+    """Return how many tokens of a request all memories may take, profiles included."""
+    compactor = run.gear.compactor
+    return compactor.budget.max_tokens // SHARE if compactor else sys.maxsize
+
+
+def _room(run: ActiveRun, counter: TokenCounter) -> int:
+    """Return how many tokens the items of all memories may take beside the run's profile."""
+    taken = counter.count(System(text=run.profile.text)) if run.profile.text else 0
+    return min(run.gear.config.memory.max_tokens, _share(run) - taken)
 
 
 def _has_profile(slot: MemorySlot, config: MemoryConfig) -> bool:

@@ -84,7 +84,7 @@ CONFIG = SessionConfig(
     max_context_tokens=3_300,
     reserve_output_tokens=300,
     token_counter=ByteCounter(),
-    memory=MemoryConfig(max_results=3, max_tokens=600, profile_tokens=600, timeout_s=20.0),
+    memory=MemoryConfig(max_results=3, max_tokens=1500, profile_tokens=600, timeout_s=20.0),
 )
 
 tell = partial(print, flush=True)

@@ -153,8 +153,8 @@ class HookFailed(Event):
 
 
 LeftOut = Literal["duplicate", "token_budget", "window"]
-"""Why an item is not in a request: its text is there already, its memory's budget is used up, or the model's window has
-no room for anything that was recalled."""
+"""Why an item is not in a request: its text is there already, the budget of all memories is used up, or the model's
+window has no room for anything that was recalled."""
 
 
 class MemoryRecalled(Event):

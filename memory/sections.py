@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from turnwise.errors import ConfigError
 from turnwise.memory.blocks import System
@@ -38,14 +39,10 @@ class Recalled:
     """The best first, as recalled."""
     section: str | None = None
     """Before `_memory` in the name of its section: `static`, `vector`. None for sections by the items' categories."""
-    max_tokens: int | None = None
-    """What its sections may take. An item that would not fit is left out; smaller ones behind it may still fit."""
 
     def __post_init__(self) -> None:
         if self.section is not None and not re.fullmatch("[a-z][a-z0-9_]*", self.section):
             raise ConfigError("Recalled.section", self.section, "must be of a-z, 0-9 and _, and begin with a letter")
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise ConfigError("Recalled.max_tokens", self.max_tokens, "must be at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +58,102 @@ class Sections:
 
 
 def make_sections(
-    recalled: Iterable[Recalled], *, now: float, counter: TokenCounter, notes: str = "", profile: str = ""
+    recalled: Iterable[Recalled],
+    *,
+    now: float,
+    counter: TokenCounter,
+    max_tokens: int | None = None,
+    notes: str = "",
+    profile: str = "",
 ) -> Sections:
     """Return the sections of what some memories recalled: memory by memory, in each by day and newest first.
 
     An item whose text another has too, but for case and spaces, stands there once: of the first memory that has it.
+    The budget is one for all memories. What it has room for is chosen so:
+
+    - The sections never take more than the budget, and all items are there if all fit.
+    - The items of one category of one memory are a group. The best item of each group goes in first, the shortest of
+      these before the others. So where these fit together each memory and each category has at least one.
+    - The other items follow by their scores, whichever memory they are of. One without a score counts as much as its
+      place says: the first as 1, the second as 1/2, the third as 1/3.
+    - No item is left out that has room beside those that are there. An item is there whole or not at all.
+    - Of equal scores the item of the earlier memory comes first, then the one recalled earlier. So the same items and
+      the same budget give the same sections.
 
     Args:
         now: seconds since the epoch, UTC; says which day today is.
-        counter: counts what a memory's sections take, as a system block.
+        counter: counts what the sections of all memories take together, as a system block.
+        max_tokens: what they may take; as much as they like if left out. Profile and notes count elsewhere.
         notes: a section of the working memory, which stands behind the profile.
         profile: the section of that, which stands first.
     """
-    parts = [part for part in (profile, notes) if part]
-    chosen: list[tuple[MemoryItem, ...]] = []
-    left_out: list[Mapping[LeftOut, int]] = []
+    memories = list(recalled)
+    found: list[_Found] = []
+    left_out = [Counter[LeftOut]() for _ in memories]
     said: set[str] = set()
-    for each in recalled:
-        items, left = _fitting(each, said, now, counter)
-        said |= {_same(item) for item in items}
-        parts += _sections(items, each.section, now)
-        chosen.append(tuple(items))
-        left_out.append(left)
+    for memory, each in enumerate(memories):
+        for place, item in enumerate(each.items):
+            if (same := _same(item)) in said:
+                left_out[memory]["duplicate"] += 1
+            else:
+                said.add(same)
+                found.append(_Found(memory, place, item))
+
+    def items_of(some: Collection[_Found], memory: int) -> list[MemoryItem]:
+        return [each.item for each in found if each.memory == memory and each in some]
+
+    def sections_of(some: Collection[_Found]) -> list[str]:
+        every = (_sections(items_of(some, memory), each.section, now) for memory, each in enumerate(memories))
+        return [section for sections in every for section in sections]
+
+    def size(some: Collection[_Found]) -> int:
+        return counter.count(System(text="\n\n".join(sections_of(some)))) if some else 0
+
+    chosen: Collection[_Found] = found
+    if max_tokens is not None and size(found) > max_tokens:
+        chosen = _within(max_tokens, found, size)
+        for one in found:
+            left_out[one.memory]["token_budget"] += one not in chosen
+    parts = [*filter(None, (profile, notes)), *sections_of(chosen)]
     text = "\n\n".join([PREAMBLE.format(today=_day(now)), *parts]) if parts else ""
-    return Sections(text, tuple(chosen), tuple(left_out))
+    items = tuple(tuple(items_of(chosen, memory)) for memory in range(len(memories)))
+    return Sections(text, items, tuple({why: count for why, count in each.items() if count} for each in left_out))
+
+
+class _Found(NamedTuple):
+    """An item that a memory recalled."""
+
+    memory: int
+    place: int
+    """Among what the memory recalled."""
+    item: MemoryItem
+
+    # By where it was recalled: an item of another's making need not have a hash.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Found) and self[:2] == other[:2]
+
+    def __hash__(self) -> int:
+        return hash(self[:2])
+
+    @property
+    def order(self) -> tuple[float, int, int]:
+        """What comes first is sorted first."""
+        score = 1 / (1 + self.place) if self.item.score is None else self.item.score
+        return -score, self.memory, self.place
+
+
+def _within(max_tokens: int, found: Sequence[_Found], size: Callable[[Collection[_Found]], int]) -> set[_Found]:
+    """Return what of the found items the budget has room for. See `make_sections`."""
+    best: dict[tuple[int, MemoryCategory], tuple[int, tuple[float, int, int], _Found]] = {}
+    for each in found:
+        group = each.memory, each.item.type.category
+        if group not in best and (taken := size([each])) <= max_tokens:
+            best[group] = taken, each.order, each
+    chosen: set[_Found] = set()
+    for each in [*(each for *_, each in sorted(best.values())), *sorted(found, key=lambda each: each.order)]:
+        if each not in chosen and size({*chosen, each}) <= max_tokens:
+            chosen.add(each)
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,31 +177,35 @@ def make_profile(profiles: Mapping[str, Sequence[MemoryItem]], *, counter: Token
     """Return the section of some memories' profiles.
 
     Its lines are in the order in which the items were made, whatever the day, so that it stays the same while nothing
-    changes.
+    changes. If not all fits, what is pinned comes first, whichever memory has it, then the others of the memories by
+    turns, so that no memory's profile keeps out another's.
 
     Args:
-        profiles: what matters most first. One that would not fit is left out; smaller ones behind it may still fit.
+        profiles: of each memory what matters most first. One that would not fit is left out; smaller ones behind it
+            may still fit.
         max_tokens: what the section may take, as a system block.
     """
-    chosen: dict[str, list[MemoryItem]] = {}
-    left_out: dict[str, Counter[LeftOut]] = {}
+    chosen: dict[str, list[MemoryItem]] = {name: [] for name in profiles}
+    left_out = {name: Counter[LeftOut]() for name in profiles}
     said: set[str] = set()
-    lines: list[tuple[float, str, str]] = []
-    text = ""
+    asked: list[tuple[bool, int, str, MemoryItem]] = []
     for name, items in profiles.items():
-        chosen[name], left_out[name] = [], Counter()
-        for item in items:
+        for place, item in enumerate(items):
             if (same := _same(item)) in said:
                 left_out[name]["duplicate"] += 1
                 continue
-            more = sorted([*lines, (item.created_at, item.id, _line(item))])
-            longer = "\n".join(["<profile_memory>", *(line for *_, line in more), "</profile_memory>"])
-            if counter.count(System(text=longer)) > max_tokens:
-                left_out[name]["token_budget"] += 1
-                continue
             said.add(same)
-            lines, text = more, longer
-            chosen[name].append(item)
+            asked.append((not item.pinned, place, name, item))
+    lines: list[tuple[float, str, str]] = []
+    text = ""
+    for _, _, name, item in sorted(asked, key=lambda each: each[:2]):
+        more = sorted([*lines, (item.created_at, item.id, _line(item))])
+        longer = "\n".join(["<profile_memory>", *(line for *_, line in more), "</profile_memory>"])
+        if counter.count(System(text=longer)) > max_tokens:
+            left_out[name]["token_budget"] += 1
+            continue
+        lines, text = more, longer
+        chosen[name].append(item)
     return Profile(text, chosen, {name: dict(reasons) for name, reasons in left_out.items() if reasons})
 
 
@@ -145,27 +218,6 @@ def bucket_of(created_at: float, now: float) -> str:
 
 
 _DAY_S = 86_400
-
-
-def _fitting(
-    recalled: Recalled, said: set[str], now: float, counter: TokenCounter
-) -> tuple[list[MemoryItem], Counter[LeftOut]]:
-    """Return the items to be shown: no text twice, and, the best first, those that fit; and how many are left out."""
-    items: list[MemoryItem] = []
-    left_out: Counter[LeftOut] = Counter()
-    seen = set(said)
-    for item in recalled.items:
-        if (same := _same(item)) in seen:
-            left_out["duplicate"] += 1
-            continue
-        if recalled.max_tokens is not None:
-            text = "\n\n".join(_sections([*items, item], recalled.section, now))
-            if counter.count(System(text=text)) > recalled.max_tokens:
-                left_out["token_budget"] += 1
-                continue
-        seen.add(same)
-        items.append(item)
-    return items, left_out
 
 
 def _same(item: MemoryItem) -> str:

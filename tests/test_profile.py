@@ -273,3 +273,11 @@ def test_of_two_memories_with_the_same_fact_one_has_it_in_the_profile() -> None:
     assert {name: len(items) for name, items in profile.items.items()} == {"a": 2, "b": 1}
     assert profile.left_out == {"b": {"duplicate": 1}}
     assert make_profile({"a": WHO}, counter=ByteCounter(), max_tokens=10).text == ""
+
+
+def test_no_memory_keeps_the_profile_of_another_out() -> None:
+    long = [replace(item, id=f"{n} {item.id}", text=f"{n} {item.text}") for n in range(9) for item in WHO]
+    pinned = replace(WHO[3], pinned=True)
+    profile = make_profile({"a": long, "b": [WHO[4], pinned]}, counter=ByteCounter(), max_tokens=400)
+    assert [item.id for item in profile.items["b"]] == ["w3", "w4"] and 1 < len(profile.items["a"]) < 9
+    assert profile.left_out == {"a": {"token_budget": len(long) - len(profile.items["a"])}}

@@ -3,7 +3,8 @@
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -200,39 +201,87 @@ def test_a_text_stands_there_once() -> None:
     assert [line[5] for line in parse(made.text)] == ["Likes  tea", "likes teas", "STRASSE", "more"]
 
 
-@given(st.lists(texts, max_size=8), st.lists(texts, max_size=8), st.integers(0, 900), st.integers(0, 900))
-def test_each_memory_keeps_its_budget_by_whole_items(one: list[str], two: list[str], most: int, other: int) -> None:
-    """Case 57: the best first, and none is left out that would have fitted."""
-    kinds = list(MemoryType)
+def size_of(recalled: Sequence[Recalled], some: Collection[MemoryItem]) -> int:
+    """Return what the sections of these items take."""
+    alone = [
+        Recalled(items=[each for each in memory.items if each in some], section=memory.section) for memory in recalled
+    ]
+    text = text_of(*alone)
+    return COUNTER.count(System(text=text.partition("\n\n")[2])) if text else 0
+
+
+offers = st.lists(
+    st.tuples(texts, st.sampled_from(list(MemoryType)), st.one_of(st.none(), st.floats(0, 1))), max_size=8
+)
+
+
+@given(st.lists(offers, min_size=1, max_size=3), st.integers(0, 2500))
+def test_all_memories_share_one_budget(offered: list[list[tuple[str, MemoryType, float | None]]], most: int) -> None:
+    """Case 57: see `make_sections`, line by line."""
     recalled = [
         Recalled(
-            items=[item(text, NOW - 50_000 * n, kinds[n], id=f"a{n}") for n, text in enumerate(one)], max_tokens=most
-        ),
-        Recalled(items=[item(text, id=f"b{n}") for n, text in enumerate(two)], section="vector", max_tokens=other),
+            items=[
+                replace(item(text, NOW - 50_000 * n, kind, id=f"{memory} {n}"), score=score)
+                for n, (text, kind, score) in enumerate(items)
+            ],
+            section=("static", None, "vector")[memory],
+        )
+        for memory, items in enumerate(offered)
     ]
-    made = make_sections(recalled, now=NOW, counter=COUNTER)
+    made = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=most)
+    there = [each for items in made.items for each in items]
+    assert sorted(line[5] for line in parse(made.text)) == sorted(each.text for each in there)
+    assert made == make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=most)
 
-    def taken(each: Recalled, items: Iterable[MemoryItem]) -> int:
-        alone = text_of(Recalled(items=list(items), section=each.section))
-        return COUNTER.count(System(text=alone.partition("\n\n")[2])) if alone else 0
-
+    whole = size_of(recalled, there)
+    assert whole <= most
+    assert whole == (COUNTER.count(System(text=made.text.partition("\n\n")[2])) if made.text else 0)
     said: set[str] = set()
-    for each, items in zip(recalled, made.items, strict=True):
-        assert taken(each, items) <= (each.max_tokens or 0)
+    best: dict[tuple[int, MemoryCategory], MemoryItem] = {}
+    for memory, (each, items) in enumerate(zip(recalled, made.items, strict=True)):
         assert [entry for entry in each.items if entry in items] == list(items)
-        before: list[MemoryItem] = []
+        unlike = []
         for entry in each.items:
-            if entry in items and entry not in before:
-                before.append(entry)
-            elif same(entry.text) not in said | {same(other.text) for other in before}:
-                assert taken(each, [*before, entry]) > (each.max_tokens or 0)
-        said |= {same(entry.text) for entry in items}
-    assert sorted(line[5] for line in parse(made.text)) == sorted(e.text for items in made.items for e in items)
+            if (plain := same(entry.text)) not in said:
+                said.add(plain)
+                unlike.append(entry)
+        assert set(items) <= set(unlike)
+        left = {"duplicate": len(each.items) - len(unlike), "token_budget": len(unlike) - len(items)}
+        assert made.left_out[memory] == {why: count for why, count in left.items() if count}
+        for entry in unlike:
+            assert entry in there or size_of(recalled, [*there, entry]) > most
+            if size_of(recalled, [entry]) <= most:
+                best.setdefault((memory, entry.type.category), entry)
+    for first in best.values():
+        shorter = [other for other in best.values() if size_of(recalled, [other]) <= size_of(recalled, [first])]
+        assert first in there or size_of(recalled, shorter) > most
+
+
+def test_twelve_good_facts_do_not_crowd_out_what_happened_nor_another_memory() -> None:
+    facts = [replace(item(f"The user owns crate {n}. {'x' * 80}", id=f"f{n}"), score=0.9) for n in range(12)]
+    event = replace(item("The user moved a crate.", type=MemoryType.INTERACTION, id="e"), score=0.1)
+    rule = item("Crates stay closed.", type=MemoryType.INSTRUCTIONS, id="r")
+    recalled = [Recalled(items=[*facts, event]), Recalled(items=[rule], section="static")]
+    most = size_of(recalled, [*facts[:2], event, rule]) + 50
+    made = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=most)
+    assert made.items == ((*facts[:2], event), (rule,))
+    assert made.left_out == ({"token_budget": 10}, {})
+
+
+def test_what_is_left_of_the_budget_goes_by_score_whichever_memory_it_is_of() -> None:
+    scores = {"a": (0.9, 0.2, 0.1), "b": (0.8, 0.7, 0.6)}
+    recalled = [
+        Recalled(items=[replace(item(f"{name} {n} {'x' * 80}", id=f"{name}{n}"), score=s) for n, s in enumerate(each)])
+        for name, each in scores.items()
+    ]
+    four = [each for memory in recalled for each in memory.items if each.id not in ("a1", "a2")]
+    made = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=size_of(recalled, four) + 30)
+    assert [[each.id for each in items] for items in made.items] == [["a0"], ["b0", "b1", "b2"]]
 
 
 def test_nothing_recalled_is_no_text() -> None:
     assert make_sections([], now=NOW, counter=COUNTER).text == ""
-    made = make_sections([Recalled(items=[]), Recalled(items=[item("x")], max_tokens=3)], now=NOW, counter=COUNTER)
+    made = make_sections([Recalled(items=[]), Recalled(items=[item("x")])], now=NOW, counter=COUNTER, max_tokens=3)
     assert (made.text, made.items) == ("", ((), ()))
 
 
@@ -240,8 +289,6 @@ def test_a_section_has_a_name_that_can_be_a_tag() -> None:
     for name in ("", "a b", "x><y", "Static", "1a", "é", "a\n"):
         with pytest.raises(ConfigError, match="must be of a-z"):
             Recalled(items=[], section=name)
-    with pytest.raises(ConfigError, match="must be at least 0"):
-        Recalled(items=[], max_tokens=-1)
 
 
 def test_categories_are_the_sections_of_what_names_none() -> None:

@@ -7,14 +7,14 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
-from typing import Any
+from typing import Any, Unpack
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory_slot import MemorySlot
 from turnwise.errors import LongTermMemoryError, NoMemoryError, ReadOnlyMemoryError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.ids import new_id
-from turnwise.memory.long_term import MemoryItem, Profiled, Scope, Source, has_profiles, is_read_only
+from turnwise.memory.long_term import ItemChanges, MemoryItem, Profiled, Scope, Source, has_profiles, is_read_only
 from turnwise.memory.working import WorkingMemory
 
 
@@ -42,12 +42,28 @@ class Desk:
         self._is_reading = is_reading
 
     async def save(
-        self, text: str, *, type: MemoryType = MemoryType.GENERAL, topic: str | None = None, id: str | None = None
+        self,
+        text: str,
+        *,
+        type: MemoryType = MemoryType.GENERAL,
+        topic: str | None = None,
+        id: str | None = None,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        expires_at: float | None = None,
     ) -> str:
         """See `MemoryDesk.save`."""
         slot = self._writable("remember")[0]
         item = MemoryItem(
-            id=id or new_id(), text=text, type=type, topic=topic, source=self._source, created_at=time.time()
+            id=id or new_id(),
+            text=text,
+            type=type,
+            topic=topic,
+            name=name,
+            aliases=tuple(aliases),
+            source=self._source,
+            created_at=time.time(),
+            expires_at=expires_at,
         )
         if item.id not in await slot.memory.remember(self._scope, [item]):
             raise LongTermMemoryError(f"{slot.name} did not take {item.id!r}")
@@ -79,12 +95,14 @@ class Desk:
             found.setdefault(item.text, item)
         return list(found.values())[:limit]
 
-    async def update(self, id: str, text: str, *, type: MemoryType | None = None) -> bool:
+    async def update(
+        self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
+    ) -> bool:
         """See `MemoryDesk.update`. One memory after the other is asked, until one has it, also if one fails."""
         failure: Exception | None = None
         for slot in self._writable("update"):
             try:
-                if await slot.memory.update(self._scope, id, text, type=type):
+                if await slot.memory.update(self._scope, id, text, type=type, **changes):
                     return True
             except Exception as error:  # noqa: BLE001 - another may have it; it is raised if none has
                 failure = failure or error

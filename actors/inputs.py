@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar, cast
+from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
 
@@ -16,6 +16,7 @@ from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import Verify
 from turnwise.memory.frozen import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.ids import check_id
+from turnwise.memory.long_term import Status
 from turnwise.memory.memory_use import MemoryUse, memory_use
 from turnwise.memory.output_type import MAX_RETRIES
 from turnwise.memory.params import ModelParams, check_params
@@ -94,6 +95,24 @@ def _type(value: Any) -> MemoryType:
         raise ValueError(f"must be one of {', '.join(MemoryType)}") from None
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        raise ValueError("must be a list of names")
+    return tuple(map(_name, value))
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be a list of names, none of them blank")
+    return _text(value)
+
+
+def _state(value: Any) -> Status:
+    if isinstance(value, str) and value in get_args(Status):
+        return cast(Status, value)
+    raise ValueError(f"must be one of {', '.join(get_args(Status))}")
+
+
 def _look(value: Any) -> Verify:
     if value is True or value is False or (isinstance(value, str) and value == "files"):
         return cast(Verify, value)
@@ -129,6 +148,9 @@ Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
 Text = Annotated[str, AfterValidator(_text)]
 ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]
 """Of a memory's item: may be longer than other ids, since it says where what it holds stands."""
+Names = Annotated[Collection[str], PlainValidator(_names)]
+State = Annotated[Status, PlainValidator(_state)]
+"""Whether a memory's item still matters."""
 Look = Annotated[Verify, PlainValidator(_look)]
 Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
 Model = Annotated[str, PlainValidator(partial(check_id, "model"))]

@@ -7,7 +7,7 @@ import pickle
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast, runtime_checkable
 
 import ray
 from ray import cloudpickle
@@ -26,6 +26,7 @@ from turnwise.memory.background import persist, tell
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import Erasing, Erasure, erase, searches_of
 from turnwise.memory.long_term import (
+    ItemChanges,
     LongTermMemory,
     MemoryItem,
     Profiled,
@@ -146,8 +147,10 @@ class MemoryHost:
         memory = await self._memory()
         return isinstance(memory, Profiled) and await memory.pin(scope, id, pinned)
 
-    async def do_update(self, scope: Scope, id: str, text: str, type: MemoryType | None) -> bool:
-        return await (await self._memory()).update(scope, id, text, type=type)
+    async def do_update(
+        self, scope: Scope, id: str, text: str | None, type: MemoryType | None, **changes: Unpack[ItemChanges]
+    ) -> bool:
+        return await (await self._memory()).update(scope, id, text, type=type, **changes)
 
     async def do_forget(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> int:
         memory = await self._behind_gifts(scope)
@@ -375,8 +378,16 @@ class RemoteMemory:
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         return self.has_profiles and bool(await self._ask("pin", scope, id, pinned))
 
-    async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        return bool(await self._ask("update", scope, id, text, type))
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        return bool(await self._ask("update", scope, id, text, type, **changes))
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         return int(await self._ask("forget", scope, ids, turn_index))

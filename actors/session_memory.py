@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Unpack
 
 from turnwise.actors.inputs import (
     MAX_JSON_BYTES,
     ItemId,
     Limit,
     Look,
+    Names,
     Number,
     Patience,
+    State,
     Text,
     Time,
     Type,
@@ -21,12 +23,13 @@ from turnwise.actors.inputs import (
 )
 from turnwise.actors.realm import Realm
 from turnwise.actors.steps import Portal, Request, carry_out, carry_out_async
+from turnwise.errors import InvalidInputError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import Verify
 from turnwise.memory.forgotten import Forgotten
 from turnwise.memory.frozen import plain_json
 from turnwise.memory.ids import new_id
-from turnwise.memory.long_term import MemoryItem
+from turnwise.memory.long_term import ItemChanges, MemoryItem
 from turnwise.memory.memory_use import MemoryUse
 
 
@@ -41,17 +44,27 @@ class _SessionMemory:
         return self._realm.use_desk(self._session_id, verb, *args, **options)
 
     @checked
-    def _save(self, text: Text, type: Type, topic: Text | None, id: ItemId | None) -> Request[Any]:
+    def _save(
+        self,
+        text: Text,
+        type: Type,
+        *,
+        topic: Text | None,
+        id: ItemId | None,
+        name: Text | None,
+        aliases: Names,
+        expires_at: Time | None,
+    ) -> Request[Any]:
         # An id of its own, so that a call that is delivered twice saves once.
-        return self._desk("save", text, type=type, topic=topic, id=new_id() if id is None else id)
+        more = {"topic": topic, "name": name, "aliases": aliases, "expires_at": expires_at}
+        return self._desk("save", text, type=type, id=new_id() if id is None else id, **more)
 
     @checked
     def _recall(self, query: Text, limit: Limit, types: Types | None, as_of: Time | None) -> Request[Any]:
         return self._desk("recall", query, limit=limit, types=types, as_of=as_of)
 
-    @checked
-    def _update(self, id: ItemId, text: Text, type: Type | None) -> Request[Any]:
-        return self._desk("update", id, text, type=type)
+    def _update(self, id: str, text: str | None, type: MemoryType | None, changes: ItemChanges) -> Request[Any]:
+        return self._desk("update", **_checked_changes(id=id, text=text, type=type, **changes))
 
     @checked
     def _pin(self, id: ItemId, pinned: bool) -> Request[Any]:
@@ -77,6 +90,37 @@ class _SessionMemory:
         return self._desk(verb, plain_json("content", content, MAX_JSON_BYTES))
 
 
+def _checked_changes(**given: Any) -> dict[str, Any]:
+    """Return the arguments of an update, without those that were left out.
+
+    Raises:
+        InvalidInputError: an argument has the wrong type, or nothing is to be changed.
+        TypeError: there is no such argument.
+    """
+    if unknown := given.keys() - {"id", "text", "type", *ItemChanges.__annotations__}:
+        raise TypeError(f"update() got an unexpected keyword argument {min(unknown)!r}")
+
+    @checked
+    def check(
+        *,
+        id: ItemId,
+        text: Text | None,
+        type: Type | None,
+        topic: Text | None = None,
+        name: Text | None = None,
+        aliases: Names = (),
+        status: State = "active",
+        expires_at: Time | None = None,
+    ) -> dict[str, Any]:
+        found = {"id": id, "text": text, "type": type, "topic": topic, "name": name, "aliases": aliases}
+        return {**found, "status": status, "expires_at": expires_at}
+
+    found = check(**given)
+    if len(given) == len(("id", "text", "type")) and found["text"] is None and found["type"] is None:
+        raise InvalidInputError("text", None, "say what is to be changed: a text, a type, a topic, a name and so on")
+    return {name: found[name] for name in given}
+
+
 class SessionMemory(_SessionMemory):
     """What long-term memories have for the session's user, and its working memory.
 
@@ -94,19 +138,34 @@ class SessionMemory(_SessionMemory):
         self._portal = portal
 
     def save(
-        self, text: str, *, type: MemoryType = MemoryType.GENERAL, topic: str | None = None, id: str | None = None
+        self,
+        text: str,
+        *,
+        type: MemoryType = MemoryType.GENERAL,
+        topic: str | None = None,
+        id: str | None = None,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        expires_at: float | None = None,
     ) -> str:
         """Keep a text in the first memory that may be written; return its id.
 
         Args:
             topic: what it is about, in a word or two.
             id: what to keep it under; what is there under it, or was deleted, stays as it is. A new one if left out.
+            name: its own name, and `aliases` other names of the same, by which it is found first.
+            expires_at: from when on it is not recalled, in seconds since the epoch; never if left out.
 
         Raises:
             InvalidMemoryError: it cannot be kept.
             ReadOnlyMemoryError: all memories are for reading.
         """
-        return str(carry_out(self._save(text, type, topic, id), self._portal))
+        return str(
+            carry_out(
+                self._save(text, type, topic=topic, id=id, name=name, aliases=aliases, expires_at=expires_at),
+                self._portal,
+            )
+        )
 
     def recall(
         self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
@@ -122,14 +181,23 @@ class SessionMemory(_SessionMemory):
         """
         return list(carry_out(self._recall(query, limit, types, as_of), self._portal))
 
-    def update(self, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        """Change an item's text, and its type if one is given; return whether it was there. `created_at` stays.
+    def update(
+        self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
+    ) -> bool:
+        """Change what is given of an item; return whether it was there. The rest stays, `created_at` too.
+
+        Args:
+            type: its type, and with it the category and whose it is.
+            changes: `topic`, `name`, `expires_at` in seconds since the epoch: None takes away what was there.
+                `aliases`: all that it is to have. `status`: "resolved", and it is not recalled any more, or "active".
+                A topic or name that only the old text has is taken away with that text, unless it is given.
 
         Raises:
+            InvalidInputError: an argument has the wrong type, or nothing is to be changed.
             InvalidMemoryError: it could not be kept.
             ReadOnlyMemoryError: all memories are for reading.
         """
-        return bool(carry_out(self._update(id, text, type), self._portal))
+        return bool(carry_out(self._update(id, text, type, changes), self._portal))
 
     def pin(self, id: str) -> bool:
         """Take an item into the user's profile, which is in every request of theirs; return whether it was there.
@@ -206,10 +274,22 @@ class AsyncSessionMemory(_SessionMemory):
     """`SessionMemory` with its verbs as coroutines."""
 
     async def save(
-        self, text: str, *, type: MemoryType = MemoryType.GENERAL, topic: str | None = None, id: str | None = None
+        self,
+        text: str,
+        *,
+        type: MemoryType = MemoryType.GENERAL,
+        topic: str | None = None,
+        id: str | None = None,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        expires_at: float | None = None,
     ) -> str:
         """See `SessionMemory.save`."""
-        return str(await carry_out_async(self._save(text, type, topic, id)))
+        return str(
+            await carry_out_async(
+                self._save(text, type, topic=topic, id=id, name=name, aliases=aliases, expires_at=expires_at)
+            )
+        )
 
     async def recall(
         self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
@@ -217,9 +297,11 @@ class AsyncSessionMemory(_SessionMemory):
         """See `SessionMemory.recall`."""
         return list(await carry_out_async(self._recall(query, limit, types, as_of)))
 
-    async def update(self, id: str, text: str, *, type: MemoryType | None = None) -> bool:
+    async def update(
+        self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
+    ) -> bool:
         """See `SessionMemory.update`."""
-        return bool(await carry_out_async(self._update(id, text, type)))
+        return bool(await carry_out_async(self._update(id, text, type, changes)))
 
     async def pin(self, id: str) -> bool:
         """See `SessionMemory.pin`."""

@@ -84,7 +84,7 @@ class Notebook:
         wanted = _words(query)
         return sorted(notes, key=lambda note: -len(wanted & _words(note.text)))[:limit]
 
-    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         change = f"UPDATE notes SET text = :text WHERE {_THEIRS} AND id = :id RETURNING id"
         return bool(await self._do(change, {**_whose(scope), "id": id, "text": text}))
 

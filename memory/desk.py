@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, Unpack
 
 from turnwise.memory.categories import MemoryType
-from turnwise.memory.long_term import MemoryItem
+from turnwise.memory.long_term import ItemChanges, MemoryItem
 
 DESK_TOOLS = frozenset(
     {"save_memory", "recall_memories", "update_memory", "delete_memory", "read_notes", "replace_notes", "add_to_notes"}
@@ -28,12 +28,22 @@ class MemoryDesk(Protocol):
     """
 
     async def save(
-        self, text: str, *, type: MemoryType = MemoryType.GENERAL, topic: str | None = None, id: str | None = None
+        self,
+        text: str,
+        *,
+        type: MemoryType = MemoryType.GENERAL,
+        topic: str | None = None,
+        id: str | None = None,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        expires_at: float | None = None,
     ) -> str:
         """Keep a text in long-term memory; return its id.
 
         Args:
             topic: what it is about, in a word or two.
+            name: its own name, and `aliases` other names of the same, by which it is found first.
+            expires_at: from when on it is not recalled, in seconds since the epoch; never if left out.
             id: what to keep it under, so that the call may be repeated: what the user has under this id, or has
                 deleted, stays as it is. A new one if left out.
 
@@ -50,8 +60,10 @@ class MemoryDesk(Protocol):
         A memory that fails is left out; LongTermMemoryError is raised if all do.
         """
 
-    async def update(self, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        """Change an item's text, and its type if one is given; return whether it was there.
+    async def update(
+        self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
+    ) -> bool:
+        """Change what is given of an item, see `LongTermMemory.update`; return whether it was there.
 
         Raises:
             InvalidMemoryError: it could not be kept.

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
 from turnwise.memory import choosing
@@ -24,7 +24,7 @@ from turnwise.memory.erasing import texts_of
 from turnwise.memory.extraction import PROMPT, SCHEMA, request
 from turnwise.memory.facts import FactFilter, FactStore, all_items, check_turn, kept
 from turnwise.memory.lexical_memory import LexicalMemory, profile_of
-from turnwise.memory.long_term import MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
+from turnwise.memory.long_term import ItemChanges, MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
 from turnwise.memory.material import Material, material_of, may_tell
 from turnwise.memory.nearness import Nearness
 from turnwise.memory.ranking import FACTS, Weights
@@ -230,8 +230,16 @@ class ExtractiveMemory:
         self._found.use(scope, [item.id for item in found], recalled=True)
         return recalled(found, trouble_of(nearest))
 
-    async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        return await self._found.update(scope, id, text, type=type)
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        return not is_record(id) and await self._found.update(scope, id, text, type=type, **changes)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """An id may also be that of an item that was read: all that was made of it goes then. Counts facts only."""

@@ -6,12 +6,12 @@ import hashlib
 import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, cast, get_args, runtime_checkable
+from typing import Any, Protocol, TypeAlias, Unpack, cast, get_args, runtime_checkable
 
 from turnwise.errors import InvalidIdError, InvalidInputError, InvalidMemoryError, shown
 from turnwise.memory.categories import MemoryCategory, MemoryType
 from turnwise.memory.ids import check_id
-from turnwise.memory.long_term import MemoryItem, Scope, Status
+from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope, Status
 from turnwise.memory.store import Page
 from turnwise.memory.vocabulary import stem, words
 
@@ -90,8 +90,17 @@ class FactStore(Protocol):
     async def count(self, scope: Scope, which: FactFilter = ALL) -> int:
         """Return how many items the scope sees."""
 
-    async def update(self, scope: Scope, id: str, text: str, *, at: float, type: MemoryType | None = None) -> bool:
-        """Change the text of an item that the scope sees, and its type if one is given; return whether it was there.
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        at: float,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        """Change what is given of an item that the scope sees; return whether it was there.
 
         One that becomes semantic is its user's then, and one that ceases to be the scope's agent's. What was superseded
         is history, and stays. A name or topic that the old text has and the new one does not is taken away: `changed`.
@@ -100,7 +109,7 @@ class FactStore(Protocol):
             at: the time of it, kept as `updated_at`.
 
         Raises:
-            InvalidMemoryError: it could not be kept; nothing is written.
+            InvalidMemoryError: it could not be kept, or nothing is given; nothing is written.
         """
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
@@ -262,10 +271,10 @@ def kept(scope: Scope, item: MemoryItem) -> MemoryItem:
         if scope.agent is not None:
             check_id("agent", scope.agent)
         _check_names(item.id, item.source.session_id, item.superseded_by)
-        aliases = tuple(item.aliases)
+        aliases = tuple(_list(item.aliases))
         for text in (item.text, item.topic or "", item.name or "", *aliases):
             text.encode()
-        if not all(map(str.strip, aliases)) or item.name == "":
+        if not all(name.strip() for name in (*aliases, *([] if item.name is None else [item.name]))):
             raise ValueError("a name of it is blank")
         if item.status not in get_args(Status):
             raise ValueError(f"its status {item.status!r} is none of {', '.join(get_args(Status))}")
@@ -283,37 +292,51 @@ _OF_RECALL: Mapping[str, Any] = {"blocks": (), "score": None, "words": (), "pass
 """What an item has only while it is given, or since it was recalled."""
 
 
-def check_change(scope: Scope, id: str, text: str, type: MemoryType | None, at: float) -> MemoryType | None:
-    """Return the type that an item is to have.
+def _list(names: Sequence[str] | str) -> Sequence[str]:
+    if isinstance(names, str):
+        raise TypeError("its aliases are a text and no list of texts")  # each letter would be one
+    return names
+
+
+def check_change(
+    scope: Scope, id: str, text: str | None, type: MemoryType | None, *, at: float, changes: ItemChanges
+) -> tuple[MemoryType | None, ItemChanges]:
+    """Return the type that an item is to have, if one is given, and what else of it is to be changed, as it is kept.
 
     Raises:
-        InvalidMemoryError: there is no such type, or the text cannot be kept.
+        InvalidMemoryError: it could not be kept, or nothing is given.
     """
+    more = cast(dict[str, Any], changes)
     try:
-        item = kept(scope, MemoryItem(id="?", text=text, type=type or MemoryType.GENERAL, updated_at=at))
+        if text is None and type is None and not more:
+            raise ValueError("nothing is to be changed: give a text, a type or another part of it")
+        if unknown := more.keys() - ItemChanges.__annotations__.keys():
+            raise ValueError(f"{', '.join(sorted(unknown))} cannot be changed")
+        given = "text" if text is None else text
+        item = MemoryItem(id="?", text=given, type=type or MemoryType.GENERAL, updated_at=at, **more)
+        item = kept(scope, item)
     except InvalidMemoryError as error:
         raise InvalidMemoryError(id[:_SHOWN], error.why) from error
-    return item.type if type else None
+    except ValueError as error:
+        raise InvalidMemoryError(id[:_SHOWN], str(error)) from error
+    checked = cast(ItemChanges, {name: getattr(item, name) for name in more})
+    return item.type if type else None, checked
 
 
-def changed(item: MemoryItem, text: str, type: MemoryType | None, at: float) -> MemoryItem:
-    """Return the item with another text, and type if one is given, as of a time.
+def changed(item: MemoryItem, text: str | None, type: MemoryType | None, at: float, changes: ItemChanges) -> MemoryItem:
+    """Return the item with what is given changed, as of a time.
 
     Its name and aliases go if the old text has one of them and the new text has none, and its topic likewise: they
-    were of what the item does not say any more, and it would be found by them still.
+    were of what the item does not say any more, and it would be found by them still. Those that are given stay.
     """
+    text = item.text if text is None else text
     names = () if item.name is None else (item.name,)
-    is_stale_name = _stale((*names, *item.aliases), item.text, text)
-    is_stale_topic = item.topic is not None and _stale((item.topic,), item.text, text)
-    return replace(
-        item,
-        text=text,
-        type=type or item.type,
-        updated_at=at,
-        name=None if is_stale_name else item.name,
-        aliases=() if is_stale_name else item.aliases,
-        topic=None if is_stale_topic else item.topic,
-    )
+    gone = dict[str, Any]()
+    if _stale((*names, *item.aliases), item.text, text):
+        gone.update(name=None, aliases=())
+    if item.topic is not None and _stale((item.topic,), item.text, text):
+        gone["topic"] = None
+    return replace(item, text=text, type=type or item.type, updated_at=at, **{**gone, **changes})
 
 
 def _stale(names: Collection[str], before: str, after: str) -> bool:

@@ -15,7 +15,7 @@ from turnwise.memory.categories import MemoryCategory, MemoryType
 from turnwise.memory.contract_tools import IDS, TEXT
 from turnwise.memory.facts import Fact, FactFilter, FactStore
 from turnwise.memory.laws import Law, check_law, collector, equal, refuses
-from turnwise.memory.long_term import MemoryItem, Scope, Source
+from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope, Source
 from turnwise.memory.spans import Span
 
 EVER = FactFilter(superseded=True)
@@ -311,6 +311,55 @@ async def check_an_update_takes_away_what_a_new_text_no_longer_says(facts: FactS
         equal(await other.update(_U, str(at), after, at=7.5), True, "whether it was there")
         expected = _item(str(at), text=after, updated_at=7.5, **left)
         equal((await facts.get(_U, [str(at)]))[str(at)], expected, f"{given} after {before!r} became {after!r}")
+
+
+@_law
+async def check_an_update_changes_what_is_given_and_nothing_else(facts: FactStore, other: FactStore) -> None:
+    """Each part by itself, all at once, and taken away again; what cannot be kept changes nothing."""
+    whole = _item("1", topic="t", name="Rex", aliases=("Rexy",), text="Barks.", pinned=True)
+    await facts.put(_U, [whole, _item("2")])
+    steps: list[ItemChanges] = [
+        {"topic": TEXT},
+        {"name": "Tom"},
+        {"aliases": ["ü", TEXT]},
+        {"status": "resolved"},
+        {"expires_at": 1763700002.5},
+        {"topic": None, "name": None, "aliases": (), "status": "active", "expires_at": None},
+        {"topic": "dogs", "name": "Rex", "aliases": ("Rexy", "Max"), "status": "resolved", "expires_at": 0.5},
+    ]
+    for number, step in enumerate(steps):
+        at = 10.0 + number
+        equal(await (facts, other)[number % 2].update(_U, "1", at=at, **step), True, f"whether {step} was done")
+        more: dict[str, Any] = {**step}
+        if "aliases" in more:
+            more["aliases"] = tuple(more["aliases"])
+        whole = replace(whole, updated_at=at, **more)
+        equal((await other.get(_U, ["1"]))["1"], whole, f"the item after {step}")
+    equal([item.id for item in await _all(facts, _U, FactFilter(live_at=0.2))], ["2"], "what is not resolved")
+    # by its id it can be changed still
+    equal(await facts.update(_U, "1", at=30.0, status="active"), True, "whether it was there")
+    equal(await facts.count(_U, FactFilter(live_at=0.2)), 2, "what is active")
+    equal(await facts.count(_U, FactFilter(live_at=0.6)), 1, "what is active and has not expired")
+    # what is given stays, whatever the new text says
+    equal(
+        await facts.update(_U, "1", "Purrs.", at=31.0, type=_SKILL, name="Rex", topic="t"), True, "whether it was there"
+    )
+    equal((await facts.get(_U, ["1"]))["1"].name, "Rex", "its name")
+    wrong: dict[str, list[Any]] = {
+        "status": ["done", None],
+        "name": [" ", "", 5],
+        "aliases": ["Rex", ["a", ""], [5], None],
+        "expires_at": [float("nan"), "soon"],
+        "topic": ["\ud800", 5],
+        "created_at": [1.0],
+        "pinned": [True],
+        "nothing": [1],
+    }
+    async with _unchanged(facts, "changes to what cannot be kept"):
+        await refuses(InvalidMemoryError, facts.update(_U, "1", at=40.0), "a change of nothing")
+        for name, value in ((name, value) for name, values in wrong.items() for value in values):
+            change: dict[str, Any] = {name: value}
+            await refuses(InvalidMemoryError, facts.update(_U, "1", at=40.0, **change), f"a change to {change!r}")
 
 
 @_law

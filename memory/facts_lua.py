@@ -183,7 +183,9 @@ local fact = parse(raw)
 if not fact then return corrupt(digest, 'it is not what was written') end
 if not sees(agent, fact) or fact.superseded_at then return 0 end
 if raw ~= read or redis.call('HGET', texts, digest) ~= said then return 2 end
-for at = 9, #ARGV do fact[ARGV[at]] = nil end
+for at = 9, #ARGV, 2 do
+  fact[ARGV[at]] = ARGV[at + 1] ~= '' and string.sub(ARGV[at + 1], 2) or nil
+end
 if kind ~= '' then
   if lists(semantic, kind) then
     fact.agent = nil

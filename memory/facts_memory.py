@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from turnwise.errors import StoreClosedError
 from turnwise.memory.categories import MemoryType
@@ -28,7 +29,7 @@ from turnwise.memory.facts import (
     owner_of,
     parse_position,
 )
-from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope
 from turnwise.memory.store import Page, check_limit, cursor_of, parse_cursor
 
 
@@ -77,15 +78,24 @@ class InMemoryFacts:
         self._check_open()
         return len(self._rows(scope, which))
 
-    async def update(self, scope: Scope, id: str, text: str, *, at: float, type: MemoryType | None = None) -> bool:
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        at: float,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
         self._check_open()
-        kind = check_change(scope, id, text, type, at)
+        kind, more = check_change(scope, id, text, type, at=at, changes=changes)
         row = self._seen(scope, id)
         if row is None or row.item.superseded_at is not None:
             return False
         if kind is not None:
             row.agent = owner_after(scope, row.agent, row.item.type, kind)
-        row.item = changed(row.item, text, kind, at)
+        row.item = changed(row.item, text, kind, at, more)
         row.used = max(row.used, at)
         return True
 

@@ -7,7 +7,7 @@ import math
 import struct
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from turnwise.errors import ConfigError, CorruptRecordError
 from turnwise.memory.categories import MemoryType
@@ -28,7 +28,7 @@ from turnwise.memory.facts import (
     texts_in,
 )
 from turnwise.memory.facts_lua import KEYS, SCRIPTS
-from turnwise.memory.long_term import MemoryItem, Scope, Source
+from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope, Source
 from turnwise.memory.redis_database import Argument, RedisDatabase, encode
 from turnwise.memory.spans import Span
 from turnwise.memory.sql_rows import to_json
@@ -84,14 +84,26 @@ class RedisFacts(RedisDatabase):
     async def count(self, scope: Scope, which: FactFilter = ALL) -> int:
         return int(await self._do("query", *_filters(scope, which, None, _MANY), "count", again=True))
 
-    async def update(self, scope: Scope, id: str, text: str, *, at: float, type: MemoryType | None = None) -> bool:
-        kind = check_change(scope, id, text, type, at)
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        at: float,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        kind, more = check_change(scope, id, text, type, at=at, changes=changes)
         digest = _digest(scope.user_id, id)
         while found := await self._do("get", digest, again=True):
             ((fact, _),) = self._facts(found)
-            item = changed(fact.item, text, kind, at)
-            gone = [name for name in ("name", "aliases", "topic") if getattr(item, name) != getattr(fact.item, name)]
-            args = (_agent(scope), _json(text), float(at), kind or "", _kinds(SEMANTIC), found[1], found[2], *gone)
+            item = changed(fact.item, text, kind, at, more)
+            parts = [
+                part for name, value in _about(item).items() for part in (name, "" if value is None else f"={value}")
+            ]
+            first = (_agent(scope), _json(item.text), float(at), kind or "", _kinds(SEMANTIC))
+            args = (*first, found[1], found[2], *map(encode, parts))
             if (done := await self._do("update", digest, *args, again=True)) != _CHANGED_MEANWHILE:
                 return bool(done)
         return False
@@ -211,7 +223,6 @@ def _row(scope: Scope, item: MemoryItem) -> tuple[Argument, ...]:
         "agent": owner_of(scope, item.type),
         "id": item.id,
         "type": str(item.type),
-        "topic": item.topic,
         "session": source.session_id,
         "turn": None if source.turn_index is None else str(int(source.turn_index)),
         "spans": _json(source.spans) if source.spans else None,
@@ -220,14 +231,22 @@ def _row(scope: Scope, item: MemoryItem) -> tuple[Argument, ...]:
         "superseded_at": None if item.superseded_at is None else str(float(item.superseded_at)),
         "superseded_by": item.superseded_by,
         "successor": successor or None,
-        "name": item.name,
-        "aliases": _json(item.aliases) if item.aliases else None,
-        "expires_at": None if item.expires_at is None else str(float(item.expires_at)),
-        "status": None if item.status == "active" else item.status,
+        **_about(item),
         "pinned": "1" if item.pinned else None,
     }
     fact = _json({name: value for name, value in values.items() if value is not None})
     return _digest(scope.user_id, item.id), fact, _json(item.text), _sortable(item.created_at), successor
+
+
+def _about(item: MemoryItem) -> dict[str, str | None]:
+    """Return what may be changed of an item beside its text and type."""
+    return {
+        "topic": item.topic,
+        "name": item.name,
+        "aliases": _json(item.aliases) if item.aliases else None,
+        "expires_at": None if item.expires_at is None else str(float(item.expires_at)),
+        "status": None if item.status == "active" else item.status,
+    }
 
 
 def _read(digest: str, raw: bytes, text: bytes) -> tuple[Fact, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
@@ -31,7 +31,7 @@ from turnwise.memory.facts import (
     texts_in,
 )
 from turnwise.memory.facts_schema import SCHEMA, deleted, facts
-from turnwise.memory.long_term import MemoryItem, Scope, Source
+from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope, Source
 from turnwise.memory.spans import Span
 from turnwise.memory.sql_database import insert_into
 from turnwise.memory.sql_erasing import ErasingDatabase
@@ -92,18 +92,26 @@ class SQLFacts(ErasingDatabase):
         statement = sa.select(sa.func.count()).select_from(facts).where(*_seen(scope), *_filters(which))
         return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
 
-    async def update(self, scope: Scope, id: str, text: str, *, at: float, type: MemoryType | None = None) -> bool:
-        kind = check_change(scope, id, text, type, at)
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        at: float,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        kind, more = check_change(scope, id, text, type, at=at, changes=changes)
 
         def update(connection: sa.Connection) -> bool:
             row = self._one(connection, scope, id)
             if row is None or row.superseded_at is not None:
                 return False
-            item = changed(_read(row), text, kind, at)
-            changes = {**_content(item), "updated_at": at}
+            values = {**_content(changed(_read(row), text, kind, at, more)), "updated_at": at}
             if kind is not None:
-                changes.update(type=str(kind), agent=owner_after(scope, row.agent, row.type, kind))
-            connection.execute(sa.update(facts).where(facts.c.key == row.key).values(used=max(row.used, at), **changes))
+                values.update(type=str(kind), agent=owner_after(scope, row.agent, row.type, kind))
+            connection.execute(sa.update(facts).where(facts.c.key == row.key).values(used=max(row.used, at), **values))
             return True
 
         return await self._write(update)
@@ -320,20 +328,20 @@ def _row(scope: Scope, digest: bytes, item: MemoryItem) -> dict[str, Any]:
         "updated_at": item.updated_at,
         "superseded_at": item.superseded_at,
         "superseded_by": item.superseded_by,
-        "expires_at": item.expires_at,
-        "status": None if item.status == "active" else item.status,
         "pinned": item.pinned or None,
         **_content(item),
     }
 
 
 def _content(item: MemoryItem) -> dict[str, Any]:
-    """Return what it says, and what it is found by beside that."""
+    """Return what it says, what it is found by beside that, and how long."""
     return {
         "text": to_json(item.text),
         "topic": to_json(item.topic),
         "name": to_json(item.name),
         "aliases": to_json(item.aliases or None),
+        "expires_at": item.expires_at,
+        "status": None if item.status == "active" else item.status,
     }
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
@@ -16,7 +16,7 @@ from turnwise.memory.erasing import said_by, said_in
 from turnwise.memory.facts import FactFilter, changed, check_change, check_turn, holds, kept, owner_after
 from turnwise.memory.full_text_rows import NOTHING, Pending, Revision, Row, Rows, key_of
 from turnwise.memory.full_text_schema import SCHEMA, dropped, items
-from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope
 from turnwise.memory.retention import Expiry, Use
 from turnwise.memory.sql_erasing import ErasingDatabase
 from turnwise.memory.unreadable import UNDECODABLE
@@ -109,18 +109,26 @@ class FullText(ErasingDatabase):
 
         return await self._read(work)
 
-    async def update(self, scope: Scope, id: str, text: str, type: MemoryType | None, at: float) -> Pending | None:
-        """Change an item's text, and its type if one is given; return it, None if the scope sees no such item.
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None,
+        type: MemoryType | None,
+        at: float,
+        **changes: Unpack[ItemChanges],
+    ) -> Pending | None:
+        """Change what is given of an item; return it, None if the scope sees no such item.
 
         Raises:
-            InvalidMemoryError: it could not be kept; nothing is written.
+            InvalidMemoryError: it could not be kept, or nothing is given; nothing is written.
         """
-        given = check_change(scope, id, text, type, at)
+        given, more = check_change(scope, id, text, type, at=at, changes=changes)
 
         def work(connection: sa.Connection) -> Pending | None:
             rows = _rows(connection)
             for row in rows.find(scope, [id]):
-                item = changed(row.item, text, given, at)
+                item = changed(row.item, text, given, at, more)
                 agent = owner_after(scope, row.agent, row.item.type, item.type)
                 return rows.change(scope.user_id, row, agent, item, at)
             return None

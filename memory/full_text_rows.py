@@ -172,11 +172,16 @@ class Rows:
         ]
 
     def change(self, user_id: str, row: Row, agent: str | None, item: MemoryItem, used: float) -> Pending:
-        """Put an item, now of this agent, in the place of one of the same id."""
-        ((before,),) = self._all("SELECT used FROM turnwise_vector_items WHERE row = ?", row.row)
+        """Put an item, now of this agent, in the place of one of the same id; its vector stays if its text does."""
+        select = "SELECT used, embedded FROM turnwise_vector_items WHERE row = ?"
+        ((before, embedded),) = self._all(select, row.row)
         self._drop([row])
         self._bump(user_id)
-        return self._put(row.row, user_id, agent, item, max(used, before))
+        pending = self._put(row.row, user_id, agent, item, max(used, before))
+        if pending.key == row.key:
+            update = "UPDATE turnwise_vector_items SET embedded = ? WHERE row = ?"
+            self._cursor.execute(update, (embedded, row.row))
+        return pending
 
     def touch(self, user_id: str, ids: Collection[str], at: float) -> None:
         """Note that the user's items of these ids were used at this time, unless they were later."""

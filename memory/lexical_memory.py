@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from turnwise.errors import StoreError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import Scrubbing, said_by, said_in, texts_of
 from turnwise.memory.facts import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, holds
-from turnwise.memory.long_term import MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
+from turnwise.memory.long_term import ItemChanges, MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
 from turnwise.memory.nearness import Nearness
 from turnwise.memory.ranking import FACTS, Weights
 from turnwise.memory.retention import Retention, Use, Uses
@@ -153,8 +153,16 @@ class LexicalMemory:
         held = self._held.pop(scope.user_id, None)
         return held[1] if held and held[0] == items else None
 
-    async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        return await self._facts.update(scope, id, text, type=type, at=self._clock())
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        return await self._facts.update(scope, id, text, type=type, at=self._clock(), **changes)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         check_turn(scope.session_id, turn_index, ids)

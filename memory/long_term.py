@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 from turnwise.memory.blocks import Block, encode
 from turnwise.memory.categories import MemoryType
@@ -56,7 +56,7 @@ class MemoryItem:
     created_at: float = 0.0
     """Seconds since the epoch, UTC; 0 if nobody knows."""
     updated_at: float | None = None
-    """When its text or type was changed last."""
+    """When it was changed last. A pin is no change."""
     superseded_at: float | None = None
     """Since when another holds in its place. It is then found only by a look into the past."""
     superseded_by: str | None = None
@@ -75,6 +75,16 @@ class MemoryItem:
     """What of a long text bears on what was asked, for an item that was recalled; the whole text if None."""
     memory: str | None = field(default=None, compare=False)
     """The name of the memory that it was recalled from, if a session recalled it."""
+
+
+class ItemChanges(TypedDict, total=False):
+    """What may be changed of an item beside its text and type. What is left out stays, None and () take away."""
+
+    topic: str | None
+    name: str | None
+    aliases: Sequence[str]
+    status: Status
+    expires_at: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +165,23 @@ class LongTermMemory(Protocol):
                 by then.
         """
 
-    async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        """Change an item's text, and its type if one is given; return whether it was there. `created_at` stays.
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        """Change what is given of an item: text, type, `ItemChanges`; return whether it was there.
 
-        Its name with its aliases, and its topic, go where the old text has them and the new one does not.
+        `created_at` stays. The category goes with the type. What is resolved or expired can be changed by its id still,
+        and is recalled again if it is active and does not expire. A topic or name that only the old text has is taken
+        away with that text, unless it is given.
+
+        Raises:
+            InvalidMemoryError: it could not be kept so, or nothing is given; nothing was changed.
         """
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:

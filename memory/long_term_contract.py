@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from turnwise.errors import InvalidInputError
+from turnwise.errors import InvalidInputError, InvalidMemoryError
 from turnwise.memory.categories import MemoryCategory, MemoryType
 from turnwise.memory.contract_tools import IDS
 from turnwise.memory.laws import Law, check_law, collector, equal, refuses
@@ -145,6 +145,31 @@ async def check_an_agent_recalls_its_own_and_what_is_of_all(memory: LongTermMemo
         equal(await memory.update(scope, "a-skill", "Walrus else."), False, "update of another agent's")
         equal(await memory.forget(scope, ["a-skill"]), 0, "how many were there of another agent's")
     equal(len(await _ids(memory, _A, "walrus")), len(of_all) + len(own), "what is left of its own")
+
+
+@_law
+async def check_what_is_changed_is_found_by_what_it_is_now(memory: LongTermMemory) -> None:
+    """By a new name and alias, no more by old ones; not at all while it is resolved or expired."""
+    await _keep(memory, _U, [replace(_item("1", "The user has a dog."), name="Rex"), _item("2", "Rain fell at night.")])
+    equal(await memory.update(_U, "1", name="Wuffi", aliases=["Bello"], topic="pets"), True, "whether it was there")
+    for query, found in (("How old is Wuffi?", ["1"]), ("And Bello?", ["1"]), ("How is Rex?", [])):
+        equal(await _ids(memory, _U, query), found, f"what {query!r} finds")
+    (item,) = await memory.recall(_U, "Wuffi")
+    equal(
+        (item.text, item.topic, item.created_at),
+        ("The user has a dog.", "pets", _item("1", "x").created_at),
+        "the rest",
+    )
+    for away, back in (({"status": "resolved"}, {"status": "active"}), ({"expires_at": 5.0}, {"expires_at": None})):
+        equal(await memory.update(_U, "1", **away), True, "whether it was there")
+        equal(await _ids(memory, _U, "Wuffi"), [], f"what is found after {away}")
+        equal(await memory.update(_U, "1", **back), True, "whether it was there")
+        equal(await _ids(memory, _U, "Wuffi"), ["1"], f"what is found after {back}")
+    equal(await memory.update(Scope(user_id="v"), "1", name="Max"), False, "the change of another's")
+    equal(await memory.update(_U, "none", name="Max"), False, "the change of nothing")
+    for wrong in ({}, {"name": ""}, {"status": "done"}, {"aliases": "Max"}):
+        await refuses(InvalidMemoryError, memory.update(_U, "1", **wrong), f"a change to {wrong}")  # type: ignore[arg-type]
+    equal(await _ids(memory, _U, "Wuffi"), ["1"], "what is found after what was refused")
 
 
 @_law

@@ -8,12 +8,12 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self, Unpack
 
 from turnwise.errors import ConfigError, ReadOnlyMemoryError
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.facts import FactFilter, FactStore, all_items, holds, kept
-from turnwise.memory.long_term import MemoryItem, Scope, is_local
+from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope, is_local
 from turnwise.memory.ranking import FACTS, Weights
 
 if TYPE_CHECKING:
@@ -134,7 +134,15 @@ class StaticMemory:
             self._held = items, shelf_of(items)
         return find(self._held[1], query, limit=limit, weights=self._weights)
 
-    async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> NoReturn:
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> NoReturn:
         raise ReadOnlyMemoryError(repr(self), "update")
 
     async def forget(

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.categories import MemoryType
@@ -19,7 +19,7 @@ from turnwise.memory.erasing import texts_of
 from turnwise.memory.facts import FactFilter
 from turnwise.memory.full_text import FullText, Loaded
 from turnwise.memory.full_text_rows import Pending
-from turnwise.memory.long_term import MemoryItem, Scope, recalled
+from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope, recalled
 from turnwise.memory.query import parse
 from turnwise.memory.ranking import Weights
 from turnwise.memory.retention import Expiry, Retention, Uses
@@ -171,9 +171,17 @@ class VectorMemory:
         asked = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of)
         return (await self.recall_many([asked]))[0]
 
-    async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        vectors, _ = await self._vectors_of([text])
-        pending = await self._text.update(scope, id, text, type, self._clock())
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        vectors, _ = await self._vectors_of([] if text is None else [text])
+        pending = await self._text.update(scope, id, text, type, self._clock(), **changes)
         if pending is not None and vectors is not None:
             await self._keep([pending], vectors)
         return pending is not None

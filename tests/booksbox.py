@@ -56,7 +56,7 @@ class Book:
         words = set(query.split())
         return [item for item in self.items.values() if words & set(item.text.split())][:limit]
 
-    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         return False
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:

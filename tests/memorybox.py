@@ -41,7 +41,7 @@ class BrokenMemory:
     async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         raise OSError("the disk is full")
 
-    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         raise OSError("the disk is full")
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:

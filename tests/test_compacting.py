@@ -513,7 +513,7 @@ class Notebook:
     async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> list[MemoryItem]:
         return []
 
-    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         return False
 
     async def forget(self, scope: Scope, ids: Any = None, **which: Any) -> int:

@@ -112,7 +112,7 @@ class Archive:
     async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> list[MemoryItem]:
         return []
 
-    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         return False
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:

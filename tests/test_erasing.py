@@ -469,7 +469,7 @@ class Plain:
     async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         return []
 
-    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         return False
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None) -> int:

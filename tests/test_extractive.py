@@ -124,8 +124,8 @@ class AsSaid(ExtractiveMemory):
         found = await super().recall(scope, query, **options)
         return [replace(item, id=names[item.id], text=quoted_in(item.text) or item.text) for item in found]
 
-    async def update(self, scope: Scope, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        return await super().update(scope, fact_of(id), text, type=type)
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
+        return await super().update(scope, fact_of(id), text, **changes)
 
 
 def fact_of(id: str) -> str:

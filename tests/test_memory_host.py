@@ -46,7 +46,7 @@ class Waiting:
         await self._wait(scope)
         return [MemoryItem(id="1", text=query)]
 
-    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         return False
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import pickle
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 from ray import cloudpickle
@@ -47,7 +47,7 @@ from turnwise.memory.facts_memory import InMemoryFacts
 from turnwise.memory.forms import JsonForm
 from turnwise.memory.ids import new_id
 from turnwise.memory.lexical_memory import LexicalMemory
-from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope
+from turnwise.memory.long_term import ItemChanges, LongTermMemory, MemoryItem, Scope
 from turnwise.memory.material import material_of
 from turnwise.memory.notes import InMemoryNotes
 from turnwise.memory.static import StaticMemory
@@ -69,10 +69,16 @@ class Desk:
         self.asked: list[tuple[Any, ...]] = []
 
     async def save(
-        self, text: str, *, type: MemoryType = MemoryType.GENERAL, topic: str | None = None, id: str | None = None
+        self,
+        text: str,
+        *,
+        type: MemoryType = MemoryType.GENERAL,
+        topic: str | None = None,
+        id: str | None = None,
+        **more: Any,
     ) -> str:
-        self.asked.append(("save", text, type, topic, id))
-        item = MemoryItem(id=id or new_id(), text=text, type=type, topic=topic)
+        self.asked.append(("save", text, type, topic, id, *more.values()))
+        item = MemoryItem(id=id or new_id(), text=text, type=type, topic=topic, **more)
         await self.memory.remember(self.scope, [item])
         return item.id
 
@@ -82,9 +88,11 @@ class Desk:
         self.asked.append(("recall", query, limit, types, as_of))
         return list(await self.memory.recall(self.scope, query, limit=limit, types=types, as_of=as_of))
 
-    async def update(self, id: str, text: str, *, type: MemoryType | None = None) -> bool:
-        self.asked.append(("update", id, text, type))
-        return await self.memory.update(self.scope, id, text, type=type)
+    async def update(
+        self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
+    ) -> bool:
+        self.asked.append(("update", id, text, type, *changes.values()))
+        return await self.memory.update(self.scope, id, text, type=type, **changes)
 
     async def delete(self, ids: Collection[str]) -> int:
         self.asked.append(("delete", *ids))
@@ -137,13 +145,19 @@ def context_of(desk: MemoryDesk | None, call_id: str = "c1") -> ToolContext:
 
 
 async def call(
-    desk: MemoryDesk | None, name: str, *, call_id: str = "c1", registry: ToolRegistry | None = None, **arguments: Any
+    desk: MemoryDesk | None,
+    name: str,
+    /,
+    *,
+    call_id: str = "c1",
+    registry: ToolRegistry | None = None,
+    **arguments: Any,
 ) -> ToolResult:
     registry = registry or ToolRegistry(*ALL)
     return (await registry.call(use(call_id, name, **arguments), context_of(desk, call_id))).result
 
 
-async def told(desk: MemoryDesk | None, name: str, **arguments: Any) -> Any:
+async def told(desk: MemoryDesk | None, name: str, /, **arguments: Any) -> Any:
     """Return what a call that succeeds tells the model."""
     result = await call(desk, name, **arguments)
     assert not result.is_error, result.text
@@ -188,16 +202,16 @@ def test_the_schemas_say_each_type_with_its_meaning_and_nobody_whose_memory_it_i
         assert all(meanings) and len(set(meanings)) == len(values)
     assert str(MOST_SAVED) in save["properties"]["content"]["description"]
     assert {each.name: sorted(each.parameters["properties"]) for each in ALL} == {
-        "save_memory": ["content", "topic", "type"],
+        "save_memory": ["aliases", "content", "name", "topic", "type", "until"],
         "recall_memories": ["category", "limit", "query"],
-        "update_memory": ["content", "id", "type"],
+        "update_memory": ["aliases", "content", "id", "name", "status", "topic", "type", "until"],
         "delete_memory": ["id"],
         "read_notes": [],
         "replace_notes": ["content"],
         "add_to_notes": ["content"],
     }
     assert [schema(name)["required"] for name in ("save_memory", "recall_memories", "update_memory")] == [
-        *(["content", "type"], ["query"], ["id", "content"]),
+        *(["content", "type"], ["query"], ["id"]),
     ]
     assert all(each.parameters["additionalProperties"] is False and each.description for each in ALL)
     assert "$defs" not in json.dumps([schema(each.name) for each in ALL]), "some servers follow no references"
@@ -214,7 +228,7 @@ def test_an_engine_takes_them_beside_others_and_they_travel_by_name() -> None:
     assert there.approval and there.check({"content": "x", "type": "skill"}) == {
         "content": "x",
         "type": MemoryType.SKILL,
-        "topic": None,
+        **dict.fromkeys(["topic", "name", "aliases", "until"]),
     }
 
 
@@ -248,6 +262,21 @@ def test_a_call_asks_the_desk_and_tells_what_came_of_it() -> None:
         assert await told(desk, "recall_memories", query="rows daily") == {"memories": []}
         await told(desk, "save_memory", content="No topic.", type="facts", topic="  ")
         assert desk.asked[-1][3] is None
+
+        boat = {"name": " Argo ", "aliases": ["the boat", " "], "until": "2033-05-18"}
+        (kept,) = (
+            await told(desk, "save_memory", call_id="c2", content="Ada has a canoe.", type="facts", **boat)
+        ).values()
+        (found,) = (await told(desk, "recall_memories", query="Argo"))["memories"]
+        assert (found["name"], found["aliases"], found["until"]) == ("Argo", ["the boat"], "2033-05-18 00:00 UTC")
+        gone = {"name": "", "aliases": [], "until": "", "topic": "boats", "status": "active"}
+        assert await told(desk, "update_memory", id=kept, **gone) == {"updated": kept}
+        (found,) = (await told(desk, "recall_memories", query="canoe"))["memories"]
+        assert found["topic"] == "boats" and not found.keys() & {"name", "aliases", "until"}
+        nothing = await call(desk, "update_memory", id=kept)
+        assert nothing.is_error and "nothing is to be changed" in nothing.text
+        assert await told(desk, "update_memory", id=kept, status="resolved") == {"updated": kept}
+        assert await told(desk, "recall_memories", query="canoe") == {"memories": []}
 
     asyncio.run(story())
 
@@ -388,6 +417,11 @@ def test_notes_are_read_replaced_and_added_to() -> None:
         ("recall_memories", {"query": "x", "limit": MOST_RECALLED + 1}, str(MOST_RECALLED)),
         ("recall_memories", {"query": "x", "user_id": "eve"}, "user_id"),
         ("update_memory", {"id": "a", "content": ""}, "blank"),
+        ("update_memory", {"id": "a", "until": "tomorrow"}, "2026-12-31"),
+        ("update_memory", {"id": "a", "status": "done"}, "resolved"),
+        ("save_memory", {"content": "x", "type": "facts", "until": "2026-13-01"}, "2026-12-31"),
+        ("save_memory", {"content": "x", "type": "facts", "aliases": "Argo"}, "array"),
+        ("save_memory", {"content": "x", "type": "facts", "name": "x" * 101}, "100"),
         ("update_memory", {"id": "a", "content": "x", "type": "new"}, "'skill'"),
         ("update_memory", {"id": "a", "content": "x", "user_id": "eve"}, "user_id"),
         ("delete_memory", {"id": "a", "user_id": "eve"}, "user_id"),

@@ -51,7 +51,7 @@ class Parrot:
             raise self.fails
         return [MemoryItem(id="1", text=self.text.format(query=query))] if self.text else []
 
-    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         return False
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:

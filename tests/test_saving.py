@@ -584,8 +584,8 @@ def test_an_item_is_changed_where_it_is_whichever_memory_is_down() -> None:
         async def fails(*args: Any, **changes: Any) -> bool:
             raise OSError("away")
 
-        async def change(scope: Scope, id: str, text: str, **changes: Any) -> bool:
-            changed.append(text)
+        async def change(scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
+            changed.append(text or "")
             return id == "there"
 
         down.update, up.update = fails, change  # type: ignore[method-assign]

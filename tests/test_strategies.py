@@ -112,10 +112,10 @@ class Memory:
     async def recall(self, scope: Scope, query: str, *, limit: int = 10, **filters: Any) -> Sequence[MemoryItem]:
         return [item for item in self.items.values() if query in item.text][:limit]
 
-    async def update(self, scope: Scope, id: str, text: str, **changes: Any) -> bool:
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         if id not in self.items:
             return False
-        self.items[id] = replace(self.items[id], text=text)
+        self.items[id] = replace(self.items[id], text=text or self.items[id].text)
         return True
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:

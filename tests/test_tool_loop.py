@@ -38,7 +38,7 @@ def play(story: Coroutine[Any, Any, None]) -> None:
     assert explore(1, whole)
 
 
-def use(call_id: str, name: str, **arguments: Any) -> ToolUse:
+def use(call_id: str, name: str, /, **arguments: Any) -> ToolUse:
     return ToolUse(call_id=call_id, name=name, input=arguments)
 
 

@@ -70,6 +70,20 @@ async def test_everything_that_was_saved_can_be_recalled_by_default(make: MakeMe
 
 
 @sync
+async def test_an_item_whose_text_stays_keeps_its_vector(make: MakeMemory) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("dog", "My dog is called Max")])
+    embedding = memory._index.embedding
+    assert await memory._text.pending(embedding, 10) == []
+    assert await memory.update(ANN, "dog", name="Max", expires_at=9e9)
+    assert await memory._text.pending(embedding, 10) == [] == await memory._text.dropped()
+    assert (await memory.check()).missing == 0
+    assert await memory.update(ANN, "dog", "My dog is called Rex")
+    assert await ids(memory, "Rex") == ["dog"] and (await memory.check()).missing == 0
+    await memory.close()
+
+
+@sync
 async def test_one_item_is_enough_and_what_is_not_about_it_is_not_found(make: MakeMemory) -> None:
     memory = make()
     assert await ids(memory, "anything") == []

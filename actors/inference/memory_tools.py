@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
@@ -23,7 +23,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.categories import MemoryCategory, MemoryType
 from turnwise.memory.desk import MemoryDesk
-from turnwise.memory.long_term import MemoryItem
+from turnwise.memory.long_term import ItemChanges, MemoryItem
 from turnwise.memory.quoting import quote_json
 
 MOST_SAVED = 4000
@@ -98,6 +98,18 @@ def _told(text: str) -> str:
     return text
 
 
+def _day_of(text: str | None) -> str | None:
+    if text and text.strip():
+        try:
+            datetime.fromisoformat(text.strip())
+        except ValueError:
+            raise ValueError("it is no day: write it as 2026-12-31") from None
+    return text
+
+
+_Alias = Annotated[str, Field(min_length=1, max_length=100)]
+
+
 def _choice(kind: type[MemoryType | MemoryCategory], meanings: dict[Any, str], *, or_none: str = "") -> WithJsonSchema:
     """Return the schema of a choice, in place, with what each value means."""
     values: list[str | None] = [str(each) for each in kind]
@@ -115,6 +127,12 @@ _Content = Annotated[
         f"'today'. At most {MOST_SAVED} characters."
     ),
 ]
+_NewContent = Annotated[
+    str | None,
+    AfterValidator(lambda text: None if text is None else _told(text)),
+    Field(description=f"The new text. At most {MOST_SAVED} characters."),
+]
+_Status = Annotated[Literal["active", "resolved"] | None, Field(description="Whether it still matters.")]
 _Query = Annotated[
     str, AfterValidator(_told), Field(description="What you want to know, in the words that a memory of it may have.")
 ]
@@ -125,6 +143,16 @@ _Category = Annotated[
     MemoryCategory | None, _choice(MemoryCategory, _CATEGORIES, or_none="- null: memories of all categories")
 ]
 _Topic = Annotated[str | None, Field(max_length=100, description="What it is about, in a word or two.")]
+_Name = Annotated[
+    str | None,
+    Field(max_length=100, description="The own name of what it is about, as of a person, a pet or a project."),
+]
+_Aliases = Annotated[list[_Alias] | None, Field(max_length=20, description="Other names of the same.")]
+_Until = Annotated[
+    str | None,
+    AfterValidator(_day_of),
+    Field(description="The first day on which it does not matter any more, as 2026-12-31."),
+]
 _Limit = Annotated[int, Field(ge=1, le=MOST_RECALLED, description="How many memories to return at most.")]
 _Notes = Annotated[str, Field(description="The text; of notes that are a JSON object, an object as JSON.")]
 
@@ -133,7 +161,16 @@ _Notes = Annotated[str, Field(description="The text; of notes that are a JSON ob
 
 
 @tool(repeatable=True)
-async def save_memory(content: _Content, type: _Type, context: ToolContext, topic: _Topic = None) -> str:
+async def save_memory(
+    content: _Content,
+    type: _Type,
+    context: ToolContext,
+    *,
+    topic: _Topic = None,
+    name: _Name = None,
+    aliases: _Aliases = None,
+    until: _Until = None,
+) -> str:
     """Keep something for later conversations with this user.
 
     Save what will still matter then, one memory for each statement. Change a memory that you have recalled by
@@ -141,7 +178,8 @@ async def save_memory(content: _Content, type: _Type, context: ToolContext, topi
     """
     key = hashlib.blake2b(context.idempotency_key.encode(errors="surrogatepass"), digest_size=10).hexdigest()
     with _desk(context) as desk:
-        saved = await desk.save(content, type=type, topic=(topic or "").strip() or None, id=f"saved-{key}")
+        about: dict[str, Any] = {**_about(topic, name, aliases, until)}
+        saved = await desk.save(content, type=type, id=f"saved-{key}", **about)
     return quote_json({"saved": saved})
 
 
@@ -158,10 +196,27 @@ async def recall_memories(query: _Query, context: ToolContext, category: _Catego
 
 
 @tool(repeatable=True)
-async def update_memory(id: _Id, content: _Content, context: ToolContext, type: _NewType = None) -> str:
-    """Put a new text in the place of a memory's, where it was wrong or is no longer so."""
+async def update_memory(
+    id: _Id,
+    context: ToolContext,
+    *,
+    content: _NewContent = None,
+    type: _NewType = None,
+    topic: _Topic = None,
+    name: _Name = None,
+    aliases: _Aliases = None,
+    until: _Until = None,
+    status: _Status = None,
+) -> str:
+    """Change a memory, where it was wrong or is no longer so. What is null stays; "" or [] takes away what was there.
+
+    Resolve a goal that was reached, or what else does not matter any more but was so: it is not recalled then.
+    """
+    changes = _about(topic, name, aliases, until)
+    if status is not None:
+        changes["status"] = status
     with _desk(context) as desk:
-        was_there = await desk.update(id, content, type=type)
+        was_there = await desk.update(id, content, type=type, **changes)
     return quote_json({"updated": id} if was_there else _MISSING)
 
 
@@ -173,6 +228,25 @@ async def delete_memory(id: _Id, context: ToolContext) -> str:
     return quote_json({"deleted": id} if count else _MISSING)
 
 
+def _about(topic: str | None, name: str | None, aliases: list[str] | None, until: str | None) -> ItemChanges:
+    """Return what a model says of an item beside its text and type."""
+    about: ItemChanges = {}
+    if topic is not None:
+        about["topic"] = topic.strip() or None
+    if name is not None:
+        about["name"] = name.strip() or None
+    if aliases is not None:
+        about["aliases"] = [alias.strip() for alias in aliases if alias.strip()]
+    if until is not None:
+        about["expires_at"] = _time_of(until.strip()) if until.strip() else None
+    return about
+
+
+def _time_of(day: str) -> float:
+    when = datetime.fromisoformat(day)
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
 _MISSING = {"nothing_changed": "no memory has this id: recall_memories tells ids"}
 
 
@@ -181,6 +255,12 @@ def _shown(item: MemoryItem) -> dict[str, Any]:
     about: dict[str, Any] = {"id": item.id, "type": item.type, "category": item.type.category}
     if item.topic:
         about["topic"] = item.topic
+    if item.name:
+        about["name"] = item.name
+    if item.aliases:
+        about["aliases"] = list(item.aliases)
+    if item.expires_at is not None:
+        about["until"] = _day(item.expires_at)
     about |= {"text": item.text[:MOST_SHOWN], "when": _day(item.created_at)}
     if item.updated_at:
         about["changed"] = _day(item.updated_at)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.attempt import Attempt, storable
 from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.output import Output
-from turnwise.memory.blocks import Recalled
+from turnwise.memory.blocks import Block, Recalled
 from turnwise.memory.calls import CallState, decode_calls
 from turnwise.memory.desk import MemoryDesk
-from turnwise.memory.runs import RunRecord
+from turnwise.memory.runs import RunRecord, RunState
 from turnwise.memory.sections import Profile
+from turnwise.memory.sessions import SessionRecord
+from turnwise.memory.spans import Span
 from turnwise.memory.turns import TurnRecord
 from turnwise.memory.usage import Usage
 
@@ -103,6 +105,42 @@ class ActiveRun:
     def restart_clock(self) -> None:
         """Let the time that it spends count from now."""
         self._since = asyncio.get_running_loop().time()
+
+    def charged(self, session: SessionRecord, record: RunRecord) -> SessionRecord:
+        """Return the session's row with what `record` has been billed since the last one."""
+        spent = record.usage or Usage()
+        if self.record.usage:
+            spent -= self.record.usage
+        return replace(session, usage=session.usage + spent)
+
+    def ended(self, state: RunState, why: str | None, at: float, **more: Any) -> RunRecord:
+        """Return its record as it has ended `at` this time."""
+        said = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
+        return replace(self.record, state=state, why=said, ended_at=at, **more)
+
+    def with_output(
+        self, output: Sequence[Block], session: SessionRecord, **changes: Any
+    ) -> tuple[TurnRecord, list[Block], SessionRecord]:
+        """Return its turn with this output, those of the blocks that are to be stored, and the session's row with them.
+
+        Args:
+            changes: of the turn.
+        """
+        new = self.output.missing(output)
+        span = Span(session.log, session.log_size, session.log_size + len(new))
+        grown = self.output.grown(output, span)
+        return replace(self.turn, output=grown.spans, **changes), new, replace(session, log_size=span.stop)
+
+    def wake_waiters(self) -> None:
+        """Answer those who wait for its end: it is in the store, and the session's claim is free."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Give those who wait an error in place of its end."""
+        if not self.done.done():
+            self.done.set_exception(error)
+            self.done.exception()  # there need not be any
 
     def request_cancel(self, reason: str, *, discard: bool) -> None:
         """Ask the run to stop. The first reason stands; once asked to discard, it discards."""

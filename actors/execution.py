@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from typing import Any
 
-from turnwise.actors.core import Decision
+from turnwise.actors.approvals import Decision
 from turnwise.actors.inputs import Number, Patience, Text, checked, json_object
 from turnwise.actors.realm import Realm
 from turnwise.actors.steps import Request, carry_out, carry_out_async

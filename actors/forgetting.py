@@ -1,4 +1,4 @@
-"""How a session forgets."""
+"""How a session forgets a turn, or is deleted with all that memories have of it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,34 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.actors.inference.attempt import reason
+from turnwise.actors.memory_config import scope_of
+from turnwise.actors.memory_ingestion import MemoryIngestion
+from turnwise.actors.memory_retrieval import MemoryRetrieval
 from turnwise.actors.memory_slot import Eraser, MemorySlot
 from turnwise.actors.originals import originals
-from turnwise.actors.saving import SavingSession
-from turnwise.errors import LongTermMemoryError, SessionBusyError, TurnNotFoundError
+from turnwise.actors.saving_progress import SavingProgress
+from turnwise.actors.session_engines import SessionEngines
+from turnwise.actors.state import SessionState
+from turnwise.actors.transactor import Transactor
+from turnwise.actors.window_compaction import WindowCompaction
+from turnwise.errors import (
+    CorruptRecordError,
+    LongTermMemoryError,
+    SessionBusyError,
+    SessionChangedError,
+    SessionNotFoundError,
+    TurnNotFoundError,
+)
 from turnwise.memory.blocks import Summary
 from turnwise.memory.erasing import Erasure, Verify, erase
 from turnwise.memory.events import TurnForgotten
 from turnwise.memory.forgotten import Forgotten
-from turnwise.memory.long_term import is_read_only
+from turnwise.memory.long_term import Scope, is_read_only
 from turnwise.memory.spans import Seen, Span, Spans, cut, join, overlap, size, subtract
 from turnwise.memory.turns import TurnRecord
 
 
-class ForgettingSession(SavingSession):
+class Forgetting:
     """Takes a turn out of all that comes after it: requests, summaries, long-term memories.
 
     | await in forgetting | what else may run there | what a kill there leaves |
@@ -30,8 +44,29 @@ class ForgettingSession(SavingSession):
     | memories | all else; they are not given the turn any more, a run that begins may recall it | as above |
     | memories, for such a run | all else | all of it |
 
-    The history keeps the turn as it was, until the session is deleted.
+    The history keeps the turn as it was, until the session is deleted. A delete is one change: memories first, so that
+    one that fails can be repeated; a kill within it leaves the session, of which memories know less.
     """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        *,
+        compaction: WindowCompaction,
+        retrieval: MemoryRetrieval,
+        ingestion: MemoryIngestion,
+        progress: SavingProgress,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._compaction = compaction
+        self._retrieval = retrieval
+        self._ingestion = ingestion
+        self._progress = progress
 
     async def forget_turn(self, index: int, *, verify: Verify = False) -> Forgotten:
         """Forget what a turn added; return what was removed. May be repeated, and is to be if a memory fails.
@@ -44,33 +79,105 @@ class ForgettingSession(SavingSession):
             SessionBusyError: a run is active, whose request may hold it.
             LongTermMemoryError: memories failed; names them. The session has forgotten it, the others too.
         """
-        await self._loaded()
+        await self._transactor.loaded()
         done = Forgotten()
 
         async def change() -> None:
             nonlocal done
-            if self._active:
-                raise SessionBusyError(self.session_id, self._active.run_id)
+            if active := self._state.active:
+                raise SessionBusyError(self._state.session_id, active.run_id)
             turn = await self._journal.find_turn(index)
             if turn.status in ("pending", "queued", "running"):
-                raise TurnNotFoundError(self.session_id, index)
+                raise TurnNotFoundError(self._state.session_id, index)
             if not turn.forgotten:
                 done = Forgotten(turns=1, summaries=await self._leave_out(turn))
             # Also where the answer to the commit was lost, and this is the next attempt.
-            done += Forgotten(waiting=int(self._keep_private(index)))
-            await self._stop_compacting()  # it may be giving the turn to a memory
-            self._watch_window()
+            done += Forgotten(waiting=int(self._progress.make_private(index)))
+            await self._compaction.stop()  # it may be giving the turn to a memory
+            self._compaction.watch()
 
-        await self._atomically(change)
+        await self._transactor.run(change)
         done += await self._forget_in_memories(index, verify=verify)
-        await self._recall_anew()
+        await self._retrieval.recall_anew()
         return done
+
+    async def delete(
+        self, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
+    ) -> Forgotten:
+        """Delete the session for good, and what memories have of it; forks keep what they span.
+
+        The memories first, so that a delete that fails can be repeated.
+
+        Args:
+            memory: whether memories forget it too.
+            verify: see `forget_turn`.
+            updated_at: when its last commit is to have been.
+
+        Raises:
+            SessionBusyError: a run is active or queued; nothing was deleted.
+            SessionChangedError: its last commit was at another time; nothing was deleted.
+            LongTermMemoryError: memories failed; the session was not deleted.
+        """
+
+        async def change() -> Forgotten:
+            if active := self._state.active:
+                raise SessionBusyError(self._state.session_id, active.run_id)
+            if updated_at not in (None, self._journal.session.updated_at):
+                raise SessionChangedError(self._state.session_id)
+            await self._compaction.stop()
+            done = Forgotten(sessions=1, waiting=await self._ingestion.stop())
+            try:
+                if memory:
+                    done += await self._forget_in_memories(verify=verify)
+                await self._journal.delete()
+            except BaseException:
+                self._ingestion.load()
+                raise
+            self._mark_deleted()
+            return done
+
+        try:
+            return await self._transactor.run(change)
+        except CorruptRecordError:
+            if not self._journal.stale:
+                raise
+        async with self._transactor.alone:
+            return await self._delete_unread(updated_at, memory=memory, verify=verify)
+
+    async def _delete_unread(self, updated_at: float | None, *, memory: bool, verify: Verify) -> Forgotten:
+        """Delete a session that cannot be loaded, since something of it cannot be read.
+
+        Raises:
+            CorruptRecordError: its own record cannot be read, so nobody knows whose it is in memories.
+        """
+        done = Forgotten(sessions=1)
+        try:
+            session = await self._journal.store.get(self._state.session_id)
+        except CorruptRecordError:
+            if memory and self._engines.current.all_memories:
+                raise
+            await self._journal.store.delete(self._state.session_id)
+        else:
+            if updated_at not in (None, session.updated_at):
+                raise SessionChangedError(self._state.session_id)
+            self._journal.read_row(session)
+            if memory:
+                done += await self._forget_in_memories(verify=verify)
+            await self._journal.delete()
+        self._mark_deleted()
+        return done
+
+    def _mark_deleted(self) -> None:
+        lost = SessionNotFoundError(self._state.session_id)
+        self._journal.lose(lost)
+        self._journal.log.publish()
+        self._transactor.give_up(lost)
 
     async def _leave_out(self, turn: TurnRecord) -> int:
         """Let the next turn go on without this one; return in how many summaries it was."""
-        head = self._head
+        head = self._state.head
         if head is None:
-            raise TurnNotFoundError(self.session_id, turn.index)
+            raise TurnNotFoundError(self._state.session_id, turn.index)
         own = join(turn.prompt, turn.output)
         left, summaries = await self._without(head.base, own)
         forgotten = replace(turn, forgotten=True)
@@ -83,18 +190,18 @@ class ForgettingSession(SavingSession):
             head = _carrying(head, left)
             turns = [forgotten, head]
         await self._journal.hold(head.base)
-        await self._commit(self._journal.session, [(TurnForgotten, {"turn_index": turn.index})], turns=turns)
-        self._head = head
+        await self._transactor.commit(self._journal.session, [(TurnForgotten, {"turn_index": turn.index})], turns=turns)
+        self._state.continue_from(head)
         return summaries
 
-    async def _as_forked(self, turn: TurnRecord) -> TurnRecord:
+    async def as_forked(self, turn: TurnRecord) -> TurnRecord:
         """Return a turn that has ended, such that a fork goes on with what it holds, but for what is forgotten.
 
         Reads the turns up to it.
         """
         gone: list[Span] = []
         after = -1
-        while after < turn.index and (page := await self._journal.store.turns(self.session_id, after=after)):
+        while after < turn.index and (page := await self._journal.store.turns(self._state.session_id, after=after)):
             after = page[-1].index
             gone += (span for each in page if each.forgotten for span in join(each.prompt, each.output))
         turn = replace(turn, carried=())
@@ -121,9 +228,9 @@ class ForgettingSession(SavingSession):
         Raises:
             LongTermMemoryError: some failed; all were asked.
         """
-        if self._gifts:
-            await asyncio.wait(set(self._gifts))
-        slots = [slot for slot in self._gear.all_memories if not is_read_only(slot.memory)]
+        await self._ingestion.wait_for_gifts()
+        gear = self._engines.current
+        slots = [slot for slot in gear.all_memories if not is_read_only(slot.memory)]
         results = await asyncio.gather(
             *(self._forget_in(slot, index, verify=verify) for slot in slots), return_exceptions=True
         )
@@ -139,23 +246,27 @@ class ForgettingSession(SavingSession):
                 items[slot.name] = result
         if failures:
             raise LongTermMemoryError(f"{'; '.join(failures)}. Forget it again")
-        self._forgets += 1
+        self._retrieval.memories_forgot()
         notes = 0
-        if index is None and self._gear.notes is not None:
-            notes = await self._gear.notes.forget(self._memory_scope)
+        if index is None and gear.notes is not None:
+            notes = await gear.notes.forget(self._scope)
         return Forgotten(items=items, erased=erased, notes=notes)
+
+    @property
+    def _scope(self) -> Scope:
+        return scope_of(self._journal.session, self._engines.config.memory)
 
     async def _forget_in(self, slot: MemorySlot, index: int | None, *, verify: Verify) -> int | Erasure:
         which: dict[str, Any] = {} if index is None else {"turn_index": index}
         if not verify:
-            return await slot.memory.forget(self._memory_scope, **which)
+            return await slot.memory.forget(self._scope, **which)
         if isinstance(slot.memory, Eraser):
-            return await slot.memory.erase(self._memory_scope, files=verify == "files", **which)
+            return await slot.memory.erase(self._scope, files=verify == "files", **which)
         if verify == "files":
             from turnwise.memory.file_search import erase_and_search  # whose numpy few processes need
 
-            return await erase_and_search(slot.memory, self._memory_scope, **which)
-        return await erase(slot.memory, self._memory_scope, **which)
+            return await erase_and_search(slot.memory, self._scope, **which)
+        return await erase(slot.memory, self._scope, **which)
 
 
 def _places(spans: Spans) -> list[Span]:

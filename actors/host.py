@@ -95,7 +95,7 @@ class SessionHost:
     @property
     def left_waiting(self) -> bool:
         """Whether it gave the session up while a run waits, whose engine is noted for the next process."""
-        return self._resident is not None and bool(self._resident.core.left_waiting)
+        return self._resident is not None and bool(self._resident.core.ownership.left_waiting)
 
     async def recover(self) -> None:
         """See to what the lost process left, such as a run to go on with or turns to be saved.
@@ -118,7 +118,7 @@ class SessionHost:
             core = self._supplies.make_core(self._session_id, adopted)
             keep = partial(self._keep, self._session_id)
             self._resident = Resident(core, adopted, self._supplies, keep, self._node_id, waits=self._waits)
-            self._supplies.in_use = lambda: core.engine_ids().values()
+            self._supplies.in_use = lambda: core.engines.ids().values()
             self._idle = asyncio.create_task(self._leave_when_idle(self._resident, self._supplies.config.idle_s))
         return self._resident
 

@@ -104,6 +104,24 @@ class Journal:
         then, began = self._store_now
         return then + (time.monotonic() - began)
 
+    # Whether this process has the session
+
+    def mark_loaded(self) -> None:
+        """What an activation has found is taken over."""
+        self.stale = False
+
+    def read_row(self, session: SessionRecord) -> None:
+        """Take over a row as the store has it, without activating the session."""
+        self.session = session
+
+    def mark_stale(self) -> None:
+        """Have the next change activate the session first: memory and store may differ."""
+        self.stale = True
+
+    def lose(self, why: Exception) -> None:
+        """This process owns the session no more: each later change and read raises this."""
+        self.lost = why
+
     # Writing
 
     async def activate(self) -> Activation:
@@ -164,7 +182,7 @@ class Journal:
                 await self._go_back()
                 raise SessionRevertedError(self.session_id)
         except (SessionFencedError, SessionNotFoundError, SessionRevertedError) as error:
-            self.lost = error
+            self.lose(error)
             self.log.abandon()
             raise
         return found
@@ -180,7 +198,7 @@ class Journal:
             if (now.log, now.epoch, now.revision) != (found.log, found.epoch, found.revision):
                 raise SessionFencedError(self.session_id, found.epoch)
         except (SessionFencedError, SessionNotFoundError) as error:
-            self.lost = error
+            self.lose(error)
             self.log.abandon()
             raise
 
@@ -191,7 +209,8 @@ class Journal:
             SessionFencedError, SessionNotFoundError, SessionRevertedError: always one of them; the journal is `lost`.
             StoreError: it is to be tried again.
         """
-        self.stale = self._is_reverted = True
+        self._is_reverted = True
+        self.mark_stale()
         await self.check_own()
 
     def _may_stand_at(self, found: SessionRecord) -> bool:
@@ -281,7 +300,7 @@ class Journal:
             whole = replace(commit, session=session, forget_events=forget)
             await self.store.commit(self.session_id, session.epoch, whole)
         except SessionFencedError:
-            self.stale = True  # until it is known why
+            self.mark_stale()  # until it is known why
             await self.check_own()
             await self.revert()  # it was elsewhere a moment ago
             raise
@@ -289,7 +308,7 @@ class Journal:
             self.log.publish()
             raise
         except BaseException as error:
-            self.stale = True
+            self.mark_stale()
             if isinstance(error, Exception) and not isinstance(error, TurnwiseError):
                 raise _failed("commit", error) from error
             raise

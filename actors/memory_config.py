@@ -9,6 +9,8 @@ from typing import Literal, TypeVar, get_args
 
 from turnwise.errors import ConfigError
 from turnwise.memory.categories import MemoryCategory, MemoryType
+from turnwise.memory.long_term import Scope
+from turnwise.memory.sessions import SessionRecord
 
 Setting = TypeVar("Setting")
 
@@ -101,3 +103,12 @@ class MemoryConfig:
         """The types of the categories; None for all."""
         chosen = tuple(kind for kind in MemoryType if kind.category in self.categories)
         return None if len(chosen) == len(MemoryType) else chosen
+
+
+def scope_of(session: SessionRecord, config: MemoryConfig) -> Scope:
+    """Return whose memory a session's is: the user's, or the user's with this agent."""
+    return Scope(
+        user_id=session.user_id,
+        session_id=session.session_id,
+        agent=session.agent if config.agent_scope else None,
+    )

@@ -273,7 +273,7 @@ class PackedHost:
             except SessionNotFoundError as error:
                 if error.session_id != public_id(session_id):
                     raise
-                if resident.core.is_active:
+                if resident.core.ownership.is_active:
                     raise  # the caller's session was another one of this id
                 if not resident.is_deleted:
                     self._forget(session_id, resident)
@@ -367,7 +367,7 @@ class PackedHost:
     def _engines_in_use(self) -> set[str]:
         """Return the ids of the engines of runs that have not ended."""
         away = {engine_id for adopted in self._adopted.values() for engine_id in adopted.engine_ids}
-        here = (resident.core.engine_ids().values() for resident in self._residents.values())
+        here = (resident.core.engines.ids().values() for resident in self._residents.values())
         return away.union(*here)
 
     async def _sweep(self, idle_s: float) -> None:

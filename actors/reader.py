@@ -29,8 +29,14 @@ class Reader:
 
     @property
     @abstractmethod
+    def _source(self) -> SessionReads | StoredSession:
+        """What is asked, and waits for what is not there yet."""
+
+    @property
     def _reads(self) -> SessionReads:
-        """What is asked."""
+        """What is asked for what is there now."""
+        source = self._source
+        return source.reads if isinstance(source, StoredSession) else source
 
     @property
     @abstractmethod
@@ -42,7 +48,7 @@ class Reader:
         return await getattr(self, f"do_{verb}")(*args)
 
     async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
-        outcome = await self._reads.wait(run_id, timeout_s)
+        outcome = await self._source.wait(run_id, timeout_s)
         return PackedOutcome.pack(outcome, held) if outcome else None
 
     async def do_pending(self, run_id: str) -> list[PendingCall]:
@@ -74,7 +80,7 @@ class Reader:
     async def do_events(
         self, after: int, limit: int, run_id: str | None, timeout_s: float
     ) -> tuple[list[Event], int, bool]:
-        return await self._reads.events(after, limit, run_id=run_id, timeout_s=timeout_s)
+        return await self._source.events(after, limit, run_id=run_id, timeout_s=timeout_s)
 
     async def do_info(self) -> SessionInfo:
         reads = self._reads
@@ -98,7 +104,7 @@ class StoreReader(Reader):
         self._stored = stored
 
     @property
-    def _reads(self) -> SessionReads:
+    def _source(self) -> StoredSession:
         return self._stored
 
     @property

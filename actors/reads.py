@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from turnwise.actors.active_run import ActiveRun
-from turnwise.actors.backlog import Backlog
-from turnwise.actors.journal import Journal, settled
+from turnwise.actors.journal import settled
 from turnwise.actors.originals import find, originals
+from turnwise.actors.state import SessionState
 from turnwise.errors import InvalidInputError, RunNotFoundError, SessionRevertedError, shown
 from turnwise.memory.blocks import Block, Summary, ToolUse
 from turnwise.memory.calls import PendingCall, decode_calls
@@ -20,7 +19,7 @@ from turnwise.memory.runs import RunRecord
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import join, union
 from turnwise.memory.store import SessionStore
-from turnwise.memory.turns import Turn, TurnRecord
+from turnwise.memory.turns import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +31,17 @@ class Outcome:
 
 
 class SessionReads:
-    """The state of a session in memory, and the reads of it. They take no lock and never wait for a change."""
+    """The reads of a session. They take no lock and never wait for a change.
 
-    def __init__(self, session_id: str, journal: Journal) -> None:
-        self.session_id = session_id
-        self._journal = journal
-        self._head: TurnRecord | None = None
-        """The last turn that has ended and was kept: what the next one continues."""
-        self._active: ActiveRun | None = None
-        self._backlog = Backlog()
-        self._ended: OrderedDict[str, tuple[RunRecord, TurnRecord | None]] = OrderedDict()
+    Args:
+        load: returns when the state is to be read; see `Transactor.loaded`.
+    """
 
-    async def activate(self) -> None:
-        """Take the session over from whoever had it, if that has not been done."""
-        raise NotImplementedError
+    def __init__(self, state: SessionState, load: Callable[[], Awaitable[None]]) -> None:
+        self.session_id = state.session_id
+        self._state = state
+        self._journal = state.journal
+        self._load = load
 
     async def wait(self, run_id: str, timeout_s: float | None = None) -> Outcome | None:
         """Return how the run ended, when it has; None after `timeout_s`. Waiting and giving up change nothing.
@@ -54,30 +50,31 @@ class SessionReads:
             RunNotFoundError: the session has no such run.
             StoreError: the run's end could not be stored.
         """
-        await self._loaded()
+        await self._load()
         while True:
-            if run := self._open_run(run_id):
+            if run := self._state.open_run(run_id):
                 if not await settled(run.done, timeout_s):
                     return None
                 run.done.result()
-            if ended := self._ended.get(run_id):
+            if ended := self._state.ended_run(run_id):
                 record, turn = ended
                 return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
-            record = await self._stored_run(run_id)
+            record = await self.stored_run(run_id)
             if not record.is_open:
                 turn = await self._journal.find_turn_of(record)
                 return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
-            if not self._open_run(run_id):
-                await self._loaded()  # it was lost with an earlier activation, which has yet to be settled
+            if not self._state.open_run(run_id):
+                await self._load()  # it was lost with an earlier activation, which has yet to be settled
 
     async def run(self, run_id: str) -> RunRecord:
         """Return where the run stands; its usage is up to now."""
-        await self._loaded()
-        if run := self._open_run(run_id):
+        await self._load()
+        if run := self._state.open_run(run_id):
             return replace(run.record, usage=run.spent)
-        return self._ended[run_id][0] if run_id in self._ended else await self._stored_run(run_id)
+        ended = self._state.ended_run(run_id)
+        return ended[0] if ended else await self.stored_run(run_id)
 
-    async def _stored_run(self, run_id: str) -> RunRecord:
+    async def stored_run(self, run_id: str) -> RunRecord:
         """Return a run of this session.
 
         Raises:
@@ -94,7 +91,7 @@ class SessionReads:
     async def pending(self, run_id: str) -> list[PendingCall]:
         """Return the calls of the run that wait for a decision, in the order in which they were made."""
         record = await self.run(run_id)
-        run = self._open_run(run_id)
+        run = self._state.open_run(run_id)
         uses = {block.call_id: block for block in run.output.blocks if isinstance(block, ToolUse)} if run else {}
         return [
             PendingCall(
@@ -110,7 +107,7 @@ class SessionReads:
 
     async def session(self) -> SessionRecord:
         """Return the session's row as of its last commit."""
-        await self._loaded()
+        await self._load()
         return self._journal.session
 
     @property
@@ -126,31 +123,32 @@ class SessionReads:
     @property
     def active_run_id(self) -> str | None:
         """The run that has the session's claim."""
-        return self._active.run_id if self._active else None
+        return self._state.active.run_id if self._state.active else None
 
     def is_ending(self, run_id: str) -> bool:
         """Return whether the run's outcome is decided, whether or not it is stored yet."""
-        run = self._open_run(run_id)
+        run = self._state.open_run(run_id)
         return run is None or run.closed
 
     @property
     def queued_run_ids(self) -> list[str]:
         """The runs that wait behind it, in order."""
-        return [run.run_id for run in self._backlog.queue]
+        return [run.run_id for run in self._state.backlog.queue]
 
     async def latest(self) -> Turn | None:
         """Return the newest turn: pending prompts on top of all before them, else the last queued, running or ended."""
-        await self._loaded()
-        if waiting := self._backlog.turns:
-            base = self._active.turn.input if self._active else self._head.base if self._head else ()
+        await self._load()
+        active, head = self._state.active, self._state.head
+        if waiting := self._state.backlog.turns:
+            base = active.turn.input if active else head.base if head else ()
             turn = replace(waiting[-1], input=join(base, *(turn.prompt for turn in waiting)))
             return self._journal.turn(turn)
-        newest = self._active.turn if self._active else self._head
+        newest = active.turn if active else head
         return self._journal.turn(newest) if newest else None
 
     async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
         """Return up to `limit` turns with an index above `after`, by index."""
-        await self._loaded()
+        await self._load()
         found = await self._journal.store.turns(self.session_id, after=after, limit=limit)
         return await self._journal.read_turns(found)
 
@@ -160,12 +158,12 @@ class SessionReads:
         Raises:
             TurnNotFoundError: there is none of this index.
         """
-        await self._loaded()
+        await self._load()
         return (await self._journal.read_turns([await self._journal.find_turn(index)]))[0]
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
-        await self._loaded()
+        await self._load()
         return await self._journal.store.runs(self.session_id, after=after, limit=limit)
 
     async def events(
@@ -176,13 +174,13 @@ class SessionReads:
         Looks at up to `limit` events, of the run only if one is named; waits up to `timeout_s` for the first. Events
         that have left memory come from the store, without the live ones among them.
         """
-        await self._loaded()
+        await self._load()
         if run_id is not None:
             after = max(after, (await self.run(run_id)).first_seq - 1)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             in_doubt = self._journal.stale or self._journal.lost  # a run that is not open may not have ended
-            ended = run_id is not None and self._open_run(run_id) is None and not in_doubt
+            ended = run_id is not None and self._state.open_run(run_id) is None and not in_doubt
             events = await self._journal.events(after, limit)
             after = events[-1].seq if events else after
             chosen = [event for event in events if run_id in (None, event.run_id)]
@@ -203,21 +201,11 @@ class SessionReads:
         Raises:
             InvalidInputError: it is none of them.
         """
-        await self._loaded()
-        turns = [turn for turn in (self._head, self._active and self._active.turn) if turn]
+        await self._load()
+        active, head = self._state.active, self._state.head
+        turns = [turn for turn in (head, active and active.turn) if turn]
         held = union(*(part for turn in turns for part in (turn.spans, turn.base)))
         if not await find(summary, held, self._journal.read):
             why = f"it is none of session {self.session_id!r}: pass one of a turn's blocks"
             raise InvalidInputError("summary", shown(summary.text), why)
         return await self._journal.read(await originals(summary, self._journal.read))
-
-    async def _loaded(self) -> None:
-        if self._journal.stale and self._journal.lost is None:
-            await self.activate()
-        if self._journal.lost:
-            raise self._journal.lost
-
-    def _open_run(self, run_id: str) -> ActiveRun | None:
-        if self._active and self._active.run_id == run_id:
-            return self._active
-        return self._backlog.find(run_id)

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from turnwise.actors.adoptions import Adopted
-from turnwise.actors.core import Decision, SessionCore
+from turnwise.actors.approvals import Decision
+from turnwise.actors.core import SessionCore
 from turnwise.actors.reader import READS, Reader, check_stored
 from turnwise.actors.reads import SessionReads
 from turnwise.actors.stored_session import StoredSession, UnattendedError
@@ -84,7 +85,7 @@ class Resident(Reader):
     @property
     def left(self) -> Adopted | None:
         """The engines that it left with, if runs wait and these are not all of the engine of the process."""
-        waiting = self.core.left_waiting
+        waiting = self.core.ownership.left_waiting
         adopted = _adopted(self._engine_id, waiting)
         return adopted if waiting and adopted.engine_ids != {self._supplies.engine_id} else None
 
@@ -105,23 +106,24 @@ class Resident(Reader):
         Args:
             log: what the caller takes for the session's; anything, if empty.
         """
-        if log and (self.core.is_activated or verb not in READS):
-            await self.core.check_log(log)
+        if log and (self.core.reads.is_activated or verb not in READS):
+            await self.core.ownership.check_log(log)
         elif log:
-            await check_stored(self.core.stores[0], self.core.session_id, log)
+            await check_stored(self.core.reads.stores[0], self.core.session_id, log)
         try:
             return await super().carry_out(verb, args)
         except UnattendedError:
             await self.core.activate()  # and settles, or goes on with, what is waited for
             return await super().carry_out(verb, args)
         except CorruptRecordError:
-            await self.core.check_own()
+            await self.core.ownership.check_own()
             return await super().carry_out(verb, args)  # the store may have gone back between two of its reads
 
     @property
-    def _reads(self) -> SessionReads:
+    def _source(self) -> SessionReads | StoredSession:
         """The core, once it has the session; its store before, so that to read does not take it over."""
-        return self.core if self.core.is_activated else StoredSession(self.core.session_id, *self.core.stores)
+        reads = self.core.reads
+        return reads if reads.is_activated else StoredSession(self.core.session_id, *reads.stores)
 
     @property
     def _process(self) -> tuple[int, str]:
@@ -149,7 +151,7 @@ class Resident(Reader):
         for _ in range(ENGINE_TICKS):
             await asyncio.sleep(0)
         outcome = None
-        if self.core.is_ending(started.run_id):
+        if self.core.reads.is_ending(started.run_id):
             with suppress(TurnwiseError):  # the start stands, whatever becomes of the end: `wait` will tell
                 outcome = await self.core.wait(started.run_id, END_COMMIT_S)
         packed = PackedOutcome.pack(outcome, held) if outcome else None
@@ -157,13 +159,13 @@ class Resident(Reader):
 
     async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
         outcome = await self.waits.patiently(
-            self.core.session_id, timeout_s, lambda slice_s: self._reads.wait(run_id, slice_s), bool
+            self.core.session_id, timeout_s, lambda slice_s: self._source.wait(run_id, slice_s), bool
         )
         return PackedOutcome.pack(outcome, held) if outcome else None
 
     async def do_cancel(self, reason: str, run_id: str | None) -> bool | StillEnding:
         await self.core.activate()
-        run_id = run_id or self.core.active_run_id
+        run_id = run_id or self.core.reads.active_run_id
         cancelled = await self.core.cancel(reason, run_id, ENDING_S)
         return StillEnding(run_id) if cancelled is None else cancelled
 
@@ -219,7 +221,7 @@ class Resident(Reader):
         return await self.waits.patiently(
             self.core.session_id,
             timeout_s,
-            lambda slice_s: self._reads.events(after, limit, run_id=run_id, timeout_s=slice_s),
+            lambda slice_s: self._source.events(after, limit, run_id=run_id, timeout_s=slice_s),
             lambda page: page[2] or page[1] > after,
         )
 
@@ -237,7 +239,7 @@ class Resident(Reader):
             return False
         equipment, engine = self._supplies.given(engine_id)
         await self.core.activate()  # so that the runs that are open keep the engines that they have
-        adopted = _adopted(engine_id, self.core.engine_ids())
+        adopted = _adopted(engine_id, self.core.engines.ids())
         self.is_noted = True
         await self._keep(adopted, self._engines(adopted))
         self.core.use(*equipment, engine_id=engine_id)

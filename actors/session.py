@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import InstanceOf
 
-from turnwise.actors.core import IfBusy
+from turnwise.actors.admission import IfBusy
 from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.inference.signature import output_record
 from turnwise.actors.inputs import (

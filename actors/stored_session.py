@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnwise.actors.active_run import ActiveRun
-from turnwise.actors.backlog import Backlog
 from turnwise.actors.event_log import EventLog
-from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.journal import Journal
 from turnwise.actors.output import Output
 from turnwise.actors.reads import Outcome, SessionReads
+from turnwise.actors.state import SessionState
 from turnwise.memory.encrypted_history import of_user
 from turnwise.memory.encryption_records import check_session
 from turnwise.memory.events import Event
@@ -45,7 +44,7 @@ class UnattendedError(Exception):
     """No other Ray has the store, so the run that is waited for goes on, or ends, when the session is activated."""
 
 
-class StoredSession(SessionReads):
+class StoredSession:
     """The reads of a session as its store has it: nothing is activated, so no run is interrupted.
 
     Each read looks anew. Live events, and what runs have spent since their last commits, are not in the store.
@@ -57,8 +56,12 @@ class StoredSession(SessionReads):
     def __init__(
         self, session_id: str, store: SessionStore, history: HistoryStore | None, *, may_settle: bool = True
     ) -> None:
-        super().__init__(session_id, Journal(session_id, store, time.time, history))
+        self.session_id = session_id
+        self._journal = Journal(session_id, store, time.time, history)
+        self._state = SessionState(session_id, self._journal)
         self._may_settle = may_settle
+        self.reads = SessionReads(self._state, self._load)
+        """The reads that wait for nothing; `wait` and `events` below wait for others, who have the session."""
 
     async def wait(self, run_id: str, timeout_s: float | None = None) -> Outcome | None:
         """See `SessionReads.wait`.
@@ -85,7 +88,7 @@ class StoredSession(SessionReads):
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            found, after, done = await super().events(after, limit, run_id=run_id)
+            found, after, done = await self.reads.events(after, limit, run_id=run_id)
             if found or done or timeout_s <= 0 or not await self._poll(deadline):
                 return found, after, done
 
@@ -100,39 +103,38 @@ class StoredSession(SessionReads):
     async def _look(self) -> None:
         """Read the session's row."""
         journal = self._journal
-        journal.session = check_session(await journal.store.get(self.session_id))
+        journal.read_row(check_session(await journal.store.get(self.session_id)))
         if journal.feed:
             journal.feed.history = of_user(journal.feed.history, journal.session.user_id)
 
-    async def _loaded(self) -> None:
+    async def _load(self) -> None:
         """Read where the session stands: its row, its last turns, and their runs that are open."""
         await self._look()
         journal = self._journal
         # No event is held, so all are read from the store: also those above the row's number, which come meanwhile.
-        journal.log, journal.stale = EventLog(_ABOVE_ALL), False
+        journal.log = EventLog(_ABOVE_ALL)
+        journal.mark_loaded()
         turns = await self._tail()
         heads = [turn for turn in turns if turn.status not in OPEN][-1:]
-        self._head = heads[0] if heads else None
+        self._state.continue_from(heads[0] if heads else None)
         opened = [turn for turn in turns if turn.status in OPEN]
         await journal.hold(
             union(*(part for turn in (*heads, *opened) for part in (turn.prompt, turn.spans, turn.base)))
         )
-        self._active, self._backlog = None, Backlog()
-        self._backlog.apply(turn for turn in opened if turn.status == "pending")
+        self._state.set_active(None)
+        self._state.replace_backlog(opened)
         waiting = {turn.index: turn for turn in opened if turn.status != "pending"}
         if not waiting:
             return
-        row = journal.session
-        view = SessionView(session_id=self.session_id, user_id=row.user_id, agent=row.agent, metadata=row.metadata)
         first, last = min(waiting), max(waiting)
         for record in await journal.store.runs(self.session_id, after=first - 1, limit=last - first + 1):
             if record.is_open and record.turn_index in waiting:
-                run = ActiveRun(view, record, waiting[record.turn_index], _NO_GEAR)
+                run = ActiveRun(self._state.view(), record, waiting[record.turn_index], _NO_GEAR)
                 run.output = Output.read(run.turn.output, journal.cache)
                 if record.state == "queued":
-                    self._backlog.queue.append(run)
+                    self._state.backlog.queue.append(run)
                 else:
-                    self._active = run
+                    self._state.set_active(run)
 
     async def _tail(self) -> Sequence[TurnRecord]:
         """Return the last turns, by index, the last one that has ended among them if there is one."""

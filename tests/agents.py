@@ -14,8 +14,9 @@ from contextvars import ContextVar, copy_context
 from typing import Any
 
 from schedules import SESSION, DawdlingStore, inline, pause
+from turnwise.actors.approvals import Decision
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import Decision, SessionCore
+from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_context import ToolContext

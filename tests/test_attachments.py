@@ -294,7 +294,7 @@ def test_a_session_goes_on_with_an_engine_that_takes_less(provider: LocalProvide
     async def story() -> None:
         core = await new_core(AnyEngine())
         assert (await run(core, "look", VIDEO)).run.state == "completed"
-        core.use(engine(provider), core._config)
+        core.use(engine(provider), core.engines.config)
         await check_goes_on(core)
         (message,) = [m for m in provider.requests[-1].body["messages"] if "v.mp4" in str(m["content"])]
         assert message["content"].startswith("look\n\n[document v.mp4 (video/mp4) is left out: OpenAI Chat")
@@ -349,7 +349,7 @@ def test_a_picture_that_another_provider_took_is_left_out_after_one_refusal(blin
     async def story() -> None:
         core = await new_core(AnyEngine())
         await run(core, "look", PICTURE)
-        core.use(engine(blind), core._config)
+        core.use(engine(blind), core.engines.config)
         assert (await run(core, "and now?")).run.code == "refused"
         await check_goes_on(core)
 
@@ -377,7 +377,7 @@ def test_only_a_refusal_of_the_conversation_leaves_pictures_out(
     async def story() -> None:
         core = await new_core(replace(engine(provider), model=f"local/{fault}"))
         assert (await run(core, "look", PICTURE)).run.code == code
-        core.use(engine(provider), core._config)
+        core.use(engine(provider), core.engines.config)
         turn = await check_goes_on(core)
         assert (PICTURE in turn.blocks) == (code is None)
 

@@ -119,7 +119,7 @@ def test_a_saver_that_meets_an_error_of_its_session_is_begun_again(caplog: pytes
         book = Book()
         stage = await MemoryStage.opened(book)
         book.fails = RuntimeError("no model")
-        fail_once(stage.core, "_tell_of_saving", RuntimeError("somebody else's"))
+        fail_once(stage.core.ingestion, "_tell_of_saving", RuntimeError("somebody else's"))
         await stage.say(SECRET)
         await asyncio.sleep(1)
         book.fails = None
@@ -174,8 +174,8 @@ def test_a_history_that_raises_an_error_of_its_own_is_caught_up(caplog: pytest.L
             await core.wait(name)
             await failed.wait()
         seqs = [event.seq for event in await store.events(SESSION)]
-        assert core._journal.feed
-        await asyncio.wait_for(core._journal.feed._idle.wait(), 100)
+        assert core.state.journal.feed
+        await asyncio.wait_for(core.state.journal.feed._idle.wait(), 100)
         assert await history.last_seq(SESSION) == max(seqs)
 
     play(story())

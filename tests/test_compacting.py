@@ -579,7 +579,7 @@ def test_compact_says_what_it_would_do_and_does_it_when_asked() -> None:
         assert await stage.core.compact(explain=True) is None
         await chat(stage, *prompts(0, 10))
         assert await stage.core.compact() is None, "under the trigger there is nothing to do"
-        stage.config = stage.core._config
+        stage.config = stage.core.engines.config
         small = summarize(Summarizer(ValueError("once")), trigger_ratio=0.2)
         stage.core.use(stage.engine, stage.config, small)
         before = await stage.core.latest()
@@ -768,7 +768,7 @@ def test_a_summary_is_good_whatever_becomes_of_its_engine_afterwards(close: Any)
         await chat(stage, *prompts(0, 7), pause_s=0.0)
         await asyncio.sleep(60)
         assert len(model.shown) == model.closed == len(await told(stage, WindowCompacted)) == 1
-        assert not stage.core._is_compacting
+        assert not stage.core.compaction.is_under_way
 
     play(story())
 
@@ -785,7 +785,7 @@ def test_an_engine_that_cannot_be_built_in_time_holds_nobody_up() -> None:
                 await asyncio.sleep(1e9)
             return call(*args)
 
-        stage.core._off_loop = off_loop
+        stage.core.engines.off_loop = off_loop
         stage.core.use(stage.engine, stage.config, stage.overflow)
         outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
         assert outcome.run.state == "completed"
@@ -1090,8 +1090,8 @@ def test_a_run_that_is_cancelled_while_its_window_is_counted_leaves_the_counts_r
         await core.start(["two"], run_id="two")
         await core.wait("two")
         turn = await core.latest()
-        assert turn and core._gear.compactor
-        window = await core._gear.compactor.window(turn.record, turn.cache)
+        assert turn and core.engines.current.compactor
+        window = await core.engines.current.compactor.window(turn.record, turn.cache)
         assert window.total == sum(map(ByteCounter().count, turn.blocks))
 
     asyncio.run(story())

@@ -16,8 +16,8 @@ from schedules import DawdlingStore, explore
 from test_packed_host import Asking, Named
 from test_tool_loop import Stage, play
 from turnwise.actors.adoptions import Adopted, Adoptions
+from turnwise.actors.approvals import Decision
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import Decision
 from turnwise.actors.host import SessionHost
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.memory_slot import MemorySlot
@@ -292,7 +292,7 @@ async def stage_of(engine: Building) -> Stage:
         await builder.goes_on.wait()
         return build(*args)
 
-    stage.core._off_loop = off_loop
+    stage.core.engines.off_loop = off_loop
     return stage
 
 

@@ -214,7 +214,7 @@ def test_forks_go_on_without_what_was_forgotten() -> None:
         for name, held in (("now", ["prompt 0"]), ("then", ["prompt 0"])):
             (turn,) = await stage.store.turns(name)
             spans = turn.base
-            blocks = await stage.core._journal.read(spans)
+            blocks = await stage.core.state.journal.read(spans)
             assert said(blocks) == held, name
 
     play(story())
@@ -311,11 +311,11 @@ def test_a_turn_that_is_being_read_to_be_saved_when_it_is_forgotten_is_not_given
         stage.memories = (book,)
         stage.new_core()
         await stage.core.activate()
-        stage.core._journal.cache = BlockCache()
+        stage.core.state.journal.cache = BlockCache()
         stage.store.blocks = later(stage.store.blocks, 5.0)
         await asyncio.sleep(1)
         spans = (Span((await stage.core.session()).log, 0, 4),)
-        stage.core._journal.cache.add_spans(spans, await InMemoryStore.blocks(stage.store, spans))
+        stage.core.state.journal.cache.add_spans(spans, await InMemoryStore.blocks(stage.store, spans))
         done = await stage.core.forget_turn(0)
         assert done.waiting == 1
         await stage.core.wait_for_memory()
@@ -430,7 +430,7 @@ def test_a_fork_of_an_earlier_turn_goes_on_without_what_was_forgotten_of_it_and_
             ("gone", list(range(1, 10))),
         ):
             (turn,) = await stage.store.turns(name)
-            blocks = await stage.core._journal.read(turn.base)
+            blocks = await stage.core.state.journal.read(turn.base)
             assert [int(text[7:9]) for text in prompts_of(blocks)] == numbers, name
             assert not any(isinstance(block, Summary) for block in blocks)
         (kept,) = await stage.store.turns("fork")
@@ -451,7 +451,7 @@ def test_forgetting_may_be_repeated_where_the_store_failed_at_any_of_its_steps()
             stage.memories = (book,)
             stage.new_core()
             await stage.core.wait_for_memory(0.5)
-            stage.core._journal.cache = BlockCache()
+            stage.core.state.journal.cache = BlockCache()
             act = getattr(stage.store, verb)
 
             async def fails(*args: Any, act: Any = act, when: str = when, **settings: Any) -> Any:
@@ -481,7 +481,7 @@ def test_what_is_compacted_while_a_session_is_deleted_gives_memories_nothing() -
         for number in range(2):
             await stage.say(f"prompt {number:02} {'x' * 20}")
         book.forget = later(book.forget, 5.0)  # type: ignore[method-assign]
-        await stage.core._stop_compacting()
+        await stage.core.compaction.stop()
         deleting = asyncio.create_task(stage.core.delete())
         await asyncio.sleep(1)
         compacting = asyncio.create_task(stage.core.compact())
@@ -527,7 +527,7 @@ def test_a_compaction_that_forgetting_stops_says_that_the_conversation_has_moved
         stage = await MemoryStage.opened(Book(), overflow=summarize(model, trigger_ratio=0.6), **WINDOW)
         for number in range(8):
             await stage.say(f"prompt {number:02} {'x' * 20}", memory="off")
-        await stage.core._stop_compacting()
+        await stage.core.compaction.stop()
         compacting = asyncio.create_task(stage.core.compact())
         await asyncio.sleep(1)
         await stage.core.forget_turn(0)

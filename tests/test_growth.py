@@ -236,8 +236,8 @@ def test_the_process_of_a_session_of_thousands_of_turns_holds_what_it_shows_and_
             await core.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
             outcome = await core.wait(f"run-{number}")
             assert outcome and outcome.turn and outcome.turn.text.endswith("x")
-            most = max(most, core._journal.cache.size_bytes)
-            index = core._gear.compactor and core._gear.compactor._index
+            most = max(most, core.state.journal.cache.size_bytes)
+            index = core.engines.current.compactor and core.engines.current.compactor._index
             counted = sum(len(stretch.totals) for each in index._logs.values() for stretch in each) if index else 0
             most_counted = max(most_counted, counted)
         assert HELD_BYTES // 2 < most < HELD_BYTES + 10_000

@@ -12,8 +12,7 @@ import pytest
 from audit import check_session, events_of
 from engines import ScriptedEngine
 from schedules import SESSION
-from turnwise.actors import core as core_module
-from turnwise.actors import history_feed, journal
+from turnwise.actors import history_feed, journal, ownership
 from turnwise.actors.core import SessionCore
 from turnwise.actors.manager import SessionManager
 from turnwise.errors import ConfigError, SessionFencedError, StoreError
@@ -158,7 +157,7 @@ def test_sessions_on_ray_keep_conversations_and_events_apart(
 @pytest.mark.parametrize("down", [False, True])
 def test_a_session_that_has_left_leaves_nothing_running(down: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A packed host lives on: thousands come and go there, also while the history is away."""
-    monkeypatch.setattr(core_module, "FLUSH_S", 0.05)
+    monkeypatch.setattr(ownership, "FLUSH_S", 0.05)
 
     async def story() -> None:
         before = asyncio.all_tasks()

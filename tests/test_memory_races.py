@@ -410,8 +410,8 @@ async def live(world: MemoryWorld, prompts: int) -> None:
     async def leaver() -> None:
         for _ in range(random.randrange(3)):
             await asyncio.sleep(dice() * prompts * 0.5)
-            if await world.ask("leave") and (core := world.core)._journal.lost:
-                if world.memories == world.shelves and not core._journal.stale:
+            if await world.ask("leave") and (core := world.core).state.journal.lost:
+                if world.memories == world.shelves and not core.state.journal.stale:
                     world.expect(not await world.missing(), f"it left {await world.missing()}")
                 world.core = world._new_core()
 
@@ -458,7 +458,7 @@ async def check_life(world: MemoryWorld) -> None:
         with suppress(TurnNotFoundError):
             await world.ask("fork", at, f"fork{number}")
             (fork,) = await store.turns(f"fork{number}")
-            blocks = await world.core._journal.read(fork.base)
+            blocks = await world.core.state.journal.read(fork.base)
             held = words_of(blocks)
             for block in blocks:
                 if isinstance(block, Summary):

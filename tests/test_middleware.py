@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from schedules import SESSION, explore, inline
+from turnwise.actors.approvals import Decision
 from turnwise.actors.budget import Budget, Price, priced
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import Decision, SessionCore
+from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext
 from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
 from turnwise.actors.inference.openai import OpenAIEngine

@@ -538,9 +538,9 @@ def test_a_process_that_cannot_leave_while_its_store_is_away_leaves_when_it_is_b
 
         async def store_mark() -> None:
             tried.set()
-            await core._commit(core._journal.session, [])
+            await core.transactor.commit(core.state.journal.session)
 
-        core._store_mark = store_mark  # type: ignore[method-assign]
+        core.ingestion.store_mark = store_mark  # type: ignore[method-assign]
         store.is_away = True
         await tried.wait()
         assert not has_left.is_set()

@@ -19,8 +19,9 @@ import pytest
 
 from engines import ScriptedEngine
 from test_outages import AwayStore
+from turnwise.actors.admission import IfBusy
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import IfBusy, SessionCore
+from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.manager import AsyncSessionManager, SessionManager

@@ -15,8 +15,9 @@ import pytest
 from packedbox import Hosting, refused
 from schedules import DawdlingStore, explore
 from turnwise.actors.adoptions import Adopted
+from turnwise.actors.approvals import Decision
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import Decision, SessionCore
+from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import (
     EngineBuilder,

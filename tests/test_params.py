@@ -19,7 +19,7 @@ from quirks import EVENTS, QuirkServer, chunk, completed, events, spoken
 from schedules import SESSION, DawdlingStore, explore
 from test_openai_engine import Recorder, turn
 from test_tool_loop import Scripted, Stage, play, use
-from turnwise.actors.core import Decision
+from turnwise.actors.approvals import Decision
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import StepContext, check_taken
 from turnwise.actors.inference.middleware import SystemPrompt

@@ -243,7 +243,7 @@ def test_a_pin_holds_in_every_process_and_goes_over_to_what_takes_its_place(kind
 def test_programs_pin_and_what_cannot_be_pinned_is_said() -> None:
     async def story() -> None:
         memory = memory_of(await known(*WHO))
-        slots = (await chat(Parrot(), memory))._gear.memories
+        slots = (await chat(Parrot(), memory)).engines.current.memories
         desk = Desk(ADA, slots, None)
         assert await desk.pin("w1", True) and not await desk.pin("nothing", True)
         assert (await memory.recall_with_profile(ADA, "")).profile[0].id == "w1"

@@ -92,12 +92,12 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
                 mine.add(run_id)
                 outcome = await world.core.wait(run_id)
                 assert outcome and outcome.run.run_id == run_id and not outcome.run.is_open
-                assert world.core.active_run_id != run_id
+                assert world.core.reads.active_run_id != run_id
 
         async def canceller() -> None:
             for _ in range(3):
                 await world.pause()
-                before = world.core.active_run_id
+                before = world.core.reads.active_run_id
                 result = await attempt(world.core.cancel("stop"), NoActiveRunError)
                 if result is True and before:
                     cancelled = [run for run in await world.core.runs() if run.state == "cancelled"]
@@ -134,8 +134,8 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
                 await attempt(world.core.start([f"run{number}"], run_id=f"run{number}"), SessionBusyError)
 
         await asyncio.gather(appender("a"), appender("b"), runner())
-        while world.core.active_run_id:
-            await world.core.wait(world.core.active_run_id)
+        while world.core.reads.active_run_id:
+            await world.core.wait(world.core.reads.active_run_id)
         latest = await world.core.latest()
         assert latest
         prompts = texts(latest.blocks)
@@ -375,7 +375,7 @@ def test_ending_refuses_new_runs_and_cancels_those_there_are() -> None:
         async def ender() -> None:
             await world.pause()
             await world.core.end("enough")
-            assert world.core.active_run_id is None
+            assert world.core.reads.active_run_id is None
 
         results = await asyncio.gather(*(starter(number) for number in range(3)), ender(), ender())
         refused = await attempt(world.core.start(["more"], run_id="more"), SessionEndedError)

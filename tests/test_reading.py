@@ -113,9 +113,9 @@ def test_a_store_says_what_the_owner_of_the_session_says_and_the_owner_keeps_it(
             match dice.choice(["append", "run", "run", "queue", "interrupt", "cancel"]):
                 case "append":
                     await core.append([f"note {number}"], f"key {number}")
-                case "cancel" if core.active_run_id:
+                case "cancel" if core.reads.active_run_id:
                     await core.cancel("enough")
-                case "run" if not core.active_run_id:
+                case "run" if not core.reads.active_run_id:
                     await core.start([f"prompt {number}"], run_id=f"run {number}")
                     await core.wait(f"run {number}")
                 case "interrupt":
@@ -123,10 +123,12 @@ def test_a_store_says_what_the_owner_of_the_session_says_and_the_owner_keeps_it(
                 case _:
                     await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
             epoch = (await store.get("chat")).epoch
-            if core._journal.feed:
-                await core._journal.feed.settle(5.0)
+            if core.state.journal.feed:
+                await core.state.journal.feed.settle(5.0)
             stored = StoredSession("chat", store, history)
-            assert await all_that_is_read(stored) == await all_that_is_read(core), f"seed {seed}, step {number}"
+            assert await all_that_is_read(stored.reads) == await all_that_is_read(core.reads), (
+                f"seed {seed}, step {number}"
+            )
             assert (await store.get("chat")).epoch == epoch
         await core.end()
 
@@ -144,8 +146,8 @@ def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> None:
         for number in range(2 * TAIL + 3):
             await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
         stored = StoredSession("chat", store, None)
-        assert shown(await stored.latest()) == shown(await core.latest())
-        assert stored.queued_run_ids == core.queued_run_ids
+        assert shown(await stored.reads.latest()) == shown(await core.latest())
+        assert stored.reads.queued_run_ids == core.reads.queued_run_ids
         await core.end()
 
     play(story())
@@ -179,9 +181,9 @@ def test_a_run_that_nobody_can_be_running_is_the_owners_to_settle(verb: str) -> 
         core = await owned(store)
         await core.start(["slow 100000"], run_id="run")
         stored = StoredSession("chat", store, None)
-        asks: dict[str, Callable[[SessionReads], Coroutine[Any, Any, Any]]] = {
-            "wait": lambda reads: reads.wait("run"),
-            "events": lambda reads: reads.events(100, run_id="run", timeout_s=60.0),
+        asks: dict[str, Callable[[StoredSession], Coroutine[Any, Any, Any]]] = {
+            "wait": lambda stored: stored.wait("run"),
+            "events": lambda stored: stored.events(100, run_id="run", timeout_s=60.0),
         }
         with pytest.raises(UnattendedError):
             await asks[verb](stored)
@@ -222,7 +224,7 @@ def test_who_follows_a_run_that_is_settled_while_the_store_is_read_sees_its_end(
 def test_a_session_that_is_not_there_cannot_be_read() -> None:
     async def story() -> None:
         stored = StoredSession("chat", InMemoryStore(), None)
-        for ask in (stored.latest, stored.turns, stored.runs, stored.events, stored.session):
+        for ask in (stored.reads.latest, stored.reads.turns, stored.reads.runs, stored.events, stored.reads.session):
             with pytest.raises(SessionNotFoundError):
                 await ask()
 

@@ -13,8 +13,9 @@ from agents import check_request
 from schedules import SESSION, inline
 from test_compacting import WINDOW, Talker, said
 from test_tool_loop import Scripted, play, use
+from turnwise.actors.approvals import Decision
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import Decision, SessionCore
+from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tools import tool
 from turnwise.actors.memory_actor import MemoryHost, RemoteMemory

@@ -14,7 +14,7 @@ from test_compacting import WINDOW, Talker
 from test_tool_loop import play
 from turnwise.actors.inference.memory_tools import memory_tools, notes_tools
 from turnwise.actors.memory_config import MemoryConfig
-from turnwise.actors.saving import PAGE
+from turnwise.actors.memory_ingestion import PAGE
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,
@@ -456,7 +456,7 @@ def test_a_turn_whose_blocks_are_lost_is_told_and_holds_up_no_other() -> None:
             return await blocks(spans)
 
         await stage.core.activate()
-        stage.core._journal.cache = BlockCache()
+        stage.core.state.journal.cache = BlockCache()
         stage.store.blocks = corrupt
         await stage.core.wait_for_memory()
         (told,) = await stage.told(TurnNotSaved)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from schedules import SESSION, explore, inline
+from turnwise.actors.approvals import Decision
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import Decision, SessionCore
+from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.registry import ToolRegistry
 from turnwise.actors.inference.tool_loop import LOST, ToolLoop

@@ -12,8 +12,8 @@ import pytest
 from engines import Asking
 from packedbox import Hosting, OpenSupplies, refused
 from turnwise.actors import realm as realm_module
+from turnwise.actors.approvals import Decision
 from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import Decision
 from turnwise.actors.execution import ExecutionHandle
 from turnwise.actors.host import SessionHost
 from turnwise.actors.inference.engine import RunContext, SessionView

@@ -45,7 +45,7 @@ import standing
 import weights
 from messages import GOALS, KINDS, Conversation, Half, Kind, Message
 
-from turnwise.actors import recalling
+from turnwise.actors import memory_retrieval
 from turnwise.memory.blocks import Text, User
 from turnwise.memory.extractive import ExtractiveMemory
 from turnwise.memory.facts_memory import InMemoryFacts
@@ -168,7 +168,7 @@ class Remembering:
 
     async def find(self, message: Message) -> list[str]:
         *before, prompt = [[User(text=each)] for each in message.prompts]
-        query = recalling._query(prompt, before[-1] if before else ())
+        query = memory_retrieval._query(prompt, before[-1] if before else ())
         found = await self.memory.recall(Scope(user_id=message.user), query, limit=LIMIT)
         return [item.id for item in found]
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from turnwise.actors.core import IfBusy
+from turnwise.actors.admission import IfBusy
 from turnwise.actors.execution import AsyncExecutionHandle
 from turnwise.actors.manager import AsyncSessionManager
 from turnwise.actors.session import AsyncSession

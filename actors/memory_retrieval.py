@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from turnwise.actors.active_run import ActiveRun
-from turnwise.actors.compacting import CompactingSession
 from turnwise.actors.desk import Desk
 from turnwise.actors.gear import Gear
 from turnwise.actors.inference.attempt import reason
-from turnwise.actors.memory_config import MemoryConfig
+from turnwise.actors.memory_config import MemoryConfig, scope_of
 from turnwise.actors.memory_slot import MemorySlot
+from turnwise.actors.session_engines import SessionEngines
+from turnwise.actors.session_tasks import SessionTasks
+from turnwise.actors.state import SessionState
 from turnwise.memory.blocks import Block, Document, Recalled, System, User
-from turnwise.memory.events import Event, LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
+from turnwise.memory.events import LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
 from turnwise.memory.long_term import (
     MemoryItem,
     Profiled,
@@ -41,7 +43,7 @@ SHARE = 2
 _Answer = tuple[MemorySlot, Sequence[MemoryItem] | ProfiledRecall | BaseException]
 
 
-class RecallingSession(CompactingSession):
+class MemoryRetrieval:
     """Asks all memories at once what bears on a run's prompt, and puts what they have into the run's requests.
 
     Once for a run: its later requests have the same, so that what a provider has cached stays good. It is in no turn,
@@ -49,30 +51,28 @@ class RecallingSession(CompactingSession):
     the run goes on and an event says so. The working memory stands in front.
     """
 
-    _forgets = 0
-    """How often memories have forgotten: what was asked before may be gone."""
-
-    def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
-        """Publish a live event of the run."""
-        raise NotImplementedError
+    def __init__(self, state: SessionState, engines: SessionEngines, tasks: SessionTasks) -> None:
+        self._state = state
+        self._engines = engines
+        self._tasks = tasks
+        self._forgets = 0
+        """How often memories have forgotten: what was asked before may be gone."""
 
     @property
-    def _memory_scope(self) -> Scope:
-        session = self._journal.session
-        agent = session.agent if self._config.memory.agent_scope else None
-        return Scope(user_id=session.user_id, session_id=self.session_id, agent=agent)
+    def _scope(self) -> Scope:
+        return scope_of(self._state.journal.session, self._engines.config.memory)
 
     def desk(self) -> Desk:
         """Return what the memories do for whoever acts in the session."""
-        return Desk(self._memory_scope, self._gear.memories, self._gear.working)
+        return Desk(self._scope, self._engines.current.memories, self._engines.current.working)
 
-    async def _recall(self, run: ActiveRun) -> None:
+    async def recall(self, run: ActiveRun) -> None:
         """Let the run's requests have what memories know; asks them once."""
         memories, working = run.gear.memories, run.gear.working
         if run.record.memory == "off" or not (memories or working):
             return
         is_reading = run.record.memory == "read"
-        run.memory = Desk(self._memory_scope, memories, working, turn_index=run.turn.index, is_reading=is_reading)
+        run.memory = Desk(self._scope, memories, working, turn_index=run.turn.index, is_reading=is_reading)
         if run.has_asked_memories:
             return
         run.has_asked_memories = True
@@ -97,8 +97,9 @@ class RecallingSession(CompactingSession):
         sent = dict(zip(found, map(len, sections.items), strict=True))
         self._tell_recalled(run, sent, dict(zip(found, map(dict, sections.left_out), strict=True)))
 
-    def _leave_out_recalled(self, run: ActiveRun) -> None:
-        super()._leave_out_recalled(run)
+    def leave_out(self, run: ActiveRun) -> None:
+        """Send the run's next requests without what was recalled for it, and tell so."""
+        run.recalled = None
         window: dict[str, dict[LeftOut, int]] = {name: {"window": count} for name, count in run.found.items()}
         counts = run.profile.items.items()
         run.profile = Profile(left_out={name: {"window": len(items)} for name, items in counts if items})
@@ -111,32 +112,36 @@ class RecallingSession(CompactingSession):
             told: dict[str, Any] = {"query": run.query, "found": run.found, "sent": sent, "left_out": left_out}
             told["profile"] = {name: len(items) for name, items in profile.items.items()}
             told["profile_left_out"] = {name: dict(reasons) for name, reasons in profile.left_out.items()}
-            self.publish_live(run, MemoryRecalled, told)
+            self._state.publish_live(run, MemoryRecalled, told)
 
-    async def _recall_anew(self) -> None:
+    def memories_forgot(self) -> None:
+        """Memories have forgotten something: what they were asked before is asked again."""
+        self._forgets += 1
+
+    async def recall_anew(self) -> None:
         """Let the active run's next requests have what memories know by now."""
-        if (run := self._active) and run.recalled:
+        if (run := self._state.active) and run.recalled:
             run.recalled, run.has_asked_memories = None, False
-            await self._recall(run)
+            await self.recall(run)
 
     async def _noted(self, run: ActiveRun) -> str:
         working = run.gear.working
         if working is None:
             return ""
         try:
-            return await asyncio.wait_for(working.section(self._memory_scope), run.gear.config.memory.timeout_s)
+            return await asyncio.wait_for(working.section(self._scope), run.gear.config.memory.timeout_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without, and it is told
-            self.publish_live(run, MemoryFailed, {"memory": "working memory", "why": reason(error)})
+            self._state.publish_live(run, MemoryFailed, {"memory": "working memory", "why": reason(error)})
             return ""
 
-    def _ask_early(self, run: ActiveRun, prompt: Sequence[Block]) -> None:
+    def ask_early(self, run: ActiveRun, prompt: Sequence[Block]) -> None:
         """Ask memories about a prompt that is about to be stored, so that one does not wait for the other."""
         if run.gear.memories and run.gear.config.memory.recall and run.record.memory != "off":
-            run.asked = self._spawn_beside(self._ask_all(run.gear, prompt), "asking its memories")
+            run.asked = self._tasks.spawn_logged(self._ask_all(run.gear, prompt), "asking its memories")
 
     def _before(self) -> Sequence[Block]:
         """Return the prompt of the turn before, as far as this process has it."""
-        head, cache = self._head, self._journal.cache
+        head, cache = self._state.head, self._state.journal.cache
         if head is None or head.forgotten or cache.missing(head.prompt):
             return ()
         return cache.read(head.prompt)
@@ -157,13 +162,13 @@ class RecallingSession(CompactingSession):
         if not config.recall:
             return {}, self._forgets
         results, forgets, run.query = await (
-            run.asked or self._ask_all(run.gear, self._journal.cache.read(run.turn.prompt))
+            run.asked or self._ask_all(run.gear, self._state.journal.cache.read(run.turn.prompt))
         )
         counter, answers = _counter(run.gear), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
         profiles: dict[str, Sequence[MemoryItem]] = {}
         for slot, result in results:
             if isinstance(result, BaseException):
-                self.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
+                self._state.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
                 continue
             if isinstance(result, ProfiledRecall):
                 profiles[slot.name] = result.profile
@@ -175,7 +180,7 @@ class RecallingSession(CompactingSession):
             others = run.profile.without(items)[: config.max_results]
             found[slot.name] = Found(items=others, section=slot.section)
             if trouble := trouble_of(items):
-                self.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
+                self._state.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
         return found, forgets
 
     async def _ask(self, slot: MemorySlot, query: str, config: MemoryConfig) -> Sequence[MemoryItem] | ProfiledRecall:
@@ -183,8 +188,8 @@ class RecallingSession(CompactingSession):
         types = None if is_read_only(slot.memory) else config.types
         if _has_profile(slot, config) and isinstance(slot.memory, Profiled):
             limit = 2 * config.max_results
-            return await slot.memory.recall_with_profile(self._memory_scope, query, limit=limit, types=types)
-        return await slot.memory.recall(self._memory_scope, query, limit=config.max_results, types=types)
+            return await slot.memory.recall_with_profile(self._scope, query, limit=limit, types=types)
+        return await slot.memory.recall(self._scope, query, limit=config.max_results, types=types)
 
 
 def _share(run: ActiveRun) -> int:

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.memory_config import scope_of
 from turnwise.actors.memory_slot import MemorySlot
-from turnwise.actors.recalling import RecallingSession
-from turnwise.errors import (
-    CorruptRecordError,
-    ExtractionError,
-    InvalidMemoryError,
-    LongTermMemoryError,
-    StoreError,
-)
+from turnwise.actors.saving_progress import ENDED, SavingProgress
+from turnwise.actors.session_engines import SessionEngines
+from turnwise.actors.session_tasks import SessionTasks
+from turnwise.actors.state import SessionState
+from turnwise.actors.transactor import Transactor
+from turnwise.errors import CorruptRecordError, ExtractionError, InvalidMemoryError, LongTermMemoryError
 from turnwise.memory.background import ended, persist, tell
 from turnwise.memory.events import MemoryBehind, MemoryCaughtUp, TurnNotSaved
-from turnwise.memory.long_term import MemoryItem, Scope, is_read_only
-from turnwise.memory.memory_use import MemoryUse
-from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.spans import join
+from turnwise.memory.long_term import MemoryItem, Scope
 from turnwise.memory.turn_items import Own, turn_item
-from turnwise.memory.turns import TurnRecord
 
 AT_ONCE = 16
 """How many turns a memory is given at once."""
@@ -43,17 +37,13 @@ ATTEMPTS = 3
 PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 """How long a memory that failed is left alone; doubled each time, up to the second."""
 
-Result = TypeVar("Result")
 
-_ENDED = ("completed", "cancelled", "failed", "interrupted")
-
-
-class SavingSession(RecallingSession):
+class MemoryIngestion:
     """Gives each turn that has ended to each memory that may be written, in order, beside the conversation.
 
-    `SessionRecord.saved` says up to which turn all of them have what they are to have. It goes along with the session's
-    next commit, so that saving costs the store nothing, and the session does not leave before it is stored. What was
-    saved and not noted when a process was lost is given again, under the same ids, and changes nothing.
+    How far each memory is, `SavingProgress` says. Its mark goes along with the session's next commit, and the session
+    does not leave before it is stored. What was saved and not noted when a process was lost is given again, under the
+    same ids, and changes nothing.
 
     A memory that fails delays no run and no other memory; it is given what it lacks again and again, with growing
     pauses, and followers are told that it is behind and when it has caught up. A turn that it cannot keep is told too
@@ -65,43 +55,32 @@ class SavingSession(RecallingSession):
     | a memory | all else; what forgets waits for it, what cancels does not stop it | a turn that is given again |
     """
 
-    _saved = -1
-    _is_behind = False
-    """Whether the store has turns above the mark that are not among the unsaved."""
-    _is_held = False
-    """Whether memories are given nothing for now."""
-    _finding: asyncio.Task[None] | None = None
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._unsaved: dict[int, Own] = {}
-        """Turns that have ended and that some memory may lack, by index; private ones only move the mark."""
-        self._has: dict[str, int] = {}
-        """For each memory, by name, up to which turn it has what it is to have."""
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        tasks: SessionTasks,
+        progress: SavingProgress,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._tasks = tasks
+        self._progress = progress
+        self._is_held = False
+        """Whether memories are given nothing for now."""
+        self._finding: asyncio.Task[None] | None = None
         self._savers: dict[str, asyncio.Task[None]] = {}
         self._unreadable: set[int] = set()
         """Turns above the mark that are corrupt."""
         self._gifts: set[asyncio.Task[Any]] = set()
         """What is on its way to memories."""
 
-    def _equip_saving(self) -> None:
-        """Begin anew with the memories that there are."""
-        self._cancel_savers()
-        self._has = {slot.name: self._saved for slot in self._writable}
-
-    def _cancel_savers(self) -> None:
-        for saver in self._savers.values():
-            saver.cancel()
-        self._savers = {}
-
     @property
-    def _writable(self) -> list[MemorySlot]:
-        if self._config.memory.save == "none":
-            return []
-        return [slot for slot in self._gear.memories if not is_read_only(slot.memory)]
-
-    @property
-    def _is_saving(self) -> bool:
+    def is_at_work(self) -> bool:
+        """Whether some memory is being given something, or is about to."""
         return bool(self._at_work)
 
     @property
@@ -109,54 +88,48 @@ class SavingSession(RecallingSession):
         tasks = [*self._savers.values(), *([self._finding] if self._finding else [])]
         return [task for task in tasks if not task.done()]
 
-    # What there is to be saved
+    def begin_anew(self) -> None:
+        """Begin with the memories that there are now: the session has other engines and settings."""
+        self._cancel_savers()
+        self._progress.begin_anew()
+        self.save_soon()
 
-    def _take_up_saving(self) -> None:
+    def load(self) -> None:
         """Take over from the store how far the memories are. For when the session was loaded."""
         self._cancel_savers()
         self._is_held = False
-        self._saved = max(self._saved, self._journal.session.saved)
-        self._unsaved = {index: turn for index, turn in self._unsaved.items() if index > self._saved}
-        self._has = {name: max(has, self._saved) for name, has in self._has.items()}
-        self._is_behind = self._head is not None and self._head.index > self._saved
-        self._save_soon()
+        self._progress.load(self._journal.session, self._state.head)
+        self.save_soon()
 
-    def _has_ended(self, turn: TurnRecord, use: MemoryUse) -> None:
-        """Note a turn that has ended and is in the store; one that is not to be saved only moves the mark."""
-        if turn.index <= self._saved:
-            return
-        if self._writable:
-            self._note_ended(turn, use)
-        else:
-            self._is_behind = True  # the mark stays below what is still to be saved
+    def _cancel_savers(self) -> None:
+        for saver in self._savers.values():
+            saver.cancel()
+        self._savers = {}
 
-    def _note_ended(self, turn: TurnRecord, use: MemoryUse) -> None:
-        wanted = self._config.memory.save
-        skip = use != "on" or turn.forgotten or (wanted == "completed" and turn.status != "completed")
-        self._unsaved[turn.index] = Own(turn.index, join(turn.prompt, turn.output), turn.created_at, skip)
+    # What there is to be saved
 
-    def _save_soon(self) -> None:
+    def save_soon(self) -> None:
         """See to it that all memories get what they lack. Does not wait."""
-        if not self._writable or self._is_held or (self._finding and not self._finding.done()):
+        if not self._progress.writable or self._is_held or (self._finding and not self._finding.done()):
             return
-        if self._is_behind:
+        if self._progress.is_behind:
             self._finding = self._keep_at(self._find_unsaved, "finding what is to be saved")
             return
-        for slot in self._writable:
+        for slot in self._progress.writable:
             saver = self._savers.get(slot.name)
-            if self._lacks(slot) and (saver is None or saver.done()):
+            if self._progress.lacking(slot) and (saver is None or saver.done()):
                 self._savers[slot.name] = self._keep_at(partial(self._save_to, slot), f"saving in {slot.name}")
 
     def _keep_at(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
         """Start work beside the conversation that is begun again after whatever error it meets."""
-        return self._spawn(persist(work, f"session {self.session_id!r}: {what}", until=self._is_final))
+        return self._tasks.spawn(persist(work, self._tasks.name(what), until=self._transactor.is_final))
 
     async def _find_unsaved(self) -> None:
         """Read what an earlier process, or one without memories, has left; a page at a time, so that runs may start.
 
         A turn that is corrupt, or whose run is, is told and left out.
         """
-        after = self._saved
+        after = self._progress.saved
 
         async def change() -> CorruptRecordError | None:
             nonlocal after
@@ -167,30 +140,30 @@ class SavingSession(RecallingSession):
                     last = await self._note_page(after, 1)
             except CorruptRecordError as error:
                 after += 1
-                self._is_behind = after + 1 < self._journal.session.next_index
+                self._progress.set_behind(after + 1 < self._journal.session.next_index)
                 return error
-            self._is_behind = last is not None
+            self._progress.set_behind(last is not None)
             after = after if last is None else last
             return None
 
         while True:
-            if error := await self._in_the_end(change):
+            if error := await self._transactor.run_until_stored(change):
                 await self._tell_unreadable(after, error)
-            if not self._is_behind:
+            if not self._progress.is_behind:
                 break
         self._finding = None
-        self._save_soon()
+        self.save_soon()
 
     async def _note_page(self, after: int, limit: int) -> int | None:
         """Note the next turns that have ended; return the index of the last that was read, None if there is none."""
-        page = await self._journal.store.turns(self.session_id, after=after, limit=limit)
+        page = await self._journal.store.turns(self._state.session_id, after=after, limit=limit)
         if not page:
             return None
-        runs = await self._journal.store.runs(self.session_id, after=after, limit=page[-1].index - after)
+        runs = await self._journal.store.runs(self._state.session_id, after=after, limit=page[-1].index - after)
         uses = {run.run_id: run.memory for run in runs}
         for turn in page:
-            if turn.status in _ENDED and turn.index > self._saved:
-                self._note_ended(turn, uses.get(turn.run_id or "", "off"))
+            if turn.status in ENDED and turn.index > self._progress.saved:
+                self._progress.add(turn, uses.get(turn.run_id or "", "off"))
         return page[-1].index
 
     async def _tell_unreadable(self, index: int, error: CorruptRecordError) -> None:
@@ -198,30 +171,10 @@ class SavingSession(RecallingSession):
         if index in self._unreadable:
             return
         self._unreadable.add(index)
-        tell(f"session {self.session_id!r}: to save turn {index}", error, ", so no memory is given it")
-        for slot in self._writable:
+        tell(self._tasks.name(f"to save turn {index}"), error, ", so no memory is given it")
+        for slot in self._progress.writable:
             said = {"turn_index": index, "memory": slot.name, "why": f"corrupt record {error.key}"}
             await self._tell_of_saving((TurnNotSaved, said))
-
-    async def _in_the_end(self, change: Callable[[], Awaitable[Result]]) -> Result:
-        """Carry out one change that bears repetition, however long the store is away.
-
-        Raises:
-            StoreError: a row is corrupt, or the session is owned by another.
-        """
-        while True:
-            try:
-                return await self._persistently(change)
-            except CorruptRecordError:
-                raise
-            except StoreError:
-                if self._journal.lost:
-                    raise
-            await asyncio.sleep(MOST_PAUSE_S)
-
-    def _lacks(self, slot: MemorySlot) -> list[Own]:
-        has = self._has[slot.name]
-        return [self._unsaved[index] for index in sorted(self._unsaved) if index > has]
 
     # Saving
 
@@ -229,7 +182,7 @@ class SavingSession(RecallingSession):
         failures = refused = 0
         alone = -1  # turns up to this index are given one by one
         await asyncio.sleep(DELAY_S)
-        while not self._journal.lost and (turns := self._lacks(slot)[:AT_ONCE]):
+        while not self._journal.lost and (turns := self._progress.lacking(slot)[:AT_ONCE]):
             turns = turns[:1] if turns[0].index <= alone else turns
             try:
                 await self._give(slot, turns)
@@ -239,7 +192,7 @@ class SavingSession(RecallingSession):
                 if len(turns) == 1 and (refused >= ATTEMPTS or not isinstance(error, ExtractionError)):
                     said = {"turn_index": turns[0].index, "memory": slot.name, "why": reason(error)}
                     await self._tell_of_saving((TurnNotSaved, said))
-                    self._note(slot, turns)
+                    self._progress.add_given(slot, turns)
                     refused = 0
                 elif len(turns) > 1:
                     refused = 0
@@ -249,7 +202,7 @@ class SavingSession(RecallingSession):
                     await self._tell_of_saving((MemoryBehind, {"memory": slot.name, "why": reason(error)}))
                 await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), MOST_PAUSE_S))
             else:
-                self._note(slot, turns)
+                self._progress.add_given(slot, turns)
                 refused = 0
                 if failures:
                     failures = 0
@@ -258,13 +211,13 @@ class SavingSession(RecallingSession):
     async def _give(self, slot: MemorySlot, turns: Sequence[Own]) -> None:
         read = [(turn, await self._item(turn)) for turn in turns]
         # A turn that was forgotten meanwhile has become private.
-        items = [item for turn, item in read if item and self._unsaved.get(turn.index) == turn]
+        items = [item for turn, item in read if item and self._progress.is_current(turn)]
         if not items:
             return
-        gift = self._spawn(_remember(slot, self._memory_scope, items))
+        gift = self._tasks.spawn(_remember(slot, scope_of(self._journal.session, self._engines.config.memory), items))
         self._gifts.add(gift)
         gift.add_done_callback(self._gifts.discard)
-        await ended(gift, f"session {self.session_id!r}: saving in {slot.name}")
+        await ended(gift, self._tasks.name(f"saving in {slot.name}"))
         if gift.cancelled():
             raise LongTermMemoryError("it cancelled itself")
         has = gift.result()
@@ -274,40 +227,18 @@ class SavingSession(RecallingSession):
     async def _item(self, turn: Own) -> MemoryItem | None:
         if turn.is_private:
             return None
-        return turn_item(self.session_id, turn, turn.spans, await self._journal.read(turn.spans))
-
-    def _keep_private(self, index: int) -> bool:
-        """Give no memory this turn from now on; return whether some was still to be given it."""
-        turn = self._unsaved.get(index)
-        if turn is None or turn.is_private:
-            return False
-        self._unsaved[index] = replace(turn, is_private=True)
-        return True
-
-    def _note(self, slot: MemorySlot, turns: Sequence[Own]) -> None:
-        """Note that a memory has these, and let go of what all have."""
-        self._has[slot.name] = max(self._has[slot.name], turns[-1].index)
-        upto = min(self._has.values())
-        self._saved = max(self._saved, upto)
-        self._unsaved = {index: turn for index, turn in self._unsaved.items() if index > upto}
-
-    async def _commit(self, session: SessionRecord, events: Sequence[NewEvent], **parts: Any) -> None:
-        saved = self._saved
-        if not (self._writable or self._is_behind or self._unsaved):
-            saved = max([saved, *(turn.index for turn in parts.get("turns", ()) if turn.status in _ENDED)])
-        await super()._commit(replace(session, saved=max(session.saved, saved)), events, **parts)
-        self._saved = max(self._saved, saved)
+        return turn_item(self._state.session_id, turn, turn.spans, await self._journal.read(turn.spans))
 
     async def _tell_of_saving(self, event: NewEvent) -> None:
         async def commit() -> None:
-            await self._commit(self._journal.session, [event])
+            await self._transactor.commit(self._journal.session, [event])
 
-        await self._in_the_end(commit)
+        await self._transactor.run_until_stored(commit)
 
-    async def _store_mark(self) -> None:
+    async def store_mark(self) -> None:
         """Store how far the memories are, if the store does not know. Within a change."""
-        if not self._journal.stale and self._saved > self._journal.session.saved:
-            await self._commit(self._journal.session, [])
+        if not self._journal.stale and self._progress.saved > self._journal.session.saved:
+            await self._transactor.commit(self._journal.session)
 
     async def wait_for_memory(self, timeout_s: float | None = None) -> bool | None:
         """Wait until all memories have all turns that have ended; return whether they have, None after `timeout_s`.
@@ -315,25 +246,29 @@ class SavingSession(RecallingSession):
         Raises:
             SessionFencedError, SessionNotFoundError: the session is another's by now, or deleted.
         """
-        await self._loaded()
-        self._save_soon()
+        await self._transactor.loaded()
+        self.save_soon()
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         while tasks := self._at_work:
             left_s = None if deadline is None else deadline - asyncio.get_running_loop().time()
             if left_s is not None and left_s <= 0:
                 return None
             await asyncio.wait(tasks, timeout=left_s)
-        await self._loaded()
-        return not (self._is_behind or self._unreadable or any(map(self._lacks, self._writable)))
+        await self._transactor.loaded()
+        return not (self._progress.is_behind or self._unreadable or self._progress.missing)
 
-    async def _stop_saving(self) -> int:
+    async def stop(self) -> int:
         """Give memories no more, and let what is on its way arrive; return how many turns some memory lacks."""
-        lacking = {turn.index for slot in self._writable for turn in self._lacks(slot) if not turn.is_private}
+        lacking = {turn.index for turn in self._progress.missing if not turn.is_private}
         self._is_held = True
         self._cancel_savers()
+        await self.wait_for_gifts()
+        return len(lacking)
+
+    async def wait_for_gifts(self) -> None:
+        """Return when what is on its way to memories has arrived, or failed."""
         if self._gifts:
             await asyncio.wait(set(self._gifts))
-        return len(lacking)
 
 
 async def _remember(slot: MemorySlot, scope: Scope, items: Sequence[MemoryItem]) -> set[str]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from turnwise.actors.active_run import ActiveRun
-from turnwise.actors.changes import Doubt, SessionChanges
 from turnwise.actors.compactor import Compactor, Preparation, Prepared
 from turnwise.actors.inference.attempt import reason
-from turnwise.actors.inference.engine import NewEvent, SessionView, Suspend
+from turnwise.actors.inference.engine import NewEvent, Suspend
+from turnwise.actors.memory_retrieval import MemoryRetrieval
 from turnwise.actors.run_events import about
+from turnwise.actors.session_engines import SessionEngines
+from turnwise.actors.session_tasks import SessionTasks
+from turnwise.actors.spending import Spending
+from turnwise.actors.state import SessionState
+from turnwise.actors.transactor import Doubt, Transactor
 from turnwise.errors import (
     CompactionError,
     ContextOverflowError,
@@ -25,7 +30,7 @@ from turnwise.errors import (
     WindowOverflowError,
 )
 from turnwise.memory.background import ended, shielded
-from turnwise.memory.blocks import encode
+from turnwise.memory.blocks import Block
 from turnwise.memory.events import CompactionFailed, WindowCompacted
 from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Span, Spans, begins_with, cut, join, overlap, size, subtract, union
@@ -49,7 +54,7 @@ MOST_SKIPPED = 16
 _log = logging.getLogger(__name__)
 
 
-class CompactingSession(SessionChanges):
+class WindowCompaction:
     """Has an overflow strategy's plans carried out: beside the conversation, and where a request would not fit.
 
     What a strategy makes of a window goes into the turns that carry it on, never into one that was seen: into the last
@@ -65,52 +70,62 @@ class CompactingSession(SessionChanges):
     all. It costs one commit, and one for each attempt that fails.
     """
 
-    _beside: asyncio.Task[Any] | None = None
-    """The compaction beside the conversation."""
-    _asked: asyncio.Task[Compaction | None] | None = None
-    """The compaction that callers have asked for and that has yet to begin."""
-    _failures = 0
-    """Compactions that were given up since the last that was carried out."""
-    _skip = 0
-    """For how many more runs no model and no memory is asked, since those before failed, if it can be done without."""
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        tasks: SessionTasks,
+        *,
+        spending: Spending,
+        retrieval: MemoryRetrieval,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._tasks = tasks
+        self._spending = spending
+        self._retrieval = retrieval
+        self._beside: asyncio.Task[Any] | None = None
+        """The compaction beside the conversation."""
+        self._asked: asyncio.Task[Compaction | None] | None = None
+        """The compaction that callers have asked for and that has yet to begin."""
+        self._failures = 0
+        """Compactions that were given up since the last that was carried out."""
+        self._skip = 0
+        """For how many more runs no model and no memory is asked, since those before failed, if it goes without."""
 
-    def price(self, usage: Usage, model: str | None) -> Usage:
-        """Return the usage with its cost."""
-        raise NotImplementedError
-
-    def check_budget(self, run: ActiveRun) -> None:
-        """Raise if the run has spent a budget."""
-        raise NotImplementedError
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a compaction beside the conversation has begun and has not ended."""
+        return self._beside is not None and not self._beside.done()
 
     # Beside the conversation
 
-    def _watch_window(self) -> None:
+    def watch(self) -> None:
         """Start a compaction, if one is due and none is under way. For when a run has ended; does not wait."""
-        compactor, head = self._gear.compactor, self._head
-        if compactor is None or head is None or self._is_compacting or self._journal.session.status == "ended":
+        compactor, head = self._engines.current.compactor, self._state.head
+        if compactor is None or head is None or self.is_under_way or self._journal.session.status == "ended":
             return
         if self._skip:
             self._skip -= 1
         else:
-            self._beside = self._spawn_beside(self._compact_beside(compactor, head), "compacting")
+            self._beside = self._tasks.spawn_logged(self._compact_beside(compactor, head), "compacting")
 
-    @property
-    def _is_compacting(self) -> bool:
-        return self._beside is not None and not self._beside.done()
-
-    async def _stop_compacting(self) -> None:
+    async def stop(self) -> None:
         """Give the compaction beside the conversation up; what it has spent is owed."""
-        if self._beside and self._is_compacting:
+        if self._beside and self.is_under_way:
             self._beside.cancel()
-            await asyncio.wait({self._beside}, timeout=self._config.cancel_grace_s)
+            await asyncio.wait({self._beside}, timeout=self._engines.config.cancel_grace_s)
 
     async def _compact_beside(self, compactor: Compactor, head: TurnRecord) -> None:
         try:
             await self._compact(compactor, head, if_due=True)
         except TurnwiseError as error:  # followers have been told of the strategy's; the store's shows at the next verb
-            _log.warning("session %s: its window was not compacted: %s", self.session_id, error)
+            _log.warning("session %s: its window was not compacted: %s", self._state.session_id, error)
         except Exception:  # noqa: BLE001 - such as a counter's: it will fail the next run too, where its caller sees it
-            _log.exception("session %s: its window was not compacted", self.session_id)
+            _log.exception("session %s: its window was not compacted", self._state.session_id)
 
     async def compact(self, *, explain: bool = False) -> Compaction | None:
         """Have the strategy look at what the last turn hands on; return what became of it, None if it is to stay.
@@ -124,41 +139,41 @@ class CompactingSession(SessionChanges):
         Raises:
             TurnwiseError: nothing was changed: of the strategy, or CompactionError.
         """
-        await self._loaded()
+        await self._transactor.loaded()
         if explain:
-            compactor, head = self._gear.compactor, self._head
+            compactor, head = self._engines.current.compactor, self._state.head
             if compactor is None or head is None:
                 return None
             window = await compactor.window(head, self._journal.cache, base=True)
             plan = decide(compactor.strategy, window, compactor.budget)
             return plan.explain() if plan else None
         if self._asked is None:
-            self._asked = self._spawn(self._compact_as_asked())
-        return await shielded(self._asked, f"session {self.session_id!r}: a compaction")
+            self._asked = self._tasks.spawn(self._compact_as_asked())
+        return await shielded(self._asked, self._tasks.name("a compaction"))
 
     async def _compact_as_asked(self) -> Compaction | None:
         task: asyncio.Task[Prepared | None] | None = None
         name = ""
         try:
             while task is None:
-                while self._beside and self._is_compacting:
+                while self._beside and self.is_under_way:
                     await asyncio.wait({self._beside})
-                compactor, head = self._gear.compactor, self._head
+                compactor, head = self._engines.current.compactor, self._state.head
                 if compactor is None or head is None:
                     return None
-                async with self._change:  # none begins while the session forgets, or is deleted
+                async with self._transactor.alone:  # none begins while the session forgets, or is deleted
                     if self._journal.lost:
                         raise self._journal.lost
-                    if self._head is head and not self._is_compacting:
+                    if self._state.head is head and not self.is_under_way:
                         name = type(compactor.strategy).__name__
-                        task = self._beside = self._spawn(self._compact(compactor, head))
+                        task = self._beside = self._tasks.spawn(self._compact(compactor, head))
         finally:
             self._asked = None  # who asks from here on asks for the next
-        await ended(task, f"session {self.session_id!r}: a compaction")
+        await ended(task, self._tasks.name("a compaction"))
         if task.cancelled():
             if self._journal.session.status == "ended":
-                raise self._journal.lost or SessionEndedError(self.session_id)
-            raise self._journal.lost or CompactionError(self.session_id, name, "the conversation has moved on")
+                raise self._journal.lost or SessionEndedError(self._state.session_id)
+            raise self._journal.lost or CompactionError(self._state.session_id, name, "the conversation has moved on")
         done = task.result()
         return done.outcome() if done else None
 
@@ -169,7 +184,7 @@ class CompactingSession(SessionChanges):
             TurnwiseError: nothing was.
         """
         window = await compactor.window(head, self._journal.cache, base=True)
-        bill = _Bill(self.price)
+        bill = _Bill(self._spending.price)
         name = type(compactor.strategy).__name__
         try:
             if if_due and not is_due(compactor.strategy, window, compactor.budget):
@@ -184,11 +199,11 @@ class CompactingSession(SessionChanges):
         try:
             prepared, failure = await self._prepare(compactor, plan, window, bill, None)
             if prepared is None:
-                raise CompactionError(self.session_id, name, reason(failure) if failure else "nothing may go")
+                raise CompactionError(self._state.session_id, name, reason(failure) if failure else "nothing may go")
             if not await self._carry_out(prepared, bill, None):
-                raise CompactionError(self.session_id, name, "the conversation has moved on")
+                raise CompactionError(self._state.session_id, name, "the conversation has moved on")
         finally:
-            self._owe(bill.unpaid)
+            self._transactor.owe(bill.unpaid)
         return prepared
 
     # Before a request
@@ -198,7 +213,7 @@ class CompactingSession(SessionChanges):
         turn = self._journal.turn(run.turn)
         return turn.recalling(run.recalled) if run.recalled else turn
 
-    async def _make_room(self, run: ActiveRun) -> Turn:
+    async def make_room(self, run: ActiveRun) -> Turn:
         """See `StepContext.make_room`.
 
         Waits for no model and no memory as long as the request fits. The compaction beside the conversation goes first.
@@ -209,19 +224,15 @@ class CompactingSession(SessionChanges):
         except (WindowOverflowError, CompactionError):
             if run.recalled is None:
                 raise
-            self._leave_out_recalled(run)
+            self._retrieval.leave_out(run)
             return await self._fitting(run)
 
-    async def _shrink(self, run: ActiveRun) -> None:
+    async def shrink(self, run: ActiveRun) -> None:
         """Hold the session's requests below what this run's takes, since the provider refused that as too long."""
         compactor = run.gear.compactor
         if compactor is None:
             raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
         await compactor.shrink(run.turn, self._journal.cache, run.recalled)
-
-    def _leave_out_recalled(self, run: ActiveRun) -> None:
-        """Send the run's next requests without what was recalled for it."""
-        run.recalled = None
 
     async def _fitting(self, run: ActiveRun) -> Turn:
         alone = run.gear.compactor
@@ -251,13 +262,15 @@ class CompactingSession(SessionChanges):
             if plan.waits and self._skip and plan.otherwise:
                 strategy = plan.otherwise  # it has just failed, and would keep each prompt waiting
                 continue
-            bill = _Bill(self.price, run)
+            bill = _Bill(self._spending.price, run)
             prepared, failure = await self._prepare(compactor, plan, window, bill, run)
             if prepared and await self._carry_out(prepared, bill, run) and prepared.plan is plan:
                 return self._shown(run)
             strategy = plan.otherwise
         name = type(alone.strategy).__name__
-        raise CompactionError(self.session_id, name, reason(failure) if failure else "nobody makes room") from failure
+        raise CompactionError(
+            self._state.session_id, name, reason(failure) if failure else "nobody makes room"
+        ) from failure
 
     async def _plan(
         self, compactor: Compactor, strategy: OverflowStrategy, window: Window, run: ActiveRun, *, is_over: bool
@@ -268,7 +281,7 @@ class CompactingSession(SessionChanges):
         except TurnwiseError as error:
             if is_over:
                 raise
-            await self._tell(_failed(type(strategy).__name__, 1, 1, error), _Bill(self.price, run), run)
+            await self._tell(_failed(type(strategy).__name__, 1, 1, error), _Bill(self._spending.price, run), run)
             return None
 
     async def _take_over(self, run: ActiveRun) -> None:
@@ -277,10 +290,10 @@ class CompactingSession(SessionChanges):
         async def change() -> None:
             _check_open(run)
             turn = replace(run.turn, input=run.turn.carried or run.turn.input, carried=())
-            await self._commit(self._journal.session, [], turns=[turn])
+            await self._transactor.commit(self._journal.session, turns=[turn])
             run.turn = turn
 
-        await self._persistently(change)
+        await self._transactor.run_with_retries(change)
 
     # Both
 
@@ -288,7 +301,7 @@ class CompactingSession(SessionChanges):
         self, compactor: Compactor, plan: Plan, window: Window, bill: _Bill, run: ActiveRun | None
     ) -> tuple[Prepared | None, Exception | None]:
         """Return the plan with what it waits for, as far as so many attempts got it, and the last one's failure."""
-        preparation = Preparation(plan, window, compactor, self._view(), self._turns_of)
+        preparation = Preparation(plan, window, compactor, self._state.view(), self._turns_of)
         attempts = compactor.config.compaction_attempts if plan.waits else 1
         check_purse = partial(self._check_purse, run, bill)
         failure: Exception | None = None
@@ -325,12 +338,13 @@ class CompactingSession(SessionChanges):
         outcome = prepared.outcome()
         done = False
 
-        async def commit(spent: Usage | None) -> None:
+        async def commit(spent: Usage | None, doubt: Doubt) -> None:
             nonlocal done
             span, session = self._journal.extend(len(new))
             was, becomes = prepared.window.spans, prepared.spans(span if new else None)
-            head = self._head and (_under(self._head, was, becomes) if run else _rebased(self._head, was, becomes))
-            running = run or self._active
+            head = self._state.head
+            head = head and (_under(head, was, becomes) if run else _rebased(head, was, becomes))
+            running = run or self._state.active
             active = running and _rebased(running.turn, was, becomes)
             if run:
                 _check_open(run)
@@ -345,13 +359,11 @@ class CompactingSession(SessionChanges):
                 values |= {"attempt": 1, "of": 1, "why": "the conversation has moved on"}
                 session = self._journal.session
             kind = WindowCompacted if done else CompactionFailed
-            stored = [encode(block) for block in new] if done else []
+            stored = new if done else []
             turns = [turn for turn in (head, active) if turn]
-            await self._pay(session, (kind, values), spent, run, blocks=stored, turns=turns)
-            if done:
-                self._journal.cache.add(span.log, span.start, new)
+            await self._pay(session, (kind, values), spent, run, doubt, blocks=stored, turns=turns)
             if head:
-                self._head = head
+                self._state.continue_from(head)
             if active and running:
                 running.turn = active
 
@@ -361,65 +373,63 @@ class CompactingSession(SessionChanges):
     async def _tell(self, event: NewEvent, bill: _Bill, run: ActiveRun | None) -> None:
         """Store an event, and what was spent until then."""
 
-        async def commit(spent: Usage | None) -> None:
+        async def commit(spent: Usage | None, doubt: Doubt) -> None:
             kind, values = event
-            await self._pay(self._journal.session, (kind, {**values, "usage": spent}), spent, run)
+            await self._pay(self._journal.session, (kind, {**values, "usage": spent}), spent, run, doubt)
 
         await self._once(commit, bill)
 
     async def _pay(
-        self, session: SessionRecord, event: NewEvent, spent: Usage | None, run: ActiveRun | None, **parts: Any
+        self,
+        session: SessionRecord,
+        event: NewEvent,
+        spent: Usage | None,
+        run: ActiveRun | None,
+        doubt: Doubt,
+        *,
+        blocks: Sequence[Block] = (),
+        turns: Sequence[TurnRecord] = (),
     ) -> None:
         """Commit an event with what was spent: on the run's account while it goes on, else on the session's."""
         kind, values = event
         if run and not run.done.done():
             record = replace(run.record, usage=run.bill())
-            await self._commit(
-                self._charged(session, run, record), [(kind, {**about(record), **values})], runs=[record], **parts
+            events: list[NewEvent] = [(kind, {**about(record), **values})]
+            await self._transactor.commit(
+                run.charged(session, record), events, blocks=blocks, turns=turns, runs=[record], doubt=doubt
             )
             run.billed(record)
         else:
             if run is None and spent:
                 session = replace(session, usage=session.usage + spent)
-            await self._commit(session, [(kind, values)], **parts)
+            await self._transactor.commit(session, [(kind, values)], blocks=blocks, turns=turns, doubt=doubt)
 
-    async def _once(self, commit: Callable[[Usage | None], Awaitable[None]], bill: _Bill) -> None:
+    async def _once(self, commit: Callable[[Usage | None, Doubt], Awaitable[None]], bill: _Bill) -> None:
         """Have a commit stored that tells of what is unpaid; not again if it was though the store's answer was lost."""
-        doubt = Doubt(0)
+        doubt = Doubt()
 
         async def change() -> None:
             if doubt.stored:
                 return
             # From here on it is this commit's, also if whoever waits for it is cancelled.
             spent, bill.unpaid = bill.unpaid, None
-            self._doubt = doubt
             try:
-                await commit(spent)
+                await commit(spent, doubt)
             except BaseException:
                 bill.unpaid = spent
                 raise
-            self._doubt = None
 
-        await self._persistently(change)
+        await self._transactor.run_with_retries(change)
         bill.unpaid = None
 
     # Whose, and what of it was told
 
-    def _view(self) -> SessionView:
-        session = self._journal.session
-        return SessionView(
-            session_id=self.session_id, user_id=session.user_id, agent=session.agent, metadata=session.metadata
-        )
-
     def _check_purse(self, run: ActiveRun | None, bill: _Bill) -> None:
         """Raise if no model may be asked any more: as before each call of a run's own, or for the session's budget."""
         if run:
-            self.check_budget(run)
-            return
-        budget = self._config.session_budget
-        spent = self._journal.session.usage + (self._owed or Usage()) + (bill.unpaid or Usage())
-        if budget and (over := budget.exceeded(spent)):
-            raise LimitError(f"the session has spent {over}: raise SessionConfig(session_budget=...)", "budget")
+            self._spending.check_run(run)
+        else:
+            self._spending.check_session(self._transactor.owed + (bill.unpaid or Usage()))
 
     async def _turns_of(self, spans: Spans) -> list[Own]:
         """Return the turns that added some of these blocks to the session's log, each with all that it added.
@@ -430,8 +440,8 @@ class CompactingSession(SessionChanges):
         wanted = union(span for span in spans if span.log == log)
         found: list[Own] = []
         after = await self._before_turn_at(wanted[0]) if wanted else -1
-        while wanted and (page := await self._journal.store.turns(self.session_id, after=after)):
-            runs = await self._journal.store.runs(self.session_id, after=after, limit=page[-1].index - after)
+        while wanted and (page := await self._journal.store.turns(self._state.session_id, after=after)):
+            runs = await self._journal.store.runs(self._state.session_id, after=after, limit=page[-1].index - after)
             private = {run.run_id for run in runs if run.memory != "on"}
             for turn in page:
                 added = join(turn.prompt, turn.output)
@@ -447,7 +457,7 @@ class CompactingSession(SessionChanges):
         low, high = 0, self._journal.session.next_index
         while low < high:
             middle = (low + high) // 2
-            page = await self._journal.store.turns(self.session_id, after=middle - 1, limit=1)
+            page = await self._journal.store.turns(self._state.session_id, after=middle - 1, limit=1)
             starts = [span.start for turn in page for span in turn.prompt if span.log == place.log]
             if page and min(starts, default=-1) <= place.start:
                 low = page[0].index + 1

@@ -1,0 +1,40 @@
+"""The tasks of a session that run beside its verbs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from turnwise.memory.background import watch
+
+Result = TypeVar("Result")
+
+
+class SessionTasks:
+    """Starts tasks and references them until they end, so that none is collected while it runs."""
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def name(self, what: str) -> str:
+        """Return what a task does and for which session, for logs."""
+        return f"session {self._session_id!r}: {what}"
+
+    def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Start a task whose result somebody waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def spawn_logged(self, work: Coroutine[Any, Any, Result], what: str) -> asyncio.Task[Result]:
+        """Start a task whose error is logged, since nobody may wait for it.
+
+        Args:
+            what: the task, for the log.
+        """
+        task = self.spawn(work)
+        watch(task, self.name(what))
+        return task

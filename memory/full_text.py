@@ -17,6 +17,7 @@ from turnwise.memory.facts import FactFilter, changed, check_change, check_turn,
 from turnwise.memory.full_text_rows import NOTHING, Pending, Revision, Row, Rows, key_of
 from turnwise.memory.full_text_schema import SCHEMA, dropped, items
 from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope
+from turnwise.memory.passages import LONG, vectors_of
 from turnwise.memory.retention import Expiry, Use
 from turnwise.memory.sql_erasing import ErasingDatabase
 from turnwise.memory.unreadable import UNDECODABLE
@@ -25,6 +26,9 @@ AT_ONCE = 200
 """How many items are deleted in one transaction."""
 
 _PAGE = 1000
+
+_EMBEDDED = f"CASE WHEN length(text) > {LONG} THEN ? || ' by passages' ELSE ? END"
+"""What stands in `embedded` of an item that has its vectors. Before there was one a passage it was the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,22 +237,32 @@ class FullText(ErasingDatabase):
     # Vectors are kept elsewhere: which are missing there, and which are of no item any more
 
     async def pending(self, embedding: str, limit: int) -> list[Pending]:
-        """Return up to `limit` items whose text has no vector of this embedding, the oldest first."""
+        """Return up to `limit` items whose text has no vectors of this embedding, the oldest first.
+
+        Of an item of several passages that has one vector as a whole, as of earlier versions, they are missing.
+        """
 
         def work(connection: sa.Connection) -> list[Pending]:
             cursor = _cursor(connection)
             cursor.execute(
-                "SELECT row, user_id, id, text FROM turnwise_vector_items "
-                "JOIN turnwise_vector_owners ON owner = row >> 32 WHERE embedded IS NOT ? ORDER BY row LIMIT ?",
-                (embedding, limit),
+                "SELECT row, user_id, id, text, embedded IS ? FROM turnwise_vector_items "  # noqa: S608
+                f"JOIN turnwise_vector_owners ON owner = row >> 32 WHERE embedded IS NOT {_EMBEDDED} "
+                "ORDER BY row LIMIT ?",
+                (embedding, embedding, embedding, limit),
             )
             return [
-                Pending(row=row, user_id=user, key=key_of(user, name, text), text=text)
-                for row, user, name, text in cursor.fetchall()
+                Pending(row=row, user_id=user, key=key_of(user, name, text), text=text, has_whole=bool(has_whole))
+                for row, user, name, text, has_whole in cursor.fetchall()
                 if UNDECODABLE not in (user, name, text)
             ]
 
         return await self._read(work)
+
+    async def lacking(self, embedding: str) -> int:
+        """Return how many items have no vectors of this embedding: O(all)."""
+        query = f"SELECT count(*) FROM turnwise_vector_items WHERE embedded IS NOT {_EMBEDDED}"  # noqa: S608
+        found = await self._read(lambda connection: _cursor(connection).execute(query, (embedding,) * 2).fetchone())
+        return int(found[0])
 
     async def mark(self, pending: Sequence[Pending], embedding: str) -> None:
         """Write down that these have vectors of this embedding, or that nobody needs those: texts were changed."""
@@ -256,8 +270,8 @@ class FullText(ErasingDatabase):
         def work(cursor: Any) -> None:
             for one in pending:
                 cursor.execute(
-                    "UPDATE turnwise_vector_items SET embedded = ? WHERE row = ? AND text = ?",
-                    (embedding, one.row, one.text),
+                    f"UPDATE turnwise_vector_items SET embedded = {_EMBEDDED} WHERE row = ? AND text = ?",  # noqa: S608
+                    (embedding, embedding, one.row, one.text),
                 )
                 if not cursor.rowcount:
                     cursor.execute("INSERT OR IGNORE INTO turnwise_vector_dropped VALUES (?)", (one.key,))
@@ -269,19 +283,22 @@ class FullText(ErasingDatabase):
         await self._write_fast(lambda cursor: cursor.execute("UPDATE turnwise_vector_items SET embedded = NULL"))
 
     async def keys(self, embedding: str) -> tuple[list[str], list[str]]:
-        """Return the keys of items that have a vector of this embedding, and of those that have none; latest first."""
+        """Return the keys of the vectors that there are of this embedding, and of those that may be; latest first."""
 
         def work(connection: sa.Connection) -> tuple[list[str], list[str]]:
             cursor = _cursor(connection)
             cursor.execute(
-                "SELECT embedded IS ?, user_id, id, text FROM turnwise_vector_items "
+                f"SELECT embedded IS {_EMBEDDED}, user_id, id, text FROM turnwise_vector_items "  # noqa: S608
                 "JOIN turnwise_vector_owners ON owner = row >> 32 ORDER BY row DESC",
-                (embedding,),
+                (embedding, embedding),
             )
             found: tuple[list[str], list[str]] = ([], [])
             for has, *parts in cursor:
                 if UNDECODABLE not in parts:
-                    found[not has].append(key_of(*parts))
+                    key, text = key_of(*parts), parts[-1]
+                    found[not has].extend(name for name, _ in vectors_of(key, text))
+                    if not has:
+                        found[1].append(key)
             return found
 
         return await self._read(work)

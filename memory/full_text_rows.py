@@ -54,12 +54,14 @@ NOTHING = Revision()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """An item whose text has no vector yet."""
+    """An item whose text has no vectors yet."""
 
     row: int
     user_id: str
     key: str
     text: str
+    has_whole: bool = False
+    """Whether it has a vector as a whole, as of earlier versions, where each passage is to have its own."""
 
 
 def key_of(user_id: str, id: str, text: str) -> str:

@@ -11,6 +11,9 @@ LONG = 1_200
 SIZE = 800
 """How many characters a passage of a longer text has at most."""
 
+MOST_VECTORS = 256
+"""How many passages of a text have vectors, the first ones: 200 KB of it. What comes later is found by its words."""
+
 
 class Passage(NamedTuple):
     """Where a passage is in its text."""
@@ -40,6 +43,28 @@ def passages_of(text: str) -> list[Passage]:
             else:
                 found.append(Passage(start, stop, "" if start == line.start() else speaker))
     return found
+
+
+def vectors_of(key: str, text: str) -> list[tuple[str, str]]:
+    """Return what vectors a text has: of each the key, and what it is made of. One for each passage, in order.
+
+    Args:
+        key: the text's; that of the vector of a text that is one passage.
+    """
+    passages = passages_of(text)
+    if len(passages) == 1:
+        return [(key, text)]
+    return [(vector_key(key, number), passage.of(text)) for number, passage in enumerate(passages[:MOST_VECTORS])]
+
+
+def vector_key(key: str, number: int) -> str:
+    """Return the key of the vector of a passage, by its number, of a text that has several."""
+    return f"{key}.{number}"
+
+
+def item_key(key: str) -> str:
+    """Return the key of the text that a vector is of."""
+    return key.partition(".")[0]
 
 
 def shown(text: str, passages: list[Passage]) -> str:

@@ -17,7 +17,7 @@ from turnwise.memory.facts import FactFilter, holds
 from turnwise.memory.frequency import is_frequent, log_frequency
 from turnwise.memory.full_text_rows import NOTHING, Revision, Row
 from turnwise.memory.long_term import MemoryItem, Scope
-from turnwise.memory.passages import Passage, passages_of, shown
+from turnwise.memory.passages import MOST_VECTORS, Passage, passages_of, shown, vector_key
 from turnwise.memory.query import Query, Term, parse
 from turnwise.memory.ranking import Asked, Weights, rank
 from turnwise.memory.spans import Spans
@@ -41,7 +41,13 @@ ONE_EDIT, TWO_EDITS = 4, 8
 Place = tuple[str, int, Spans, int, int]
 """Where a passage stands among a user's: session, turn, blocks, row, start."""
 
+_Arrival = tuple[Row, Passage, str]
+"""A passage as it comes: with its row, and the key of its vector, empty if it has none."""
+
 _NOWHERE = np.zeros(0, dtype=np.int64)
+
+_ROOM = 64
+"""For how many vectors there is room at least."""
 
 
 class Shelf:
@@ -54,8 +60,6 @@ class Shelf:
         self.revision = NOTHING
         self.rows: list[Row] = []
         """The row of each passage."""
-        self.vectors: Vectors | None = None
-        """One a passage, its item's, NaN without one; None while there are none."""
         self._passages: list[Passage] = []
         self._places: list[Place] = []
         self._words = _Words()
@@ -73,21 +77,20 @@ class Shelf:
     def grown(self, revision: Revision, more: Sequence[Row]) -> Shelf:
         """Return the shelf of a later revision, with these rows added, each of a number above all that are here."""
         new = Shelf()
-        came = [(row, passage) for row in more for passage in passages_of(row.item.text)]
-        placed = sorted((_place(row, passage), at) for at, (row, passage) in enumerate(came))
+        came = [each for row in more for each in _passages(row)]
+        placed = sorted((_place(row, passage), at) for at, (row, passage, _) in enumerate(came))
         order = [at for _, at in placed]
         at = np.array([bisect(self._places, place) for place, _ in placed], dtype=np.int64)
         rows = [came[number][0] for number in order]
         new.revision = revision
         new.rows = _merged(self.rows, rows, at)
-        new._passages = _merged(self._passages, [came[number][1] for number in order], at)
         new._places = _merged(self._places, [place for place, _ in placed], at)
         new._codes = codes = dict(self._codes)
         new._sessions = np.insert(self._sessions, at, [_code(row, codes) for row in rows])
-        lengths = [1.0 + (passage.stop - passage.start) / WORD_LENGTH for _, passage in (came[n] for n in order)]
+        passages = [came[number][1] for number in order]
+        lengths = [1.0 + (passage.stop - passage.start) / WORD_LENGTH for passage in passages]
         new._lengths = np.insert(self._lengths, at, lengths)
-        if self.vectors is not None:
-            new.vectors = np.insert(self.vectors, at, np.nan, axis=0)
+        new._passages = _merged(self._passages, passages, at)
         # Where the old passages are now, and where the new ones are, in the order in which they came.
         old = self._where + np.searchsorted(at, self._where, side="right")
         new._where = np.concatenate([old, (at + np.arange(len(at)))[np.argsort(np.array(order, dtype=np.int64))]])
@@ -101,36 +104,27 @@ class Shelf:
     @property
     def bytes(self) -> int:
         """About how much memory it takes."""
-        return 3 * self._text_bytes + 900 * len(self.rows) + (0 if self.vectors is None else self.vectors.nbytes)
+        return 3 * self._text_bytes + 900 * len(self.rows) + 4 * self._words.dimensions * len(self.rows)
 
     def missing(self) -> list[str]:
-        """Return the keys of the items without a vector."""
-        if self.vectors is None:
-            return list(dict.fromkeys(row.key for row in self.rows))
-        return list(dict.fromkeys(self.rows[at].key for at in np.flatnonzero(np.isnan(self.vectors[:, 0]))))
+        """Return the keys of the vectors that it does not have."""
+        return self._words.missing(len(self.rows))
 
     def take(self, vectors: Mapping[str, Vectors]) -> None:
-        """Take these vectors, by key."""
-        if not vectors or not self.rows:
-            return
-        dimensions = len(next(iter(vectors.values())))
-        if self.vectors is None or self.vectors.shape[1] != dimensions:
-            self.vectors = np.full((len(self.rows), dimensions), np.nan, dtype=np.float32)
-        for at, row in enumerate(self.rows):
-            if (vector := vectors.get(row.key)) is not None:
-                self.vectors[at] = vector
+        """Take these vectors, by key. A passage without one of its own takes that of its item."""
+        self._words.take(vectors)
 
     def by_key(self) -> dict[str, Vectors]:
         """Return the vectors that it has."""
-        if self.vectors is None:
-            return {}
-        return {self.rows[at].key: self.vectors[at] for at in np.flatnonzero(~np.isnan(self.vectors[:, 0]))}
+        return self._words.by_key(len(self.rows))
 
     def near(self, vector: Vectors | None) -> NDArray[np.float64] | None:
         """Return how near the passages' vectors are to one, NaN where there is none; None if there are none at all."""
-        if vector is None or self.vectors is None or self.vectors.shape[1] != len(vector):
+        near = None if vector is None else self._words.near(vector, len(self.rows))
+        if near is None:
             return None
-        found: NDArray[np.float64] = (self.vectors @ vector).astype(float)
+        found = np.empty(len(near))
+        found[self._where] = near
         return found
 
     def rank(
@@ -249,7 +243,13 @@ class _Words:
         self._lock = threading.Lock()
         """Held where something is added."""
         self._count = 0
-        self._passages: list[tuple[Row, Passage]] = []
+        self._passages: list[_Arrival] = []
+        self._vectors: Vectors = np.zeros((0, 0), dtype=np.float32)
+        """One a passage, NaN without one, and room for more; no columns while there are none."""
+        self._waiting: dict[str, list[int]] = {}
+        """Passages without a vector, by the key of that."""
+        self._parts: dict[str, list[str]] = {}
+        """The keys in `_waiting` of items of several passages, by the key of the item."""
         self._having: dict[str, list[int]] = {}
         """Passages by the stems of their words, in ascending order."""
         self._speakers: dict[str, list[int]] = {}
@@ -261,7 +261,7 @@ class _Words:
         self._by_letter: dict[str, list[str]] = {}
         """All words by their first letter."""
 
-    def grown(self, count: int, more: Sequence[tuple[Row, Passage]]) -> _Words:
+    def grown(self, count: int, more: Sequence[_Arrival]) -> _Words:
         """Return the words of the first `count` passages and of these: itself if it has no others."""
         with self._lock:
             if self._count == count:
@@ -270,7 +270,62 @@ class _Words:
             first = self._passages[:count]
         new = _Words()
         new._add([*first, *more])
+        new.take(self.by_key(count))
         return new
+
+    # Vectors
+
+    @property
+    def dimensions(self) -> int:
+        """How many dimensions vectors have; 0 while there are none."""
+        return int(self._vectors.shape[1])
+
+    def missing(self, count: int) -> list[str]:
+        """Return the keys of the vectors that the first `count` passages do not have, in the order they came."""
+        with self._lock:
+            return [key for key, serials in self._waiting.items() if serials[0] < count]
+
+    def take(self, vectors: Mapping[str, Vectors]) -> None:
+        """Take those of these vectors that passages do not have. Of another dimension, they take the place of all."""
+        if not vectors:
+            return
+        dimensions = len(next(iter(vectors.values())))
+        with self._lock:
+            if self.dimensions != dimensions:
+                self._vectors = np.full((max(self._count, _ROOM), dimensions), np.nan, dtype=np.float32)
+                self._waiting, self._parts = {}, {}
+                for at, passage in enumerate(self._passages):
+                    self._await_vector(at, passage)
+            for key, vector in sorted(vectors.items(), key=lambda each: each[0] in self._parts):
+                for each in (key, *self._parts.pop(key, ())):
+                    if serials := self._waiting.pop(each, None):
+                        self._vectors[serials] = vector
+
+    def by_key(self, count: int) -> dict[str, Vectors]:
+        """Return the vectors that the first `count` passages have."""
+        with self._lock:
+            if not self.dimensions:
+                return {}
+            there = np.flatnonzero(~np.isnan(self._vectors[:count, 0]))
+            return {self._passages[at][2]: self._vectors[at] for at in there}
+
+    def near(self, vector: Vectors, count: int) -> Vectors | None:
+        """Return how near the vectors of the first `count` passages are to one; None without any of its dimension."""
+        vectors = self._vectors  # which may be replaced meanwhile
+        if vectors.shape[1] != len(vector):
+            return None
+        near: Vectors = vectors[:count] @ vector
+        return near
+
+    def _await_vector(self, at: int, passage: _Arrival) -> None:
+        row, _, key = passage
+        if not key:
+            return
+        if key not in self._waiting and key != row.key:
+            self._parts.setdefault(row.key, []).append(key)
+        self._waiting.setdefault(key, []).append(at)
+
+    # Words
 
     def find(self, query: Query, count: int) -> _Found:
         """Return what the first `count` passages have of a query."""
@@ -316,9 +371,14 @@ class _Words:
         near = process.extract(word, known, scorer=OSA.distance, score_cutoff=most, limit=8)
         return min(near, key=lambda each: (each[1], -len(self._having.get(stem(each[0]), ()))))[0] if near else None
 
-    def _add(self, more: Sequence[tuple[Row, Passage]]) -> None:
-        for row, passage in more:
+    def _add(self, more: Sequence[_Arrival]) -> None:
+        if self.dimensions and (lacks := self._count + len(more) - len(self._vectors)) > 0:
+            room = np.full((max(lacks, len(self._vectors)), self.dimensions), np.nan, dtype=np.float32)
+            self._vectors = np.concatenate([self._vectors, room])
+        for arrival in more:
+            row, passage, _ = arrival
             item, at = row.item, self._count
+            self._await_vector(at, arrival)
             text = item.text[passage.start : passage.stop]
             said = words(text if passage.start == 0 else passage.speaker + text)
             more_said = [word for name in (item.topic, item.name, *item.aliases) if name for word in words(name)]
@@ -338,8 +398,16 @@ class _Words:
                     rarest = min(map(log_frequency, parts))
                     phrase = tuple(map(stem, parts))
                     self._names.setdefault(phrase[0], []).append((phrase, rarest, at))
-            self._passages.append((row, passage))
+            self._passages.append(arrival)
             self._count += 1
+
+
+def _passages(row: Row) -> list[_Arrival]:
+    passages = passages_of(row.item.text)
+    if len(passages) == 1:
+        return [(row, passages[0], row.key)]
+    keys = [vector_key(row.key, number) if number < MOST_VECTORS else "" for number in range(len(passages))]
+    return [(row, passage, key) for passage, key in zip(passages, keys, strict=True)]
 
 
 def _among(places: Places, having: Places) -> NDArray[np.bool_]:

@@ -285,8 +285,13 @@ class VectorIndex:
 
     # Vectors
 
-    def add(self, keys: Sequence[str], users: Sequence[str], vectors: Vectors) -> None:
+    def add(
+        self, keys: Sequence[str], users: Sequence[str], vectors: Vectors, *, items: Sequence[str] | None = None
+    ) -> None:
         """Keep the vectors. A key that is there is left as it is, or gets what is the same.
+
+        Args:
+            items: the key of the item that each is of; its own, if left out. `delete` takes those of items, too.
 
         Raises:
             ConfigError: the collection's vectors are of another dimension.
@@ -299,6 +304,9 @@ class VectorIndex:
             self._dimensions = vectors.shape[1]
             for page in _pages(len(keys)):
                 metadatas = [{"user": _alias(user)} for user in users[page]]
+                for metadata, key, item in zip(metadatas, keys[page], (items or keys)[page], strict=True):
+                    if item != key:
+                        metadata["item"] = item
                 collection.upsert(ids=list(keys[page]), embeddings=vectors[page], metadatas=metadatas)
 
     def get(self, keys: Sequence[str]) -> dict[str, Vectors]:
@@ -312,8 +320,8 @@ class VectorIndex:
                 found |= zip(got["ids"], np.asarray(got["embeddings"], dtype=np.float32), strict=True)
         return found
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete the vectors of those keys that are there, also those of other embedding functions.
+    def delete(self, keys: Sequence[str], *, others: bool = True) -> None:
+        """Delete the vectors of these keys, and of items of these; with `others`, of all embedding functions.
 
         Chroma only marks a vector in its index as deleted, so another is put in its place first, made by chance. That
         takes some milliseconds each, so better delete a few at a time.
@@ -321,10 +329,10 @@ class VectorIndex:
         import numpy as np
 
         with self._opened() as collection:
-            for each in (collection, *self._others()):
+            for each in (collection, *(self._others() if others else ())):
                 for page in _pages(len(keys)):
-                    found = each.get(ids=list(keys[page]), include=["embeddings"])
-                    if there := list(found["ids"]):
+                    for found in _of_keys(each, list(keys[page])):
+                        there = list(found["ids"])
                         chance = np.random.default_rng().normal(size=np.shape(found["embeddings"]))
                         each.update(ids=there, embeddings=chance.astype(np.float32))
                         each.delete(ids=there)
@@ -487,7 +495,7 @@ class NoVectors(VectorIndex):
     def count(self) -> int:
         return 0
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, others: bool = True) -> None:
         """Do nothing: there is nothing."""
 
     def push(self, changes: int) -> None:
@@ -538,6 +546,15 @@ def _http_sessions(client: Any) -> list[Any]:
     """Return the httpx clients within one of Chroma's; none if it needs none."""
     servers: list[Any] = [getattr(part, "_server", None) for part in (client, getattr(client, "_admin_client", None))]
     return [server._session for server in servers if hasattr(server, "_session")]  # noqa: SLF001 - no other way to them
+
+
+def _of_keys(collection: Any, keys: list[str]) -> Iterator[Any]:
+    """Yield the vectors of these keys, then those of passages of items of these. Who is given some deletes them."""
+    if len((found := collection.get(ids=keys, include=["embeddings"]))["ids"]):
+        yield found
+    is_part = {"item": {"$in": keys}}
+    while len((found := collection.get(where=is_part, limit=PAGE, include=["embeddings"]))["ids"]):
+        yield found
 
 
 def _pages(count: int) -> Iterator[slice]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from turnwise.errors import ConfigError, StoreError
+from turnwise.memory.background import watch
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.chroma_default import ChromaDefault
 from turnwise.memory.erasing import texts_of
@@ -20,6 +22,7 @@ from turnwise.memory.facts import FactFilter
 from turnwise.memory.full_text import FullText, Loaded
 from turnwise.memory.full_text_rows import Pending
 from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope, recalled
+from turnwise.memory.passages import item_key, vectors_of
 from turnwise.memory.query import parse
 from turnwise.memory.ranking import Weights
 from turnwise.memory.retention import Expiry, Retention, Uses
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
     from turnwise.memory.shelf import Shelf
 
     _Vectors = tuple[NDArray[np.float32] | None, str | None]
+    _Rows = Sequence[NDArray[np.float32]]
+    _Fresh = tuple[Pending, Mapping[str, NDArray[np.float32]]]
+    """An item with its vectors, by their keys."""
 
 Given = TypeVar("Given")
 
@@ -50,9 +56,14 @@ DELETED, NOTED, PUSHED = 4, 64, 50
 """How many vectors are deleted, and how many changes are pushed, while nobody else is at Chroma; how many deletions are
 written down together."""
 
+HELD = 512
+"""How many vectors wait for that at most; who has more waits until Chroma has them."""
+
 REST = 2.0
 """How many times as long as such a step took the machine is left to others."""
 
+
+_log = logging.getLogger(__name__)
 
 DEFAULT = ChromaDefault()
 """Chroma's own default embedding."""
@@ -76,9 +87,11 @@ class VectorMemory:
     Chroma's default embedding once that is on this machine; see `ChromaDefault`. Until then, and with `embedding=None`
     for good, items are found by words alone.
 
-    Items are durable in the SQLite file when `remember` returns; their vectors follow. While Chroma or the embedding
-    function fails, recall goes by words alone: a `DegradedRecall`; `catch_up` makes up for it. Users have nothing in
-    common but the files: neither what one has nor how much of it there is touches what another recalls.
+    Items are durable in the SQLite file when `remember` returns. Their vectors are used at once, and go to Chroma
+    `keep_s` later, many together; those that a kill takes along are made anew by `catch_up`. Each passage of a long
+    item has a vector, up to `MOST_VECTORS` of them. While Chroma or the embedding function fails, recall goes by words
+    alone: a `DegradedRecall`; `catch_up` makes up for it. Users have nothing in common but the files: neither what one
+    has nor how much of it there is touches what another recalls.
 
     Pickles as its settings. For one event loop. Each verb takes one transaction, and at most one call of the embedding
     function.
@@ -94,6 +107,9 @@ class VectorMemory:
         pause_s: how long vectors are left alone after a failure.
         embed_s: how long the embedding function may take for what is kept, and
         query_s: for what is asked; then it goes on without vectors.
+        keep_s: how long the vectors of new items are held in memory before Chroma is given them, in seconds. Chroma
+            stops the whole process while it writes, for 15 ms and one more for each vector, so it is given many at
+            once. With 0 it has them when `remember` returns.
         retention: how long it keeps what nobody uses; for good if left out.
         clock: tells the time, in seconds since the epoch, of uses and updates.
     """
@@ -112,6 +128,7 @@ class VectorMemory:
         pause_s: float = 5.0,
         embed_s: float = 60.0,
         query_s: float = 1.0,
+        keep_s: float = 2.0,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -135,12 +152,22 @@ class VectorMemory:
         self._again_at = 0.0
         self._embed_s = embed_s
         self._query_s = query_s
+        self._keep_s = keep_s
         self._embedders = ThreadPoolExecutor(2, "turnwise-embedding")
         """Threads of their own: one that hangs takes none from the others."""
         self._retention = retention
         self._clock = clock
         self._uses = Uses(self._text.touch)
         self._deleting = asyncio.Lock()
+        self._fresh: dict[str, _Fresh] = {}
+        """What Chroma is to be given, by the keys of the items."""
+        self._keeping = asyncio.Lock()
+        """Held while Chroma is given vectors."""
+        self._keeper: asyncio.Task[None] | None = None
+        self._to_make = 0
+        """How many items had no vectors when `catch_up` began to make them; 0 when none has none."""
+        self._made = 0
+        """Of how many of these it has made them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {
@@ -149,6 +176,7 @@ class VectorMemory:
             "pause_s": self._pause_s,
             "embed_s": self._embed_s,
             "query_s": self._query_s,
+            "keep_s": self._keep_s,
             "retention": self._retention,
             "clock": self._clock,
         }
@@ -180,7 +208,7 @@ class VectorMemory:
         type: MemoryType | None = None,
         **changes: Unpack[ItemChanges],
     ) -> bool:
-        vectors, _ = await self._vectors_of([] if text is None else [text])
+        vectors = await self._vectors_of_texts([] if text is None else [text])
         pending = await self._text.update(scope, id, text, type, self._clock(), **changes)
         if pending is not None and vectors is not None:
             await self._keep([pending], vectors)
@@ -208,6 +236,9 @@ class VectorMemory:
         return swept
 
     async def close(self) -> None:
+        if self._keeper:
+            self._keeper.cancel()
+        await self.flush()
         with self._lock:
             for user in list(self._shelves):
                 self._take_down(user)
@@ -220,15 +251,15 @@ class VectorMemory:
 
     async def remember_many(self, batch: Sequence[tuple[Scope, Sequence[MemoryItem]]]) -> list[Collection[str]]:
         """Do each `remember` of the batch: one transaction, one call of the embedding function."""
-        vectors, _ = await self._vectors_of([item.text for _, items in batch for item in items])
+        vectors = await self._vectors_of_texts([item.text for _, items in batch for item in items])
         now = self._clock()
         fresh = await self._text.add(batch, at=now)
         if self._retention is not None:
             for scope, items in batch:
                 self._uses.note(scope.user_id, [item.id for item in items], now)
         if vectors is not None:
-            by_text = dict(zip([item.text for _, items in batch for item in items], vectors, strict=True))
-            await self._keep(fresh, [by_text[one.text] for one in fresh])
+            await self._keep(fresh, vectors)
+        await self._lay_out_again([scope.user_id for scope, _ in batch])
         return [{item.id for item in items} for _, items in batch]
 
     async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
@@ -264,16 +295,18 @@ class VectorMemory:
         Raises:
             StoreError: the embedding function or Chroma fails still; nothing is lost.
         """
+        await self.flush()
         is_ready = self._index.is_ready
         pending = await self._text.pending(self._index.embedding, limit) if is_ready else []
-        if pending:
-            vectors = await self._embed(self._index.embed, [one.text for one in pending], self._embed_s)
-            await self._add(pending, vectors)
+        if pending := [one for one in pending if one.key not in self._fresh]:
+            await self._make(pending, limit)
         for _ in range(0, limit, NOTED):
             if not await self._delete_dropped():
                 break
         self._recover()
         left = len(await self._text.pending(self._index.embedding, limit)) if is_ready else 0
+        if not left:
+            self._to_make = 0
         return left + len(await self._text.dropped(limit))
 
     async def rebuild(self) -> int:
@@ -282,6 +315,7 @@ class VectorMemory:
         What a collection held, deleted vectors included, is gone from Chroma's files then. Also what to do when the
         embedding function gives another dimension; one of another name or config needs only `catch_up`.
         """
+        await self.flush()
         await asyncio.to_thread(self._index.drop)
         await asyncio.to_thread(self._index.drop_others)
         await asyncio.to_thread(self._index.scrub)
@@ -295,6 +329,7 @@ class VectorMemory:
 
     async def check(self, *, sample: int = 100) -> Health:
         """Look whether Chroma has just the vectors that it should have, and finds a sample of the latest by search."""
+        await self.flush()
         keys, others = await self._text.keys(self._index.embedding)
         return await asyncio.to_thread(self._index.check, keys, sample, others)
 
@@ -310,7 +345,9 @@ class VectorMemory:
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
         """Return the keys of the vectors of all that `forget` would delete if it were called so."""
-        return [row.key for row in await self._text.doomed(scope, ids, turn_index)]
+        doomed = await self._text.doomed(scope, ids, turn_index)
+        keys = [key for row in doomed for key in (row.key, *(name for name, _ in vectors_of(row.key, row.item.text)))]
+        return list(dict.fromkeys(keys))
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
@@ -326,6 +363,7 @@ class VectorMemory:
         Raises:
             StoreError: Chroma fails, or something is there. Nothing is lost; again.
         """
+        await self.flush()
         while await self._delete_dropped():
             pass
         left = len(await asyncio.to_thread(self._index.get, list(keys)))
@@ -385,31 +423,98 @@ class VectorMemory:
         except TimeoutError:
             raise StoreError(f"the embedding function has not answered within {limit_s:g} s") from None
 
-    async def _keep(
-        self, pending: Sequence[Pending], vectors: Sequence[NDArray[np.float32]] | NDArray[np.float32]
-    ) -> None:
-        """Keep the vectors, or let `catch_up` do it."""
-        import numpy as np
+    async def _vectors_of_texts(self, texts: Sequence[str]) -> Mapping[str, _Rows] | None:
+        """Return the vectors of each text's passages; None if there are none now.
 
-        try:
-            if pending:
-                await self._add(pending, np.array(vectors))
+        Raises:
+            ConfigError: they have another dimension than those that are kept.
+        """
+        parts = {text: [said for _, said in vectors_of("", text)] for text in texts}
+        vectors, _ = await self._vectors_of([said for each in parts.values() for said in each])
+        return None if vectors is None else _by_text(parts, vectors)
+
+    async def _keep(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
+        """Hold the vectors of new items, by text, until Chroma is given them."""
+        for one in pending:
+            keys = [key for key, _ in vectors_of(one.key, one.text)]
+            self._fresh[one.key] = one, dict(zip(keys, vectors[one.text], strict=True))
+        if not self._keep_s or sum(len(each) for _, each in self._fresh.values()) > HELD:
+            await self.flush()
+        elif self._fresh and (self._keeper is None or self._keeper.done()):
+            self._keeper = asyncio.create_task(self._flush_later())
+            watch(self._keeper, f"keeping vectors of {self._text!r}")
+
+    async def _flush_later(self) -> None:
+        await asyncio.sleep(self._keep_s)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Give Chroma the vectors of what was remembered, now. If that fails, `catch_up` makes them anew."""
+        async with self._keeping:
+            held = dict(self._fresh)
+            if not held:
+                return
+            try:
+                await self._add(list(held.values()))
                 if not self._deleting.locked():
                     await self._delete_dropped(DELETED)
                 self._recover()
-        except StoreError as error:
-            self._pause(error)
+            except (StoreError, ConfigError) as error:
+                self._pause(error)
+            finally:
+                for key, fresh in held.items():
+                    if self._fresh.get(key) is fresh:
+                        del self._fresh[key]
 
-    async def _add(self, pending: Sequence[Pending], vectors: NDArray[np.float32]) -> None:
-        keys, users = [one.key for one in pending], [one.user_id for one in pending]
-        await asyncio.to_thread(self._index.add, keys, users, vectors)
-        await self._text.mark(pending, self._index.embedding)
+    async def _make(self, pending: Sequence[Pending], limit: int) -> None:
+        """Make the vectors of the first of these items, some `limit` at once, and tell how far that is."""
+        if not self._to_make:
+            self._to_make, self._made = await self._text.lacking(self._index.embedding), 0
+        parts: dict[str, list[str]] = {}
+        for one in pending:
+            if sum(map(len, parts.values())) < limit:
+                parts[one.text] = [said for _, said in vectors_of("", one.text)]
+        texts = [said for each in parts.values() for said in each]
+        made = [
+            await self._embed(self._index.embed, texts[start : start + BATCH], self._embed_s)
+            for start in range(0, len(texts), BATCH)
+        ]
+        by_text = _by_text(parts, [vector for vectors in made for vector in vectors])
+        done = [one for one in pending if one.text in parts]
+        if old := [one.key for one in done if one.has_whole]:
+            await asyncio.to_thread(partial(self._index.delete, old, others=False))
+        keyed = [[key for key, _ in vectors_of(one.key, one.text)] for one in done]
+        await self._add(
+            [(one, dict(zip(keys, by_text[one.text], strict=True))) for one, keys in zip(done, keyed, strict=True)]
+        )
+        with self._lock:
+            for one in done:
+                if one.has_whole:
+                    self._take_down(one.user_id)  # who has the vector of the item as a whole
+        before, self._made = self._made, self._made + len(done)
+        if self._to_make > limit and 10 * before // self._to_make < 10 * self._made // self._to_make:
+            _log.info("%r: %d of %d items have their vectors", self._text, self._made, self._to_make)
+
+    async def _add(self, items: Sequence[_Fresh]) -> None:
+        """Give Chroma the vectors of items."""
+        import numpy as np
+
+        all_of = [(one, key, vector) for one, vectors in items for key, vector in vectors.items()]
+        await asyncio.to_thread(
+            self._index.add,
+            [key for _, key, _ in all_of],
+            [one.user_id for one, _, _ in all_of],
+            np.array([vector for _, _, vector in all_of]),
+            items=[one.key for one, _, _ in all_of],
+        )
+        await self._text.mark([one for one, _ in items], self._index.embedding)
 
     async def _put_away(self, users: Collection[str]) -> None:
         """Let go of what is held of these users, one for each item that is gone, and of the vectors of those."""
         with self._lock:
             for user in users:
                 self._take_down(user)
+        await self.flush()  # else it would give Chroma what is deleted here
         try:
             for _ in range(0, len(users), NOTED):
                 if not await self._delete_dropped():
@@ -429,7 +534,7 @@ class VectorMemory:
     def _pauses(self) -> bool:
         return self.trouble is not None and time.monotonic() < self._again_at
 
-    def _pause(self, error: StoreError) -> None:
+    def _pause(self, error: StoreError | ConfigError) -> None:
         self.trouble, self._again_at = str(error), time.monotonic() + self._pause_s
 
     def _recover(self) -> None:
@@ -486,19 +591,7 @@ class VectorMemory:
                 shelves[user] = Shelf().grown(found.revision, found.more)
                 if old is not None:
                     shelves[user].take(old.by_key())
-        missing = {}
-        if self._index.is_ready:
-            missing = {user: keys for user, shelf in shelves.items() if (keys := shelf.missing())}
-        trouble = self.trouble if self._pauses() else None
-        if missing and trouble is None:
-            vectors: Mapping[str, Any] = {}
-            try:
-                vectors = self._index.get([key for keys in missing.values() for key in keys])
-            except StoreError as error:
-                self._pause(error)
-                trouble = str(error)
-            for user, keys in missing.items():
-                shelves[user].take({key: vectors[key] for key in keys if key in vectors})
+        lacking, trouble = self._give_vectors(shelves) if self._index.is_ready else ([], None)
         with self._lock:
             for user, shelf in shelves.items():
                 self._take_down(user)
@@ -507,11 +600,50 @@ class VectorMemory:
                 self._held_bytes += self._sizes[user]
             while self._held_bytes > self._cache_bytes and len(self._shelves) > 1:
                 self._take_down(next(iter(self._shelves)))
-        return shelves, {} if trouble is None else dict.fromkeys(missing, trouble)
+        return shelves, {} if trouble is None else dict.fromkeys(lacking, trouble)
+
+    def _give_vectors(self, shelves: Mapping[str, Shelf]) -> tuple[list[str], str | None]:
+        """Let shelves have the vectors that they lack; return the users whose Chroma was asked for, and its error."""
+        lacking: dict[str, set[str]] = {}
+        for user, shelf in shelves.items():
+            if missing := shelf.missing():
+                shelf.take(self._held_vectors(missing))
+                # An item of earlier versions has one vector as a whole, until each of its passages has its own.
+                if left := {name for key in shelf.missing() for name in (key, item_key(key))}:
+                    lacking[user] = left
+        if not lacking or self._pauses():
+            return [*lacking], self.trouble if self._pauses() else None
+        try:
+            vectors = self._index.get([key for keys in lacking.values() for key in keys])
+        except StoreError as error:
+            self._pause(error)
+            return [*lacking], str(error)
+        for user, keys in lacking.items():
+            shelves[user].take({key: vectors[key] for key in keys if key in vectors})
+        return [*lacking], None
+
+    async def _lay_out_again(self, users: Collection[str]) -> None:
+        """Bring what is held of these users up to date, so that it need not be done when they recall."""
+        with self._lock:
+            held = {user: self._shelves[user] for user in users if user in self._shelves}
+        if held:
+            loaded = await self._text.load(held, {user: shelf.revision for user, shelf in held.items()})
+            await asyncio.to_thread(self._lay_out, loaded, held)
+
+    def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """Return those of these vectors that Chroma is still to be given."""
+        held = {key: fresh for key in keys if (fresh := self._fresh.get(item_key(key)))}
+        return {key: vector for key, (_, vectors) in held.items() if (vector := vectors.get(key)) is not None}
 
     def _take_down(self, user: str) -> None:
         if self._shelves.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)
+
+
+def _by_text(parts: Mapping[str, Sequence[str]], vectors: Iterable[NDArray[np.float32]]) -> dict[str, _Rows]:
+    """Return the vectors of each text, made of its parts in their order."""
+    left = iter(vectors)
+    return {text: [next(left) for _ in said] for text, said in parts.items()}
 
 
 def _url(path: str | Path) -> str:

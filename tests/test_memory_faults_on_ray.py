@@ -88,7 +88,7 @@ def test_while_chroma_or_embeddings_are_away_words_are_found_and_vectors_follow(
 ) -> None:
     """Case 55: away from the first, killed in the midst, and back; an embedding function that raises for a while."""
     embedding = SteeredEmbedding(tmp_path)
-    memory = house.vector(chroma.place, embedding, pause_s=0.1)
+    memory = house.vector(chroma.place, embedding, pause_s=0.1, keep_s=0)
     chat = house.manager(memory).open("chat")
     turns = 0
 
@@ -256,7 +256,7 @@ def test_a_folder_of_vectors_that_another_process_has_is_left_to_it_and_said_so(
     assert holder.stdout and holder.stdin
     try:
         assert holder.stdout.readline() == "open\n"
-        chat = house.manager(house.vector(pause_s=0.1)).open("chat")
+        chat = house.manager(house.vector(pause_s=0.1, keep_s=0)).open("chat")
         say(chat, "My walrus is small.")
         assert chat.memory.wait(WAIT_S)
         (degraded,) = told_of(chat, "How is my walrus?", MemoryDegraded)

@@ -1,11 +1,15 @@
 """`VectorMemory`: items found by their words and their vectors together."""
 
 import asyncio
+import logging
 import random
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +23,15 @@ from turnwise.memory.full_text_rows import key_of
 from turnwise.memory.ids import new_id
 from turnwise.memory.laws import Law, check_law
 from turnwise.memory.long_term import Scope, Source, trouble_of
-from turnwise.memory.vector_index import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer, VectorIndex
+from turnwise.memory.passages import vectors_of
+from turnwise.memory.vector_index import (
+    MAX_EMBEDDED,
+    ChromaFolder,
+    ChromaInMemory,
+    ChromaPlace,
+    ChromaServer,
+    VectorIndex,
+)
 from turnwise.memory.vector_memory import Recall, VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 from vectorbox import FlakyEmbedding, bytes_in, constant, free_port, item, sync
@@ -71,7 +83,7 @@ async def test_everything_that_was_saved_can_be_recalled_by_default(make: MakeMe
 
 @sync
 async def test_an_item_whose_text_stays_keeps_its_vector(make: MakeMemory) -> None:
-    memory = make()
+    memory = make(keep_s=0)
     await memory.remember(ANN, [item("dog", "My dog is called Max")])
     embedding = memory._index.embedding
     assert await memory._text.pending(embedding, 10) == []
@@ -241,6 +253,7 @@ async def test_only_who_lacks_vectors_while_chroma_is_away_is_told_so(make: Make
     bob = Scope(user_id="bob")
     await memory.remember(bob, [item("1", "a walrus")])
     await memory.recall(ANN, "walrus")
+    await memory.flush()
 
     def away(keys: object) -> None:
         raise StoreError("Chroma is away")
@@ -268,6 +281,7 @@ async def test_after_a_failure_nobody_waits_for_vectors_for_a_while(make: MakeMe
 async def test_while_chroma_is_down_items_are_kept_and_found_by_words(make: MakeMemory, tmp_path: Path) -> None:
     memory = make(place=ChromaServer(host="127.0.0.1", port=free_port()), pause_s=0.0)
     await memory.remember(ANN, [item("1", "a walrus")])
+    await memory.flush()
     assert memory.trouble
     assert await ids(memory, "walrus") == ["1"]
     assert await memory.forget(ANN) == 1
@@ -304,6 +318,7 @@ async def test_a_scrub_leaves_nothing_of_the_forgotten_in_any_file(
     bob = Scope(user_id="bob-the-forgotten")
     await memory.remember(bob, [item(f"{at}", f"xylophone number {at}") for at in range(many)])
     await memory.remember(ANN, [item("1", "a lighthouse")])
+    await memory.flush()
     key = key_of(bob.user_id, "7", "xylophone number 7").encode()
 
     def held() -> bytes:
@@ -410,3 +425,101 @@ async def test_what_is_forgotten_is_deleted_from_the_vectors_of_other_embedding_
     before = make(FlakyEmbedding(64, "before"))
     assert before._index.count() == 1 and not before._index.get(keys)
     await before.close()
+
+
+@sync
+async def test_new_vectors_are_found_at_once_and_go_to_chroma_together(make: MakeMemory) -> None:
+    memory = make(constant(4))
+    given: list[int] = []
+    add = memory._index.add
+
+    def counted(keys: Any, *args: Any, **options: Any) -> None:
+        given.append(len(keys))
+        add(keys, *args, **options)
+
+    memory._index.add = counted  # type: ignore[method-assign]
+    for at in range(5):
+        await memory.remember(ANN, [item(f"{at}", f"walrus {at}")])
+    assert sorted(await ids(memory, "an embedding that finds an elephant and is the same for all")) == list("01234")
+    assert not given and await memory._text.lacking(memory._index.embedding) == 5
+    assert await memory.forget(ANN, ["0"]) == 1
+    await memory.flush()
+    assert given == [5] and await memory._text.lacking(memory._index.embedding) == 0
+    health = await memory.check()
+    assert (health.ok, health.count, health.strays) == (True, 4, 0)
+    await memory.close()
+
+
+@sync
+async def test_vectors_that_a_kill_takes_along_are_made_anew(make: MakeMemory) -> None:
+    killed = make(constant(4))
+    await killed.remember(ANN, [item("1", "a walrus")])
+    killed._fresh.clear()  # as when its process is lost before Chroma is given them
+    await killed.close()
+    memory = make(constant(4))
+    assert (await memory.check()).count == 0
+    assert await memory.catch_up() == 0
+    health = await memory.check()
+    assert (health.ok, health.count) == (True, 1)
+    await memory.close()
+
+
+STORY = "user: " + " ".join(f"Sentence {at} of this long story says nothing of note." for at in range(80))
+
+
+class Spotting:
+    """Gives texts that speak of what one looks for one vector, and all others another one."""
+
+    def __call__(self, input: Any) -> Any:
+        return [[1.0, 0.0] if "crab" in text or "crustacean" in text else [0.0, 1.0] for text in input]
+
+
+@sync
+async def test_meaning_deep_in_a_long_item_is_found_and_forgotten_with_it(make: MakeMemory) -> None:
+    memory = make(Spotting())
+    deep = STORY + " Somewhere there was a crab." + STORY
+    assert len(deep) > MAX_EMBEDDED
+    others = [item(f"{at}", f"A lighthouse, number {at}") for at in range(20)]
+    await memory.remember(ANN, [item("deep", deep), *others])
+    for _ in range(2):
+        (found, *_) = await memory.recall(ANN, "Which edible crustaceans inhabit saltwater, crustacean-wise?")
+        assert found.id == "deep" and "there was a crab" in (found.passage or "")
+        await memory.close()
+        memory = make(Spotting())  # where the vectors are those that Chroma has
+    keys = await memory.keys(ANN, ["deep"])
+    assert len(keys) > 10 and len(memory._index.get(keys)) == len(keys) - 1  # none is of the item as a whole
+    erased = await erase(memory, ANN, ["deep"])
+    assert (erased.items, erased.verified, erased.why) == (1, True, None)
+    assert not memory._index.get(keys) and memory._index.count() == len(others)
+    await memory.close()
+
+
+@sync
+async def test_a_long_item_with_one_vector_of_an_earlier_version_has_it_until_its_passages_have_their_own(
+    make: MakeMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = make(Spotting())
+    text = STORY + " Somewhere there was a crab."
+    others = [item(f"other-{at}", f"A lighthouse, number {at}") for at in range(30)]
+    await memory.remember(ANN, [*(item(f"{at}", text) for at in range(3)), *others])
+    await memory.flush()
+    pending = [one for one in await memory._text.pending("another", 10) if one.text == text]
+    memory._index.delete([one.key for one in pending])
+    vectors = np.array([[0.6, 0.8]] * 3, np.float32)
+    memory._index.add([one.key for one in pending], ["ann"] * 3, vectors)
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as database, database:
+        database.execute("UPDATE turnwise_vector_items SET embedded = ?", (memory._index.embedding,))
+    await memory.close()
+
+    memory = make(Spotting())
+    asked = "Which edible crustaceans inhabit saltwater, crustacean-wise?"
+    assert len(await ids(memory, asked)) == 3 and memory.trouble is None
+    with caplog.at_level(logging.INFO, "turnwise.memory.vector_memory"):
+        while await memory.catch_up(limit=1):
+            assert len(await ids(memory, asked)) == 3
+    assert "3 of 3 items have their vectors" in caplog.text
+    health = await memory.check()
+    assert (health.ok, health.strays, health.count) == (True, 0, len(others) + 3 * len(vectors_of("", text)))
+    (found, *_) = await memory.recall(ANN, asked)
+    assert "there was a crab" in (found.passage or "")
+    await memory.close()

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
+from turnwise.memory.irregular import BASES
 from turnwise.memory.vocabulary import ENGLISH, is_common, is_dense, words
 
 _CODES = {
@@ -40,7 +41,9 @@ def log_frequency(word: str, language: str = ENGLISH) -> float:
         return COMMON
     if word.isdigit():
         return _NUMBER
-    return _table(language).get(word, RARE)
+    known = _table(language)
+    base = BASES.get(word, word) if language == ENGLISH else word  # who asks for "went" finds every "go", too
+    return max(known.get(word, RARE), known.get(base, RARE))
 
 
 def is_frequent(word: str, language: str = ENGLISH) -> bool:

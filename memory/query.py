@@ -122,7 +122,8 @@ def _windows(sentence: Sequence[str]) -> list[Sequence[str]]:
     return [sentence[start : start + WINDOW] for start in range(0, len(sentence) - WINDOW // 2, WINDOW // 2)]
 
 
-_SENTENCE_END = re.compile(r"(?<=[.!?\u2026])\s+|[\u3002\uff01\uff1f]|\n+")
+_SENTENCE_END = re.compile(r"(?<=[.!?\u2026:;])\s+|[\u3002\uff01\uff1f\uff1a\uff1b]|\n+")
+"""Also a colon: what stands before one often says only why somebody asks."""
 
 _TELLING = -8.5
 """A word that is less frequent in general says what a text is about."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
+
+from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What counts how much. `tests/bench` shows how the defaults were chosen."""
+    """What counts how much. `tests/bench/weights.py` says how the defaults were chosen.
+
+    Raises:
+        ConfigError: a weight is no number, or out of its range.
+    """
 
     saturation: float = 1.0
     """BM25's k1: how soon more of the same word adds no more."""
@@ -62,6 +68,31 @@ class Weights:
     tail: float = 0.0
     """Items that bear on the query less than this share of what the best one does are left out."""
 
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            least, most, said = _RANGES[each.name]
+            kinds = int if each.type == "int" else int | float
+            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+                raise ConfigError(f"Weights.{each.name}", value, said)
+        if self.common >= self.rare:
+            raise ConfigError("Weights.common", self.common, f"must be below Weights.rare, which is {self.rare!r}")
+
+
+_MOST = 1e6
+_SHARE = (0.0, 1.0, "must be a number from 0 to 1")
+_AMOUNT = (0.0, _MOST, "must be a number from 0 to a million")
+_COUNT = (0, _MOST, "must be a whole number from 0 to a million")
+_ANY = (-_MOST, _MOST, "must be a number, of a million at most")
+
+_RANGES = {
+    **dict.fromkeys(("length", "before", "after", "corrected", "part", "tail"), _SHARE),
+    **dict.fromkeys(("saturation", "speaker", "name", "share", "least", "vectors"), _AMOUNT),
+    **dict.fromkeys(("reach", "background"), _COUNT),
+    **dict.fromkeys(("common", "rare", "margin", "similar"), _ANY),
+    "text_words": (1, _MOST, "must be a whole number from 1 to a million"),
+}
+"""From where to where each weight may be."""
 
 FACTS = Weights(reach=0, tail=0.7, least=2.0)
 """For facts: each stands for itself, and of those that share less than the best does most are look-alikes."""

@@ -448,11 +448,11 @@ def _day_of(created_at: float) -> str:
         day = datetime.fromtimestamp(created_at, UTC)
     except (OverflowError, ValueError, OSError):
         return ""
-    return f"{day.year} {_MONTHS[day.month - 1]} {day.day} {_WEEKDAYS[day.weekday()]}" if created_at else ""
+    # Without the day of the week: who names one means a day of this week, or of every week.
+    return f"{day.year} {_MONTHS[day.month - 1]} {day.day}" if created_at else ""
 
 
 _MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
     "december",
 )
-_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

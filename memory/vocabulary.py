@@ -12,6 +12,8 @@ from typing import Any
 
 import snowballstemmer  # type: ignore[import-untyped]
 
+from turnwise.memory.irregular import BASES
+
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 _ACCENTS = re.compile("[\u0300-\u036f]+")
 _LABEL = re.compile(r"\s*([^\W\d_][^\s:]{0,31}(?: [^\s:]{1,32}){0,2}):(?:\s|$)")
@@ -164,7 +166,7 @@ def stems(text: Sequence[str]) -> list[tuple[str, ...]]:
 @lru_cache(maxsize=200_000)
 def _stems(word: str, language: str) -> tuple[str, ...]:
     if word.isascii():
-        return tuple(dict.fromkeys((stem(word), stem(word, language))))
+        return tuple(dict.fromkeys((stem(BASES.get(word, word)), stem(word), stem(word, language))))
     return (stem(word, _language_of_script(word) or language),)
 
 

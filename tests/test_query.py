@@ -1,17 +1,22 @@
 """What a message asks of memory, and what it finds: sentences, misspelt words, names, follow-ups, passages."""
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnwise.errors import ConfigError
 from turnwise.memory.frequency import COMMON, RARE, log_frequency
+from turnwise.memory.irregular import BASES
 from turnwise.memory.long_term import MemoryItem, Source
 from turnwise.memory.passages import LONG, SIZE, passages_of, shown
 from turnwise.memory.query import MAX_PARTS, MAX_TERMS, parse, question_of
 from turnwise.memory.ranking import FACTS, Weights
 from turnwise.memory.shelf import find, shelf_of
+from turnwise.memory.vocabulary import stem
 
 SAID = [
     "Ann: I adopted a greyhound from the shelter in Ghent.",
@@ -21,6 +26,9 @@ SAID = [
     "Bob: I am learning the bassoon, the neighbours hate it.",
     "Ann: My sister moved to Lisbon to work for a shipyard.",
 ]
+
+
+OWNED = ("kettle", "lamp", "desk", "chair", "sofa", "piano", "boat", "car", "bicycle", "tent", "stove", "shelf", "drum")
 
 
 def items(*texts: str, session: str | None = None) -> list[MemoryItem]:
@@ -102,6 +110,50 @@ def test_look_alikes_of_a_fact_are_cut_and_turns_are_not() -> None:
     assert len(ids(known, "Am I allergic to peanuts?", Weights())) == 3
 
 
+def test_a_sentence_of_common_words_finds_a_fact_that_has_nearly_all_of_them() -> None:
+    known = items(*(f"The user owns a {word}." for word in OWNED), "The user lives in Paris.")
+    home = str(len(OWNED))
+    assert ids(known, "Where do I live?") == [home]
+    assert ids(known, "Where do I live?", replace(FACTS, share=2.0)) == [], "it shares no more than is by chance"
+    assert ids(known, "Where do I live, zeppelin?") == [], "most of what it says is nowhere"
+    assert ids(known, "Where do I live?", replace(FACTS, least=8.0)) == [], "it is too little for what was once said"
+    assert ids(known, "Do I own things?") == [], "what is in every fact tells nothing"
+
+
+def test_a_question_behind_a_colon_is_asked_by_itself() -> None:
+    known = items("The user is allergic to peanuts.", "The user ordered a desk.")
+    assert ids(known, "Quick check before I bring the cake: what am I allergic to?") == ["0"]
+
+
+def test_a_day_of_the_week_finds_what_is_said_of_it_and_not_what_was_kept_on_it() -> None:
+    monday = 1_700_477_000.0
+    known = [
+        replace(item, created_at=monday) for item in items("The user sings in a choir.", "The bin goes out on Monday.")
+    ]
+    assert ids(known, "What about Monday?") == ["1"]
+    assert ids(known[:1], "What about Monday?") == []
+    assert ids(known[:1], "What about November 2023?") == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        ("The user bought a bassoon.", "What did I buy?"),
+        ("The user will buy a bassoon.", "Where was it bought?"),
+        ("The user has two children.", "Does he have a child?"),
+        ("The user flew to Reykjavik.", "Where do I fly?"),
+    ],
+)
+def test_irregular_forms_of_a_word_find_each_other(said: str, asked: str) -> None:
+    assert ids(items("The user owns a violin.", said, "Rain is wet."), asked) == ["1"]
+
+
+def test_each_irregular_form_has_a_base_that_the_stemmer_does_not_find() -> None:
+    assert len(BASES) > 150
+    for form, base in BASES.items():
+        assert base not in BASES and stem(form) != stem(base), (form, base)
+
+
 @pytest.mark.parametrize(
     ("prompt", "before", "asked"),
     [
@@ -171,3 +223,25 @@ def test_items_that_say_nothing_and_huge_ones_can_be_kept_and_asked_for() -> Non
     known = items("...", "🦀🦀", "x" * 1_000_000, "word " * 200_000, *SAID)
     assert ids(known, BARE) == ["4"]
     assert ids(known, "🦀") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("tail", 1.5, "from 0 to 1"),
+        ("before", -0.1, "from 0 to 1"),
+        ("length", float("nan"), "from 0 to 1"),
+        ("vectors", -1, "from 0 to a million"),
+        ("vectors", True, "from 0 to a million"),
+        ("name", "20", "from 0 to a million"),
+        ("reach", 2.5, "a whole number"),
+        ("text_words", 0, "from 1 to a million"),
+        ("similar", None, "a number"),
+        ("margin", float("nan"), "a number"),
+        ("saturation", float("inf"), "from 0 to a million"),
+        ("common", 11.0, "below Weights.rare, which is 11.0"),
+    ],
+)
+def test_a_weight_out_of_its_range_is_refused_by_name(name: str, value: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Weights\.{name}={re.escape(repr(value))}: must be .*{why}"):
+        replace(FACTS, **{name: value})

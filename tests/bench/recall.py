@@ -540,10 +540,10 @@ def main() -> None:
         print_standing()
     if "sessions" in parts:
         print_through_sessions(conversations, "held out", arguments.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        if "weights" in parts:
-            asyncio.run(weights.print_weights(conversations, Path(folder)))
-        if "speed" in parts:
+    if "weights" in parts:
+        weights.print_weights(conversations, paraphrases(), minilm)
+    if "speed" in parts:
+        with tempfile.TemporaryDirectory() as folder:
             asyncio.run(speed(conversations, Path(folder)))
 
 

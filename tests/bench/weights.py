@@ -1,112 +1,315 @@
-"""What each part of the ranking gives, and how far its weights were chosen well: a part of `recall.py`."""
+"""Chooses the weights of the ranking, and shows what each part of it gives: a part of `recall.py`.
 
-import itertools
-import statistics
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+The procedure. Trials are the dev set's messages of each kind that has a goal, stretches of few turns, facts with
+look-alikes, and questions that share no word with their answer; each by words alone and, if there is an embedding, with
+its vectors too. A choice of weights is worth the mean of all measures, each less `SHORT` times what it lacks of its
+goal. From the defaults on, the weights are tried one after the other, each with all values of its grid while the others
+stand. It moves if the best value is worth `GAIN` more than where it stands, to the nearest of those values that are
+worth as much as the best but for `GAIN`: so noise moves nothing, and nothing moves further than it has to. `ROUNDS`
+rounds, or fewer if one moves nothing.
+
+How far to trust that: the same is done without one quarter of the trials at a time, and what is chosen so is measured
+on that quarter, beside the defaults. Questions are in the same quarter in whichever way they are written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from messages import Conversation
+import fact_set
+import messages
+import numpy as np
+from messages import GOALS, Conversation
+from numpy.typing import NDArray
 
-from turnwise.memory.full_text import FullText
-from turnwise.memory.long_term import Scope
-from turnwise.memory.ranking import Weights
-from turnwise.memory.vector_index import ChromaInMemory, VectorIndex
-from turnwise.memory.vector_memory import Recall, VectorMemory
-from turnwise.testing.embedding import HashEmbedding
+from turnwise.actors import recalling
+from turnwise.memory.blocks import User
+from turnwise.memory.facts import FactFilter
+from turnwise.memory.facts_memory import InMemoryFacts
+from turnwise.memory.lexical_memory import LexicalMemory
+from turnwise.memory.long_term import MemoryItem, Scope
+from turnwise.memory.query import Query, parse
+from turnwise.memory.ranking import FACTS, Weights
+from turnwise.memory.shelf import Shelf, shelf_of
+from turnwise.memory.vector_index import EmbeddingFunction
 
-ABLATIONS: dict[str, dict[str, Any]] = {
+Floats = NDArray[np.float32]
+
+SHORT, GAIN, ROUNDS = 25.0, 0.002, 2
+QUARTERS = 4
+LIMIT = 10
+
+GRID: dict[str, Sequence[float]] = {
+    "saturation": (0.25, 0.5, 1.0, 1.5),
+    "before": (0.3, 0.5, 0.7, 0.9),
+    "after": (0.0, 0.25, 0.4, 0.55),
+    "reach": (2, 3, 4),
+    "speaker": (0.25, 0.5, 1.0),
+    "name": (5.0, 10.0, 20.0),
+    "common": (4.0, 5.0, 6.0),
+    "rare": (10.0, 11.0, 12.0),
+    "margin": (0.0, 0.5, 1.0),
+    "part": (0.15, 0.25, 0.35),
+    "share": (0.6, 0.7, 0.8),
+    "least": (4.0, 8.0, 12.0, 16.0),
+    "vectors": (2.0, 4.0, 8.0, 16.0),
+    "similar": (0.35, 0.4, 0.45, 0.5),
+    "facts.tail": (0.6, 0.7, 0.8),
+    "facts.least": (0.0, 2.0, 4.0),
+}
+"""What is tried. `facts.` are those in which `FACTS` differs; the others are of both."""
+
+ABLATIONS: dict[str, dict[str, float]] = {
     "as it is": {},
-    "without vectors": {"vectors": 0.0, "similar": 2.0},
     "without neighbours": {"reach": 0},
     "without items after": {"after": 0.0},
     "without speakers": {"speaker": 0.0},
+    "without names": {"name": 0.0},
     "without typos": {"corrected": 0.0},
-    "without a gate": {"margin": -99.0},
+    "without margin": {"margin": -99.0},
+    "without part": {"part": 0.0},
+    "without share": {"share": 2.0},
+    "without least": {"least": 0.0, "facts.least": 0.0},
+    "without background": {"background": 0},
     "without length": {"length": 0.0},
+    "without vectors": {"vectors": 0.0, "similar": 2.0},
 }
 
-GRID = {
-    "before": (0.3, 0.5, 0.7),
-    "speaker": (0.25, 0.5, 1.0),
-    "vectors": (0.0, 4.0, 8.0),
-    "length": (0.5, 0.75),
-}
-"""What cross-validation chooses from."""
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Weights for turns and for facts."""
+
+    turns: Weights
+    facts: Weights
+
+    def with_(self, changes: Mapping[str, float]) -> Choice:
+        """Return the choice with other values; what is not of facts only is of both, unless facts have their own."""
+        mine: dict[str, Any] = {name: value for name, value in changes.items() if "." not in name}
+        shared = {name: value for name, value in mine.items() if name not in OF_FACTS}
+        own: dict[str, Any] = {name.removeprefix("facts."): value for name, value in changes.items() if "." in name}
+        return Choice(replace(self.turns, **mine), replace(self.facts, **shared, **own))
+
+    def value(self, name: str) -> float:
+        found: float = getattr(self.facts if "." in name else self.turns, name.removeprefix("facts."))
+        return found
 
 
-async def print_weights(conversations: Sequence[Conversation], folder: Path) -> None:
-    text = FullText(f"sqlite:///{folder}/weights.db")
-    index = VectorIndex(ChromaInMemory(), HashEmbedding(), name="bench-weights")
-    memory = VectorMemory(text, index)
-    for one in conversations:
-        await memory.remember(Scope(user_id=one.user), one.items)
-    print("\nWhat each part gives to bare questions: recall@10 of all")
-    for name, change in ABLATIONS.items():
-        changed = VectorMemory(text, index, weights=replace(Weights(), **change))
-        found = [await _recall_at_10(one, changed) * len(one.questions) for one in conversations]
-        print(f"  {name:24} {sum(found) / sum(len(one.questions) for one in conversations):.3f}", flush=True)
-    if len(conversations) > 1:
-        await _cross_validate(conversations, text, index)
-    await _ask_with_few(conversations, memory)
-    await memory.close()
+OF_FACTS = ("reach", *(name.removeprefix("facts.") for name in GRID if "." in name))
+DEFAULTS = Choice(Weights(), FACTS)
 
 
-async def _ask_with_few(conversations: Sequence[Conversation], memory: VectorMemory) -> None:
-    """Ask users who have but some of the turns, among them one that answers."""
-    print("\nFew turns: a stretch of a conversation that has an answer, one for each of 100 questions")
-    random = Random(1)
-    for size in (3, 20, 100):
-        people, asked = [], []
-        for at in range(100):
-            one = random.choice(conversations)
-            question, evidence = random.choice(one.questions)
-            answer = next(place for place, item in enumerate(one.items) if item.id in evidence)
-            start = max(0, answer - random.randrange(size))
-            part = Conversation(f"few-{size}-{at}", one.items[start : start + size], [])
-            people.append((Scope(user_id=part.user), part.items))
-            asked.append((question, evidence & {item.id for item in part.items}))
-        await memory.remember_many(people)
-        answers = await memory.recall_many(
-            [Recall(scope=scope, query=question) for (scope, _), (question, _) in zip(people, asked, strict=True)]
-        )
-        recall = statistics.fmean(
-            len(evidence & {item.id for item in items}) / len(evidence)
-            for (_, evidence), items in zip(asked, answers, strict=True)
-        )
-        print(f"  {size:3} turns: recall@10 {recall:.3f}, answered {statistics.fmean(map(bool, answers)):.2f}")
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A message, what it is asked of, and what should be found."""
+
+    measure: str
+    quarter: int
+    shelf: Shelf
+    query: Query
+    near: NDArray[np.float64] | None
+    evidence: frozenset[str]
+    is_fact: bool = False
+
+    def answer(self, choice: Choice) -> tuple[float, float, float]:
+        """Return what it gives to its measure, as numerator and denominator, and whether its whole answer is right."""
+        weights = choice.facts if self.is_fact else choice.turns
+        items = self.shelf.rank(self.query, _ANYBODY, _EVER, limit=LIMIT, weights=weights, near=self.near)
+        found = {item.id for item in items}
+        hits = len(found & self.evidence)
+        if self.is_fact:
+            return hits, len(found), float(found == self.evidence)
+        if not self.evidence:
+            return float(not found), 1.0, 0.0
+        return hits / len(self.evidence), 1.0, 0.0
 
 
-async def _cross_validate(conversations: Sequence[Conversation], text: FullText, index: VectorIndex) -> None:
-    """Choose by recall@10 on all conversations but one, and measure on that one."""
-    print("\nWeights chosen on the other conversations, recall@10 on each with those, and with the defaults")
-    found: dict[tuple[float, ...], dict[str, float]] = {}
-    defaults = Weights()
-    by_default = {
-        one.user: await _recall_at_10(one, VectorMemory(text, index, weights=defaults)) for one in conversations
-    }
-    for values in itertools.product(*GRID.values()):
-        changes: dict[str, Any] = dict(zip(GRID, values, strict=True))
-        memory = VectorMemory(text, index, weights=replace(defaults, **changes))
-        found[values] = {one.user: await _recall_at_10(one, memory) for one in conversations}
-    for one in conversations:
-        others = [other for other in conversations if other is not one]
-        best = max(found, key=lambda values: sum(found[values][o.user] * len(o.questions) for o in others))
-        chosen = ", ".join(f"{name} {value}" for name, value in zip(GRID, best, strict=True))
-        ranks = sorted(each[one.user] for each in found.values())
+_ANYBODY, _EVER = Scope(user_id=""), FactFilter(superseded=True)
+
+Values = dict[str, float]
+
+
+class Trials:
+    """All trials, and what came of them."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._trials = trials
+        self._found: dict[Choice, list[tuple[float, float, float]]] = {}
+        goals = {str(kind): goal for kind, goal in GOALS.items()}
+        goals |= {"facts": fact_set.PRECISION, "whole": fact_set.WHOLE}
+        self.goals = {name: goals[kind] for name in self.values(DEFAULTS) if (kind := name.partition(",")[0]) in goals}
+
+    def values(self, choice: Choice, quarters: Sequence[int] = range(QUARTERS)) -> Values:
+        """Return each measure of a choice, on the trials of these quarters."""
+        found = self._found.get(choice)
+        if found is None:
+            found = self._found[choice] = [trial.answer(choice) for trial in self._trials]
+        sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for trial, (above, below, whole) in zip(self._trials, found, strict=True):
+            if trial.quarter in quarters:
+                for name, top, bottom in (
+                    (trial.measure, above, below),
+                    *([(f"whole{trial.measure.removeprefix('facts')}", whole, 1.0)] if trial.is_fact else []),
+                ):
+                    sums[name][0] += top
+                    sums[name][1] += bottom
+        return {name: top / bottom if bottom else 0.0 for name, (top, bottom) in sums.items()}
+
+    def worth(self, choice: Choice, quarters: Sequence[int] = range(QUARTERS)) -> float:
+        """Return what a choice is worth on the trials of these quarters."""
+        found = self.values(choice, quarters)
+        lacking = sum(max(0.0, goal - found[name]) for name, goal in self.goals.items())
+        return (sum(found.values()) - SHORT * lacking) / len(found)
+
+    def chosen(self, quarters: Sequence[int], tell: Callable[[str, float, Choice], None] | None = None) -> Choice:
+        """Return what is chosen by the trials of these quarters; tells of each choice that it tries."""
+        stands = DEFAULTS
+        for _ in range(ROUNDS):
+            before = stands
+            for name, grid in GRID.items():
+                tried = {value: stands.with_({name: value}) for value in grid}
+                worths = {value: self.worth(choice, quarters) for value, choice in tried.items()}
+                if tell is not None:
+                    for value, choice in tried.items():
+                        tell(name, value, choice)
+                best = max(worths, key=lambda value: worths[value])
+                if worths[best] > self.worth(stands, quarters) + GAIN:
+                    was = stands.value(name)
+                    good = [value for value in grid if worths[value] > worths[best] - GAIN]
+                    stands = tried[min(good, key=lambda value: abs(value - was))]
+            if stands == before:
+                break
+        return stands
+
+
+def print_weights(
+    conversations: Sequence[Conversation], meaning: Conversation, minilm: EmbeddingFunction | None
+) -> None:
+    trials = Trials(
+        [*trials_of(conversations, meaning, None), *(trials_of(conversations, meaning, minilm) if minilm else [])]
+    )
+    names = list(trials.values(DEFAULTS))
+    print(f"\nWeights; measures: {'; '.join(names)}")
+
+    def tell(what: str, choice: Choice, quarters: Sequence[int] = range(QUARTERS)) -> None:
+        found = trials.values(choice, quarters)
+        missed = [name for name, goal in trials.goals.items() if found[name] < goal]
+        shown = " ".join(f"{found[name]:.3f}"[1:] if found[name] < 1 else "1.00" for name in names)
         print(
-            f"  {one.user:12} {found[best][one.user]:.3f} ({chosen}); defaults {by_default[one.user]:.3f}; "
-            f"all {len(found)} choices: {ranks[0]:.3f} to {ranks[-1]:.3f}, median {statistics.median(ranks):.3f}",
+            f"  {what:24} {trials.worth(choice, quarters):.4f}  {shown}  missed: {', '.join(missed) or 'none'}",
             flush=True,
         )
 
+    print("What each part gives")
+    for name, changes in ABLATIONS.items():
+        tell(name, DEFAULTS.with_(changes))
+    print("Each choice that is tried")
+    whole = range(QUARTERS)
+    best = trials.chosen(whole, lambda name, value, choice: tell(f"{name} {value:g}", choice))
+    tell("chosen", best)
+    print(f"  that is: {_changes(best)}")
+    print("Chosen without a quarter, and measured on it; then the defaults there")
+    for quarter in whole:
+        mine = trials.chosen([each for each in whole if each != quarter])
+        tell(f"without quarter {quarter + 1}", mine, [quarter])
+        tell("  defaults", DEFAULTS, [quarter])
+        print(f"    that is: {_changes(mine)}", flush=True)
 
-async def _recall_at_10(one: Conversation, memory: VectorMemory) -> float:
-    asked = [Recall(scope=Scope(user_id=one.user), query=question, limit=10) for question, _ in one.questions]
-    answers = await memory.recall_many(asked)
-    return statistics.fmean(
-        len(evidence & {item.id for item in items}) / len(evidence)
-        for (_, evidence), items in zip(one.questions, answers, strict=True)
-    )
+
+def _changes(choice: Choice) -> str:
+    moved = [f"{name} {choice.value(name):g}" for name in GRID if choice.value(name) != DEFAULTS.value(name)]
+    return ", ".join(moved) or "the defaults"
+
+
+# Trials
+
+
+def trials_of(
+    conversations: Sequence[Conversation], meaning: Conversation, embedding: EmbeddingFunction | None
+) -> list[Trial]:
+    """Return the trials by words alone, or with vectors of an embedding."""
+    by = ", words" if embedding is None else ", vectors"
+    maker = _Maker(embedding)
+    made: list[Trial] = []
+    shelves = {one.user: maker.shelf(one.items) for one in conversations}
+    for kind in GOALS:
+        asked = messages.messages_of(conversations, kind)
+        made += [
+            maker.trial(kind + by, at % QUARTERS, shelves[each.user], each.prompts, each.evidence)
+            for at, each in enumerate(asked)
+        ]
+    made += _few(conversations, maker, by)
+    made += asyncio.run(_facts(maker, by))
+    if embedding is not None:
+        shelf = maker.shelf(meaning.items)
+        for at, (question, evidence) in enumerate(meaning.questions):
+            made.append(maker.trial(f"meaning{by}", at % QUARTERS, shelf, (question,), evidence))
+    return made
+
+
+def _few(conversations: Sequence[Conversation], maker: _Maker, by: str) -> list[Trial]:
+    """Return questions to users who have but twenty turns, among them one that answers."""
+    random = Random(1)
+    made = []
+    for at in range(100):
+        one = random.choice(conversations)
+        question, evidence = random.choice(one.questions)
+        answer = next(place for place, item in enumerate(one.items) if item.id in evidence)
+        start = max(0, answer - random.randrange(20))
+        items = one.items[start : start + 20]
+        there = evidence & {item.id for item in items}
+        made.append(maker.trial(f"few turns{by}", at % QUARTERS, maker.shelf(items), (question,), there))
+    return made
+
+
+async def _facts(maker: _Maker, by: str) -> list[Trial]:
+    memory = LexicalMemory(InMemoryFacts(), clock=lambda: fact_set.NOW)
+    await fact_set.fill_with_facts(memory)
+    made = []
+    for at, asked in enumerate(fact_set.questions("dev")):
+        scope = Scope(user_id=asked.user, agent=asked.agent)
+        items = await memory.items(scope, FactFilter(types=asked.types, as_of=asked.as_of))
+        trial = maker.trial(f"facts{by}", at % QUARTERS, maker.shelf(items), (asked.text,), asked.answer)
+        made.append(replace(trial, is_fact=True))
+    await memory.close()
+    return made
+
+
+class _Maker:
+    """Makes trials, and of each text one vector."""
+
+    def __init__(self, embedding: EmbeddingFunction | None) -> None:
+        self._embedding = embedding
+        self._vectors: dict[str, Floats] = {}
+
+    def shelf(self, items: Sequence[MemoryItem]) -> Shelf:
+        made = shelf_of(items)
+        # What a shelf has of a query depends on no weight.
+        made._words.find = functools.cache(made._words.find)  # type: ignore[method-assign]
+        if self._embedding is not None:
+            self._embed([item.text for item in items])
+            made.take({row.key: self._vectors[row.item.text] for row in made.rows})
+        return made
+
+    def trial(
+        self, measure: str, quarter: int, shelf: Shelf, prompts: Sequence[str], evidence: frozenset[str]
+    ) -> Trial:
+        *before, prompt = [[User(text=each)] for each in prompts]
+        query = recalling._query(prompt, before[-1] if before else ())
+        vector = None
+        if self._embedding is not None:
+            self._embed([query])
+            vector = self._vectors[query]
+        return Trial(measure, quarter, shelf, parse(query), shelf.near(vector), evidence)
+
+    def _embed(self, texts: Sequence[str]) -> None:
+        assert self._embedding is not None
+        if missing := [text for text in dict.fromkeys(texts) if text not in self._vectors]:
+            vectors = np.asarray(self._embedding(missing), np.float32)
+            self._vectors.update(zip(missing, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), strict=True))

@@ -28,7 +28,7 @@ import numpy as np
 from messages import GOALS, Conversation
 from numpy.typing import NDArray
 
-from turnwise.actors import recalling
+from turnwise.actors import memory_retrieval
 from turnwise.memory.blocks import User
 from turnwise.memory.facts import FactFilter
 from turnwise.memory.facts_memory import InMemoryFacts
@@ -301,7 +301,7 @@ class _Maker:
         self, measure: str, quarter: int, shelf: Shelf, prompts: Sequence[str], evidence: frozenset[str]
     ) -> Trial:
         *before, prompt = [[User(text=each)] for each in prompts]
-        query = recalling._query(prompt, before[-1] if before else ())
+        query = memory_retrieval._query(prompt, before[-1] if before else ())
         vector = None
         if self._embedding is not None:
             self._embed([query])

@@ -83,13 +83,14 @@ _MOST = 1e6
 _SHARE = (0.0, 1.0, "must be a number from 0 to 1")
 _AMOUNT = (0.0, _MOST, "must be a number from 0 to a million")
 _COUNT = (0, _MOST, "must be a whole number from 0 to a million")
-_ANY = (-_MOST, _MOST, "must be a number, of a million at most")
+_ANY = (-_MOST, _MOST, "must be a number from minus to plus a million")
 
 _RANGES = {
     **dict.fromkeys(("length", "before", "after", "corrected", "part", "tail"), _SHARE),
     **dict.fromkeys(("saturation", "speaker", "name", "share", "least", "vectors"), _AMOUNT),
     **dict.fromkeys(("reach", "background"), _COUNT),
-    **dict.fromkeys(("common", "rare", "margin", "similar"), _ANY),
+    **dict.fromkeys(("common", "rare", "similar"), _ANY),
+    "margin": (-math.inf, _MOST, "must be a number up to a million, or minus infinity for none"),
     "text_words": (1, _MOST, "must be a whole number from 1 to a million"),
 }
 """From where to where each weight may be."""

@@ -49,7 +49,7 @@ async def ids_with(text: FullText, user: str, query: str) -> list[str]:
     """Return the ids of the user's items that have a word of the query."""
     found = await text.load([user], {})
     items = [row.item for row in found[user].more]
-    loose = Weights(reach=0, margin=-99.0, part=0.0)
+    loose = Weights(reach=0, margin=float("-inf"), part=0.0)
     return [item.id for item in find(shelf_of(items), query, limit=1000, weights=loose)]
 
 

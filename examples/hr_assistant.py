@@ -30,9 +30,10 @@ def assistant_reply(messages: Sequence[Message]) -> str:
     *before, prompt = [text for message in messages if message["role"] == "user" for text in texts_of(message)]
     if prompt.endswith(FACTS_WANTED):
         return json.dumps({"facts": list(facts_in(prompt))})
-    question = sentences(prompt)[-1]
-    if not question.endswith("?"):
+    questions = [sentence for sentence in sentences(prompt) if sentence.endswith("?")]
+    if not questions:
         return "Thank you, I have noted that."
+    question = questions[-1]
     memories = sections_of(messages)
     answer = []
     if _OF_THE_TALK.search(question):
@@ -43,6 +44,8 @@ def assistant_reply(messages: Sequence[Message]) -> str:
             facts = [one.text for name in ("profile", "semantic") for one in memories.get(name, [])]
             told = matching(question, [*facts, *(text for text in before if not _PREAMBLE.search(text))])
             answer += [f"You told me: {told[0]}"] if told else []
+            # Found by a name that its text need not have, so no word is looked for.
+            answer += [f"I know: {one.text}" for one in memories.get("procedural", [])[:1]]
         rules = matching(question, [one.text for one in memories.get("static", [])])
         answer += [f"The handbook says: {rules[0]}"] if rules else []
     return " ".join(answer) or "I do not know that."

@@ -46,6 +46,7 @@ from turnwise import (
     InferenceRunner,
     LongTermMemory,
     MemoryConfig,
+    MemoryType,
     OpenAIEngine,
     Session,
     SessionConfig,
@@ -74,9 +75,16 @@ LEAVE = "When is my parental leave, and how is parental leave paid?"
 HAIKU = "Write a haiku."
 SAID = "What did we say about remote work from abroad?"
 MOVED = "My parental leave is booked from 16 March to 12 June now."
+TYPO = "What did we say about remte work from abraod?"
+WRAPPED = (
+    f"Good morning, I hope you are well! Quick one before I forget it again. {SAID} Thanks, a brief answer is fine."
+)
+PORTAL = "Mr Vandamme checks all that goes through the travel portal, before noon."
+PORTAL_NAME, PORTAL_ALIAS = "Voyager", "the Beast"
+BEAST = "Who approves what I enter into the Beast?"
 OFFICE = "In which office do I work?"
 FORM = "LV-2291"
-TRACES = ["Okonkwo", "Ghent", "2 March", "29 May", "16 March", "12 June", "Lisbon", FORM]
+TRACES = ["Okonkwo", "Ghent", "2 March", "29 May", "16 March", "12 June", "Lisbon", FORM, "Beast", "Vandamme"]
 """Words that only Sarah says, or that are only said of her."""
 
 # A byte is a token here: some four times too much for English, but it needs no vocabulary from the network.
@@ -195,12 +203,27 @@ def second_conversation(manager: SessionManager, story: Story, day: str) -> None
     story.claim(story.has("static", "Parental leave is paid by the state"), "static memory knows how it is paid")
     story.claim("2 March" in story.answer, "so the answer is right")
     story.claim(FORM in story.request, "working memory knows what is to be done")
-    story.ask(chat, SAID)
+    story.ask(chat, SAID, memory="read")
     story.show("vector")
     said = [one for one in story.recalled["vector"] if "Lisbon" in one.text]
     story.claim(bool(said), "vector memory has what was talked about")
     story.claim(said[0].when.startswith(day), f"and that it was on {day}")
 
+    tell("\nSarah, as people write")
+    chat.memory.save(PORTAL, type=MemoryType.WORKFLOW, name=PORTAL_NAME, aliases=[PORTAL_ALIAS])
+    story.ask(chat, BEAST)
+    story.show("procedural")
+    story.claim(
+        story.has("procedural", PORTAL), f"an item that is named {PORTAL_NAME} is found by its alias, {PORTAL_ALIAS}"
+    )
+    story.ask(chat, TYPO, memory="read")
+    story.show("vector")
+    story.claim(story.has("vector", "Lisbon"), "two misspelt words hide nothing")
+    story.ask(chat, WRAPPED, memory="read")
+    story.show("vector")
+    story.claim(story.has("vector", "Lisbon"), "nor do greetings, thanks and small talk around a question")
+
+    tell("\nSarah's leave has moved")
     story.ask(chat, MOVED)
     chat.memory.wait(120)
     chat = manager.open("sarah-3", user_id="sarah")

@@ -17,7 +17,22 @@ import pytest
 
 from hr_assistant import assistant_reply, sections_of
 from hr_policies import HANDBOOK
-from hr_policy_chat import ABOUT_HER, CONFIG, FORM, LEAVE, MOVED, SAID, SYSTEM, TRACES, Story, traces
+from hr_policy_chat import (
+    ABOUT_HER,
+    BEAST,
+    CONFIG,
+    FORM,
+    LEAVE,
+    MOVED,
+    PORTAL,
+    SAID,
+    SYSTEM,
+    TRACES,
+    TYPO,
+    WRAPPED,
+    Story,
+    traces,
+)
 from provider_replies import texts_of
 from turnwise.memory.blocks import Block, Text, User
 from turnwise.memory.chat import encode
@@ -123,6 +138,16 @@ def test_days_later_each_memory_has_its_part_dated(ran: Ran) -> None:
     said, _ = ran.asked(SAID)
     assert ran.day in [one.when[:10] for one in sections_of(said)["vector"] if "Lisbon" in one.text]
     assert not any("Lisbon" in text for message in said[:-1] for text in texts_of(message))
+
+
+def test_an_alias_a_typo_and_a_wrapped_question_find_what_they_mean(ran: Ran) -> None:
+    (beast,) = ran.asked(BEAST)
+    assert [one.text for one in sections_of(beast)["procedural"]] == [PORTAL]
+    for prompt in (TYPO, WRAPPED):
+        (asked,) = ran.asked(prompt)
+        assert any("Lisbon" in one.text for one in sections_of(asked)["vector"])
+        assert "procedural" not in sections_of(asked)
+        assert f"> {prompt}" in ran.printed
 
 
 def test_what_changed_took_the_place_of_what_was_so(ran: Ran) -> None:

@@ -22,6 +22,7 @@ from turnwise.actors.memory_slot import MemorySlot
 from turnwise.actors.nodes import ANYWHERE, here
 from turnwise.actors.wire import Refused
 from turnwise.errors import ConfigError, LongTermMemoryError, TurnwiseError
+from turnwise.memory import frequency
 from turnwise.memory.background import persist, tell
 from turnwise.memory.categories import MemoryType
 from turnwise.memory.erasing import Erasing, Erasure, erase, searches_of
@@ -114,7 +115,7 @@ class MemoryHost:
         return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
 
     async def do_warm(self) -> None:
-        await self._memory()
+        await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))
 
     async def do_remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         memory = await self._memory()

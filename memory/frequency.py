@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 
 from turnwise.memory.irregular import BASES
 from turnwise.memory.vocabulary import ENGLISH, is_common, is_dense, words
@@ -51,7 +51,12 @@ def is_frequent(word: str, language: str = ENGLISH) -> bool:
     return is_common(word, language) or word in _table(language)
 
 
-@lru_cache(maxsize=4)
+def load() -> None:
+    """Load the words of English now, which takes half a second, and not when somebody waits for an answer."""
+    _table(ENGLISH)
+
+
+@cache  # one a language
 def _table(language: str) -> Mapping[str, float]:
     """Return the logarithms of the most frequent words; none of a language that there are no counts of."""
     if language not in _CODES:

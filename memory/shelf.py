@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -250,7 +251,7 @@ class _Words:
         """Passages without a vector, by the key of that."""
         self._parts: dict[str, list[str]] = {}
         """The keys in `_waiting` of items of several passages, by the key of the item."""
-        self._having: dict[str, list[int]] = {}
+        self._having: dict[str, array[int]] = {}
         """Passages by the stems of their words, in ascending order."""
         self._speakers: dict[str, list[int]] = {}
         """By the stems of the name that their item begins with."""
@@ -258,8 +259,8 @@ class _Words:
         """Names by their first stem: all of their stems, the frequency of the rarest word, the passage."""
         self._known: dict[str, None] = {}
         """All words."""
-        self._by_letter: dict[str, list[str]] = {}
-        """All words by their first letter."""
+        self._alike: dict[tuple[str, int], list[str]] = {}
+        """All words by their first letter and how many they have."""
 
     def grown(self, count: int, more: Sequence[_Arrival]) -> _Words:
         """Return the words of the first `count` passages and of these: itself if it has no others."""
@@ -358,7 +359,9 @@ class _Words:
         lists = [each for one in stems if (each := self._having.get(one))]
         if not lists:
             return _NOWHERE
-        merged = np.unique(np.concatenate([np.array(each) for each in lists])) if lists[1:] else np.array(lists[0])
+        # Of a copy, as nothing can be added to an array while numpy looks at it.
+        arrays = [np.frombuffer(each[:], dtype=np.int64) for each in lists]
+        merged = np.unique(np.concatenate(arrays)) if arrays[1:] else arrays[0]
         return merged[: int(np.searchsorted(merged, count))]
 
     def _corrected(self, term: Term) -> str | None:
@@ -367,7 +370,8 @@ class _Words:
         if len(word) < ONE_EDIT or not word.isalpha() or is_dense(word[0]) or is_frequent(word, term.language):
             return None
         most = 1 if len(word) < TWO_EDITS else 2
-        known = self._by_letter.get(word[0], [])[:]
+        lengths = range(len(word) - most, len(word) + most + 1)
+        known = [each for length in lengths for each in self._alike.get((word[0], length), ())[:]]
         near = process.extract(word, known, scorer=OSA.distance, score_cutoff=most, limit=8)
         return min(near, key=lambda each: (each[1], -len(self._having.get(stem(each[0]), ()))))[0] if near else None
 
@@ -384,13 +388,14 @@ class _Words:
             more_said = [word for name in (item.topic, item.name, *item.aliases) if name for word in words(name)]
             for found in stems([*said, *more_said, *_day_of(item.created_at).split()]):
                 for each in found:
-                    having = self._having.setdefault(each, [])
+                    if (having := self._having.get(each)) is None:
+                        having = self._having[each] = array("q")
                     if not having or having[-1] != at:
                         having.append(at)
             for word in (*said, *more_said):
                 if word not in self._known and len(word) >= ONE_EDIT - 1:
                     self._known[word] = None
-                    self._by_letter.setdefault(word[0], []).append(word)
+                    self._alike.setdefault((word[0], len(word)), []).append(word)
             for word in label(item.text):
                 self._speakers.setdefault(stem(word), []).append(at)
             for name in (item.name, *item.aliases):

@@ -42,7 +42,7 @@ def label(text: str) -> list[str]:
 def is_dense(char: str) -> bool:
     """Return whether the character is of a script that packs words: Thai to Khmer, kana, Han, Hangul."""
     code = ord(char)
-    return any(first <= code <= last for first, last in _DENSE)
+    return code >= _DENSE[0][0] and any(first <= code <= last for first, last in _DENSE)
 
 
 def _words(text: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Required, TypedDict, Unpack
 
 from turnwise.actors.active_run import ActiveRun
@@ -67,6 +68,26 @@ class StartOptions(TypedDict, total=False):
     model: str | None
     params: Mapping[str, Any] | None
     output: Mapping[str, Any] | None
+
+
+class _Asked:
+    """A run that is asked for: its options, its prompts as blocks, what it works with."""
+
+    def __init__(self, options: StartOptions, blocks: list[Block], encoded: list[str], gear: Gear) -> None:
+        self.options = options
+        self.blocks = blocks
+        self.encoded = encoded
+        self.gear = gear
+        self.run_id = options["run_id"]
+        self.if_busy: IfBusy = options.get("if_busy", "reject")
+        self.key = options.get("idempotency_key")
+        self.fingerprint = self._fingerprint() if self.key else None
+        """What the run of the same key is to have been asked with."""
+
+    def _fingerprint(self) -> str:
+        said = [self.options.get(name) for name in ("model", "params", "output")]
+        more = [json.dumps(said, sort_keys=True)] if any(said) else []
+        return hashlib.sha256("\n".join([*self.encoded, *more]).encode()).hexdigest()
 
 
 class RunAdmission:
@@ -153,59 +174,31 @@ class RunAdmission:
             InvalidInputError: there are more or longer labels than `SessionConfig` allows, or the engine does not take
                 a parameter, another model or a type of answers; nothing was stored.
         """
-        run_id, key = options["run_id"], options.get("idempotency_key")
-        model, params, output = options.get("model"), options.get("params"), options.get("output")
-        labels, if_busy = options.get("labels") or {}, options.get("if_busy", "reject")
-        _check_labels(labels, self._engines.config)
+        _check_labels(options.get("labels") or {}, self._engines.config)
         blocks, encoded = self._accept(prompts)
-        asked = [json.dumps((model, params, output), sort_keys=True)] if model or params or output else []
-        fingerprint = hashlib.sha256("\n".join([*encoded, *asked]).encode()).hexdigest() if key else None
-        gear = self._engines.current
-
-        async def change() -> Started:
-            if found := await self._find_run(run_id, key, fingerprint):
-                return found
-            session = self._journal.session
-            asks_model, asked_params = model or session.model, merged(session.params, params or {})
-            try:
-                self._check_can_start(blocks, if_busy)
-                check_taken(gear.builder, asks_model, asked_params)
-                check_answers(gear.builder, output, asked_params)
-            except Exception:
-                # Refusing costs a read: this may be the second delivery of a start that was acknowledged.
-                if found := await self._find_run(run_id, key, fingerprint, stored=True):
-                    return found
-                raise
-            record = RunRecord(
-                session_id=self._state.session_id,
-                turn_index=0,
-                state="queued",
-                first_seq=0,
-                created_at=self._journal.clock(),
-                run_id=run_id,
-                idempotency_key=key,
-                fingerprint=fingerprint,
-                timeout_s=options.get("timeout_s"),
-                labels=FrozenDict(labels),
-                memory=options.get("memory") or session.memory,
-                model=asks_model,
-                params=asked_params,
-                output=FrozenDict(output) if output else None,
-            )
-            return await self._start(record, gear, if_busy, blocks, encoded)
-
+        asked = _Asked(options, blocks, encoded, self._engines.current)
         try:
-            return await self._transactor.run(change)
+            return await self._transactor.run(partial(self._start, asked))
         except DuplicateKeyError:
-            found = await self._find_run(run_id, key, fingerprint, stored=True)
-            if found is None:
-                raise
-            return found
+            if found := await self._find_run(asked, stored=True):
+                return found
+            raise
 
-    async def _start(
-        self, record: RunRecord, gear: Gear, if_busy: IfBusy, blocks: Sequence[Block], encoded: Sequence[str]
-    ) -> Started:
-        """Commit a run as running, or as queued behind the active one, and then launch it or preempt that one."""
+    async def _start(self, asked: _Asked) -> Started:
+        """Commit a run as running, or as queued behind the active one, and then launch it or preempt that one.
+
+        Within a change. Returns the run that there is, if it was asked for before.
+        """
+        if found := await self._find_run(asked):
+            return found
+        try:
+            record = self._checked_record(asked)
+        except Exception:
+            # Refusing costs a read: this may be the second delivery of a start that was acknowledged.
+            if found := await self._find_run(asked, stored=True):
+                return found
+            raise
+        blocks, if_busy = asked.blocks, asked.if_busy
         backlog, now = self._state.backlog, record.created_at
         busy, preempts, rollback = self._state.active, if_busy in ("interrupt", "rollback"), if_busy == "rollback"
         gone = list(backlog.queue) if busy and preempts else []
@@ -214,7 +207,7 @@ class RunAdmission:
         turn = with_given(backlog.next_turn(session.next_index, now), left_by(gone, discard=rollback))
         turn = replace(turn, run_id=record.run_id, status="queued", prompt=join(turn.prompt, (span,)))
         record = replace(record, turn_index=turn.index, first_seq=self._journal.log.last_seq + 1 + len(ends))
-        run = ActiveRun(self._state.view(), record, turn, gear)
+        run = ActiveRun(self._state.view(), record, turn, asked.gear)
         if busy is None:
             run.record, run.turn = self._driver.begin(record, turn, self._state.head)
             waiting = cut(turn.prompt, size(turn.prompt) - len(blocks))[0]
@@ -223,7 +216,7 @@ class RunAdmission:
             session,
             [*map(end_event, ends), (RunQueued if busy else RunStarted, about(record))],
             blocks=blocks,
-            encoded=encoded,
+            encoded=asked.encoded,
             turns=[run.turn],
             dropped_turns=[run.turn.index for run in gone],
             new_run=run.record,
@@ -324,30 +317,54 @@ class RunAdmission:
         if self._journal.session.status == "ended":
             raise SessionEndedError(self._state.session_id)
 
-    def _check_can_start(self, blocks: Sequence[Block], if_busy: IfBusy) -> None:
-        self._check_not_ended()
-        if not blocks and self._state.backlog.pending is None:
-            raise EmptyTurnError(self._state.session_id)
-        if active := self._state.active:
-            if if_busy == "reject":
-                raise SessionBusyError(self._state.session_id, active.run_id)
-            most = self._engines.config.max_queued
-            if if_busy == "enqueue" and len(self._state.backlog.queue) >= most:
-                raise QueueFullError(self._state.session_id, active.run_id, most)
+    def _checked_record(self, asked: _Asked) -> RunRecord:
+        """Return the record of a run that may start now, as queued at no turn yet.
 
-    async def _find_run(
-        self, run_id: str, key: str | None, fingerprint: str | None, *, stored: bool = False
-    ) -> Started | None:
+        Raises:
+            TurnwiseError: why it may not.
+        """
+        self._check_not_ended()
+        state, session, options = self._state, self._journal.session, asked.options
+        if not asked.blocks and state.backlog.pending is None:
+            raise EmptyTurnError(state.session_id)
+        if state.active:
+            if asked.if_busy == "reject":
+                raise SessionBusyError(state.session_id, state.active.run_id)
+            most = self._engines.config.max_queued
+            if asked.if_busy == "enqueue" and len(state.backlog.queue) >= most:
+                raise QueueFullError(state.session_id, state.active.run_id, most)
+        output = options.get("output")
+        model, params = options.get("model") or session.model, merged(session.params, options.get("params") or {})
+        check_taken(asked.gear.builder, model, params)
+        check_answers(asked.gear.builder, output, params)
+        return RunRecord(
+            session_id=state.session_id,
+            turn_index=0,
+            state="queued",
+            first_seq=0,
+            created_at=self._journal.clock(),
+            run_id=asked.run_id,
+            idempotency_key=asked.key,
+            fingerprint=asked.fingerprint,
+            timeout_s=options.get("timeout_s"),
+            labels=FrozenDict(options.get("labels") or {}),
+            memory=options.get("memory") or session.memory,
+            model=model,
+            params=params,
+            output=FrozenDict(output) if output else None,
+        )
+
+    async def _find_run(self, asked: _Asked, *, stored: bool = False) -> Started | None:
         """Return the run of this id or idempotency key if there is one; `stored` looks for the id in the store too."""
-        open_run, ended = self._state.open_run(run_id), self._state.ended_run(run_id)
+        open_run, ended = self._state.open_run(asked.run_id), self._state.ended_run(asked.run_id)
         record = open_run.record if open_run else ended[0] if ended else None
-        if record is None and key:
-            record = await self._journal.store.run_of_key(self._state.session_id, key)
-            if record and record.fingerprint != fingerprint:
-                raise IdempotencyConflictError(self._state.session_id, key, record.run_id)
+        if record is None and asked.key:
+            record = await self._journal.store.run_of_key(self._state.session_id, asked.key)
+            if record and record.fingerprint != asked.fingerprint:
+                raise IdempotencyConflictError(self._state.session_id, asked.key, record.run_id)
         if record is None and stored:
             try:
-                record = await self._journal.find_run(run_id)
+                record = await self._journal.find_run(asked.run_id)
             except RunNotFoundError:
                 return None
         return Started(record.run_id, record.turn_index) if record else None

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, cast
 
 from turnwise.actors.reads import SessionReads
 from turnwise.actors.stored_session import StoredSession
 from turnwise.actors.wire import PackedOutcome, PackedTurn, SessionInfo
 from turnwise.errors import SessionNotFoundError
-from turnwise.memory.blocks import Block, Summary
-from turnwise.memory.calls import PendingCall
 from turnwise.memory.events import Event
-from turnwise.memory.runs import RunRecord
 from turnwise.memory.spans import Span, Spans, union
 from turnwise.memory.store import SessionStore
 from turnwise.memory.turns import Turn
 
 READS = frozenset(("events", "expand", "info", "latest", "pending", "run", "runs", "turn", "turns", "wait"))
 """The names of the verbs."""
+
+_AS_READ = frozenset(("expand", "pending", "run", "runs"))
+"""Those whose answers go to callers as `SessionReads` gives them."""
 
 
 class Reader:
@@ -43,25 +43,15 @@ class Reader:
     def _process(self) -> tuple[int | None, str | None]:
         """The id of the process that has the session, and its node."""
 
-    async def carry_out(self, verb: str, args: Sequence[Any]) -> Any:
+    def answer(self, verb: str, args: Sequence[Any]) -> Awaitable[Any]:
         """Carry out a verb and return its answer, or raise its error."""
-        return await getattr(self, f"do_{verb}")(*args)
+        if verb in _AS_READ:
+            return cast(Awaitable[Any], getattr(self._reads, verb)(*args))
+        return cast(Awaitable[Any], getattr(self, f"do_{verb}")(*args))
 
     async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
         outcome = await self._source.wait(run_id, timeout_s)
         return PackedOutcome.pack(outcome, held) if outcome else None
-
-    async def do_pending(self, run_id: str) -> list[PendingCall]:
-        return await self._reads.pending(run_id)
-
-    async def do_expand(self, summary: Summary) -> tuple[Block, ...]:
-        return await self._reads.expand(summary)
-
-    async def do_run(self, run_id: str) -> RunRecord:
-        return await self._reads.run(run_id)
-
-    async def do_runs(self, after: int, limit: int) -> list[RunRecord]:
-        return await self._reads.runs(after, limit)
 
     async def do_latest(self, held: Spans) -> PackedTurn | None:
         turn = await self._reads.latest()

@@ -273,11 +273,17 @@ class Realm:
         """Let the session's process start and load, if it has one of its own, without waiting for it."""
         self.homes.warm(session_id, _pack(session_id, "warm"))
 
-    def ask(self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None) -> Request[Any]:
+    def ask(
+        self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
+    ) -> Request[Any]:
         """Call one verb of the session's host: through its death, restart and leaving, until it answers.
 
         So a verb may be carried out twice, and each is made to bear it. This is the one place that turns Ray's
         exceptions into ours.
+
+        Args:
+            with_engine: for a verb that works with an engine and a strategy: this realm's, which are sent if the
+                session has others. Where no manager is open in this process, those that the session has.
 
         Raises:
             TimeoutError: no answer within `timeout_s`.
@@ -287,57 +293,36 @@ class Realm:
         """
         if self.read_only and verb not in READS:
             raise ReadOnlyStoreError(session_id, verb)
-        request = _pack(session_id, verb, *args)
-        began = time.monotonic()
-        lost_s: float | None = None
-        pause_s = 0.01
+        request = _pack(session_id, verb, self._engine_id, *args) if with_engine else _pack(session_id, verb, *args)
+        search = _Search(session_id)
+        until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            asked = time.monotonic()
-            left_s = None if timeout_s is None else max(0.0, began + timeout_s - asked)
+            left_s = search.begin_call(until)
+            if verb in READS and self._place is not None and not self.homes.is_live(session_id):
+                found = yield from self._read(session_id, verb, args)
+                if found is not None:
+                    return found[0]
             try:
-                if verb in READS and self._place is not None and not self.homes.is_live(session_id):
-                    found = yield from self._read(session_id, verb, args)
-                    if found is not None:
-                        return found[0]
-                answer, failure = yield from self._call(session_id, verb, request, left_s)
+                packed: bytes = yield Call(self.actor(session_id), request, left_s, self.homes.have_many)
             except GetTimeoutError as error:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
-            if failure is None:
-                return answer
+            except RayError as error:
+                if not _is_away(error):
+                    raise _lost(session_id, verb, error) from error
+                failure: Exception = error
+            else:
+                answer = pickle.loads(packed)
+                if isinstance(answer, EngineWanted):
+                    request = _pack(session_id, "adopt", self._engine_id, self._engine, verb, args)
+                    search = _Search(session_id)
+                    continue
+                if not isinstance(answer, Refused):
+                    return answer
+                if not isinstance(answer.error, SessionFencedError):
+                    raise answer.error
+                failure = answer.error  # that process has given the session up; the next one has it
             self.homes.miss(session_id)
-            now = time.monotonic()
-            if lost_s is None or now - asked > REACHED_S:
-                lost_s, pause_s = now, 0.01
-            if now - lost_s > REACH_S:
-                if isinstance(failure, SessionFencedError):
-                    raise failure
-                raise SessionLostError(session_id, str(failure).strip().splitlines()[0]) from failure
-            yield Pause(pause_s)
-            pause_s = min(2 * pause_s, 0.5)
-
-    def _call(
-        self, session_id: str, verb: str, request: bytes, left_s: float | None
-    ) -> Request[tuple[Any, Exception | None]]:
-        """Call a verb once; return its answer, or why another process is to be asked."""
-        try:
-            packed: bytes = yield Call(self.actor(session_id), request, left_s, self.homes.have_many)
-        except GetTimeoutError:
-            raise
-        except RayTaskError as error:
-            raise SessionLostError(session_id, f"{verb} failed there: {error.cause!r}") from error
-        except RayActorError as error:
-            if error.actor_init_failed:
-                why = "its process cannot start: install this turnwise, and what it needs, on every node"
-                raise SessionLostError(session_id, f"{why} ({error})") from error
-            return None, error
-        except RayError as error:
-            raise SessionLostError(session_id, f"{type(error).__name__}: {error}") from error
-        answer = pickle.loads(packed)
-        if not isinstance(answer, Refused):
-            return answer, None
-        if not isinstance(answer.error, SessionFencedError):
-            raise answer.error
-        return None, answer.error  # that process has given the session up; the next one has it
+            yield Pause(search.pause_after(failure))
 
     def _read(self, session_id: str, verb: str, args: Sequence[Any]) -> Request[tuple[Any] | None]:
         """Return the store's answer, which interrupts no run of another Ray; None if the session's process is to say.
@@ -349,14 +334,14 @@ class Realm:
         try:
             if log := log_of(session_id):
                 yield Consult(partial(check_stored, kept[1], kept[0], log))
-            return ((yield Consult(partial(reader.carry_out, verb, args))),)
+            return ((yield Consult(partial(reader.answer, verb, args))),)
         except UnattendedError:
             return None
 
     def start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartedRun]:
         """Ask for a run with this realm's engine; sends the engine first where the session has another."""
         cache = self.cache(session_id)
-        started: StartAnswer = yield from self._equipped(session_id, "start", prompts, settings, cache.held)
+        started: StartAnswer = yield from self.ask(session_id, "start", prompts, settings, cache.held, with_engine=True)
         return StartedRun(started.run_id, started.turn_index, self._ended(started.outcome, cache))
 
     def _ended(self, packed: PackedOutcome | None, cache: BlockCache) -> Ended | None:
@@ -367,7 +352,7 @@ class Realm:
 
     def compact(self, session_id: str, *, explain: bool) -> Request[Compaction | None]:
         """Ask for a compaction with this realm's strategy."""
-        found: tuple[Compaction | None] = yield from self._equipped(session_id, "compact", explain)
+        found: tuple[Compaction | None] = yield from self.ask(session_id, "compact", explain, with_engine=True)
         return found[0]
 
     def delete(
@@ -375,7 +360,7 @@ class Realm:
     ) -> Request[Forgotten]:
         """Delete a session; this realm's memories forget it if `memory` is set."""
         done: Forgotten = yield from (
-            self._equipped(session_id, "delete", memory, verify, updated_at)
+            self.ask(session_id, "delete", memory, verify, updated_at, with_engine=True)
             if memory
             else self.ask(session_id, "delete", "", memory, verify, updated_at)
         )
@@ -384,12 +369,12 @@ class Realm:
 
     def forget_turn(self, session_id: str, index: int, *, verify: Verify) -> Request[Forgotten]:
         """Let a session and this realm's memories forget a turn."""
-        done: Forgotten = yield from self._equipped(session_id, "forget_turn", index, verify)
+        done: Forgotten = yield from self.ask(session_id, "forget_turn", index, verify, with_engine=True)
         return done
 
     def use_desk(self, session_id: str, verb: str, *args: Any, **options: Any) -> Request[Any]:
         """Ask this realm's memories for something, as the session does."""
-        (answer,) = yield from self._equipped(session_id, "memory", verb, args, options)
+        (answer,) = yield from self.ask(session_id, "memory", verb, args, options, with_engine=True)
         return answer
 
     def wait(self, session_id: str, run_id: str, timeout_s: float | None) -> Request[Ended | None]:
@@ -414,7 +399,7 @@ class Realm:
         """Wait until this realm's memories have a session's turns; return whether they have."""
 
         def ask(left_s: float | None) -> Request[tuple[bool | None]]:
-            return self._equipped(session_id, "wait_for_memory", left_s)
+            return self.ask(session_id, "wait_for_memory", left_s, with_engine=True)
 
         (done,) = yield from _patiently(timeout_s, ask, lambda answer: answer[0] is not None)
         return bool(done)
@@ -435,16 +420,6 @@ class Realm:
     def is_live(self, session_id: str) -> bool:
         """Return whether there is a process that may have the session."""
         return self.homes.is_live(session_id)
-
-    def _equipped(self, session_id: str, verb: str, *args: Any) -> Request[Any]:
-        """Call a verb that works with an engine and a strategy: this realm's, which are sent if it has others.
-
-        Where no manager is open in this process, those that the session has.
-        """
-        answer = yield from self.ask(session_id, verb, self._engine_id, *args)
-        while isinstance(answer, EngineWanted):
-            answer = yield from self.ask(session_id, "adopt", self._engine_id, self._engine, verb, args)
-        return answer
 
 
 def _patiently(
@@ -478,6 +453,54 @@ def _patiently(
             if is_there(answer) or (timeout_s is not None and time.monotonic() >= began + timeout_s):
                 return answer
             refused_at, pause_s = None, PAUSE_S
+
+
+class _Search:
+    """How long a verb has looked for a process of its session that answers."""
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._called_at = 0.0
+        self._lost_at: float | None = None
+        self._pause_s = 0.01
+
+    def begin_call(self, until: float | None) -> float | None:
+        """Note that a process is called; return how many seconds are left, None without a limit."""
+        self._called_at = time.monotonic()
+        return None if until is None else max(0.0, until - self._called_at)
+
+    def pause_after(self, failure: Exception) -> float:
+        """Return how long to wait before the next call, after a process that has the session no more.
+
+        Raises:
+            SessionLostError, SessionFencedError: it has been looked for long enough.
+        """
+        now = time.monotonic()
+        if self._lost_at is None or now - self._called_at > REACHED_S:
+            self._lost_at, self._pause_s = now, 0.01
+        if now - self._lost_at > REACH_S:
+            if isinstance(failure, SessionFencedError):
+                raise failure
+            raise SessionLostError(self._session_id, str(failure).strip().splitlines()[0]) from failure
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, 0.5)
+        return pause_s
+
+
+def _is_away(error: RayError) -> bool:
+    """Return whether another process of the session may answer: this one has died, or cannot be reached."""
+    if not isinstance(error, RayActorError) or isinstance(error, RayTaskError):
+        return False
+    return not error.actor_init_failed
+
+
+def _lost(session_id: str, verb: str, error: RayError) -> SessionLostError:
+    """Return the error of a call that no other process would answer either."""
+    if isinstance(error, RayTaskError):
+        return SessionLostError(session_id, f"{verb} failed there: {error.cause!r}")
+    if isinstance(error, RayActorError):
+        why = "its process cannot start: install this turnwise, and what it needs, on every node"
+        return SessionLostError(session_id, f"{why} ({error})")
+    return SessionLostError(session_id, f"{type(error).__name__}: {error}")
 
 
 def _pack(session_id: str, verb: str, *args: Any) -> bytes:

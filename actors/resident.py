@@ -6,10 +6,9 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from turnwise.actors.adoptions import Adopted
-from turnwise.actors.approvals import Decision
 from turnwise.actors.core import SessionCore
 from turnwise.actors.reader import READS, Reader, check_stored
 from turnwise.actors.reads import SessionReads
@@ -21,8 +20,6 @@ from turnwise.errors import CorruptRecordError, TurnwiseError
 from turnwise.memory.erasing import Verify
 from turnwise.memory.events import Event
 from turnwise.memory.forgotten import Forgotten
-from turnwise.memory.memory_use import MemoryUse
-from turnwise.memory.sessions import SessionRecord
 from turnwise.memory.spans import Spans
 from turnwise.strategies.compaction import Compaction
 
@@ -40,6 +37,14 @@ Keep = Callable[[str, Adopted, Mapping[str, bytes]], Awaitable[None]]
 
 KeepOwn = Callable[[Adopted, Mapping[str, bytes]], Awaitable[None]]
 """Likewise, of one session."""
+
+
+_AS_CORE = frozenset(("append", "decide", "fork", "refresh", "use_memory"))
+"""The verbs that are those of `SessionCore`, with its arguments and answers."""
+
+_WITH_ENGINE = frozenset(("compact", "delete", "forget_turn", "memory", "wait_for_memory"))
+"""The verbs that work with the caller's engine, strategy and memories, whose id comes first; `start` sees to it itself,
+since no other caller's may take its place before the run has it."""
 
 
 class Resident(Reader):
@@ -110,14 +115,23 @@ class Resident(Reader):
             await self.core.ownership.check_log(log)
         elif log:
             await check_stored(self.core.reads.stores[0], self.core.session_id, log)
+        if verb in _WITH_ENGINE:
+            engine_id, *args = args
+            if not await self._has(engine_id):
+                return EngineWanted()
         try:
-            return await super().carry_out(verb, args)
+            return await self.answer(verb, args)
         except UnattendedError:
             await self.core.activate()  # and settles, or goes on with, what is waited for
-            return await super().carry_out(verb, args)
         except CorruptRecordError:
-            await self.core.ownership.check_own()
-            return await super().carry_out(verb, args)  # the store may have gone back between two of its reads
+            await self.core.ownership.check_own()  # the store may have gone back between two of its reads
+        return await self.answer(verb, args)
+
+    def answer(self, verb: str, args: Sequence[Any]) -> Awaitable[Any]:
+        """See `Reader.answer`."""
+        if verb in _AS_CORE:
+            return cast(Awaitable[Any], getattr(self.core, verb)(*args))
+        return super().answer(verb, args)
 
     @property
     def _source(self) -> SessionReads | StoredSession:
@@ -136,9 +150,6 @@ class Resident(Reader):
 
     async def do_warm(self) -> None:
         await self.core.activate()
-
-    async def do_append(self, prompts: tuple[Any, ...], key: str) -> int:
-        return await self.core.append(prompts, key)
 
     async def do_start(
         self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any], held: Spans
@@ -169,50 +180,26 @@ class Resident(Reader):
         cancelled = await self.core.cancel(reason, run_id, ENDING_S)
         return StillEnding(run_id) if cancelled is None else cancelled
 
-    async def do_decide(self, run_id: str, call_id: str, decision: Decision) -> None:
-        await self.core.decide(run_id, call_id, decision)
-
     async def do_end(self) -> bool:
         return await self.core.end(timeout_s=ENDING_S)
 
-    async def do_refresh(self) -> None:
-        await self.core.refresh()
-
-    async def do_delete(
-        self, engine_id: str, memory: bool, verify: Verify, updated_at: float | None
-    ) -> Forgotten | EngineWanted:
-        if not await self._has(engine_id):
-            return EngineWanted()
+    async def do_delete(self, memory: bool, verify: Verify, updated_at: float | None) -> Forgotten:
         done = await self.core.delete(memory=memory, verify=verify, updated_at=updated_at)
         self.is_deleted = True
         return done
 
-    async def do_memory(self, engine_id: str, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        if not await self._has(engine_id):
-            return EngineWanted()
+    async def do_memory(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any]:
         await self.core.activate()
         return (await getattr(self.core.desk(), verb)(*args, **options),)
 
-    async def do_forget_turn(self, engine_id: str, index: int, verify: Verify) -> Forgotten | EngineWanted:
-        if not await self._has(engine_id):
-            return EngineWanted()
+    async def do_forget_turn(self, index: int, verify: Verify) -> Forgotten:
         return await self.core.forget_turn(index, verify=verify)
 
-    async def do_use_memory(self, use: MemoryUse) -> None:
-        await self.core.use_memory(use)
-
-    async def do_wait_for_memory(self, engine_id: str, timeout_s: float | None) -> tuple[bool | None] | EngineWanted:
-        if not await self._has(engine_id):
-            return EngineWanted()
+    async def do_wait_for_memory(self, timeout_s: float | None) -> tuple[bool | None]:
         ask = self.core.wait_for_memory
         return (await self.waits.patiently(self.core.session_id, timeout_s, ask, lambda done: done is not None),)
 
-    async def do_fork(self, at: int | None, session_id: str) -> SessionRecord:
-        return await self.core.fork(at, session_id)
-
-    async def do_compact(self, engine_id: str, explain: bool) -> tuple[Compaction | None] | EngineWanted:
-        if not await self._has(engine_id):
-            return EngineWanted()
+    async def do_compact(self, explain: bool) -> tuple[Compaction | None]:
         return (await self.core.compact(explain=explain),)
 
     async def do_events(

@@ -86,15 +86,16 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 def carry_out(request: Request[Result], portal: Portal) -> Result:
     """Run a request to its end, blocking."""
-    resume: Callable[[], Step] = lambda: next(request)  # noqa: E731
+    answer: Any = None
+    failure: BaseException | None = None
     while True:
         try:
-            step = resume()
+            step = request.send(answer) if failure is None else request.throw(failure)
         except StopIteration as stop:
             result: Result = stop.value
             return result
+        answer = failure = None
         try:
-            answer: Any = None
             if isinstance(step, Call):
                 answer = ray.get(step.actor.call.remote(step.request), timeout=step.timeout_s)
             elif isinstance(step, Pause):
@@ -102,22 +103,21 @@ def carry_out(request: Request[Result], portal: Portal) -> Result:
             else:
                 answer = portal.run(_awaited(step))
         except BaseException as error:  # noqa: BLE001 - the request decides what becomes of it
-            resume = _thrower(request, error)
-        else:
-            resume = _sender(request, answer)
+            failure = error
 
 
 async def carry_out_async(request: Request[Result]) -> Result:
     """Run a request to its end on the running event loop. Cancelling it cancels nothing on the cluster."""
-    resume: Callable[[], Step] = lambda: next(request)  # noqa: E731
+    answer: Any = None
+    failure: BaseException | None = None
     while True:
         try:
-            step = resume()
+            step = request.send(answer) if failure is None else request.throw(failure)
         except StopIteration as stop:
             result: Result = stop.value
             return result
+        answer = failure = None
         try:
-            answer: Any = None
             if isinstance(step, Call):
                 answer = await _called(step)
             elif isinstance(step, Pause):
@@ -125,17 +125,7 @@ async def carry_out_async(request: Request[Result]) -> Result:
             else:
                 answer = await step.ask()
         except BaseException as error:  # noqa: BLE001 - the request decides what becomes of it
-            resume = _thrower(request, error)
-        else:
-            resume = _sender(request, answer)
-
-
-def _sender(request: Request[Any], answer: Any) -> Callable[[], Step]:
-    return lambda: request.send(answer)
-
-
-def _thrower(request: Request[Any], error: BaseException) -> Callable[[], Step]:
-    return lambda: request.throw(error)
+            failure = error
 
 
 async def _awaited(step: Consult) -> Any:

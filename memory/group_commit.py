@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 MAX_GROUP = 64
 """The most that share a transaction, so that the first of them does not wait for too many others."""
@@ -82,21 +82,13 @@ class GroupCommit(Generic[Work]):
                     is_alone = False
                 except RuntimeError:  # being shut down: what was asked before that is done all the same
                     is_alone = bool(self._asked)
-            if group:
-                self._tell(group)
-
-    def _tell(self, group: Sequence[_Asked[Work]]) -> None:
-        """Carry out a group and tell each its outcome: one call of an event loop for all who wait there."""
-        try:
-            outcomes = self._carry_out([asked.work for asked in group])
-        except BaseException as error:  # noqa: BLE001 - those who asked raise it
-            outcomes = [error] * len(group)
-        waiting: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Outcome], Outcome]]] = {}
-        for asked, outcome in zip(group, outcomes, strict=True):
-            waiting.setdefault(asked.loop, []).append((asked.done, outcome))
-        for loop, told in waiting.items():
-            with suppress(RuntimeError):  # the loop was closed, so nobody waits there
-                loop.call_soon_threadsafe(_settle, told)
+            if not group:
+                continue
+            try:
+                outcomes = self._carry_out([asked.work for asked in group])
+            except BaseException as error:  # noqa: BLE001 - those who asked raise it
+                outcomes = [error] * len(group)
+            _tell(group, outcomes)
 
     def _take(self) -> list[_Asked[Work]]:
         group: dict[Hashable, _Asked[Work]] = {}
@@ -111,6 +103,16 @@ class GroupCommit(Generic[Work]):
                 group[asked.key] = asked
         self._asked.extendleft(reversed(left))
         return list(group.values())
+
+
+def _tell(group: Iterable[_Asked[Any]], outcomes: Iterable[Outcome]) -> None:
+    """Tell each in a group its outcome: one call of an event loop for all who wait there."""
+    waiting: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Outcome], Outcome]]] = {}
+    for asked, outcome in zip(group, outcomes, strict=True):
+        waiting.setdefault(asked.loop, []).append((asked.done, outcome))
+    for loop, told in waiting.items():
+        with suppress(RuntimeError):  # the loop was closed, so nobody waits there
+            loop.call_soon_threadsafe(_settle, told)
 
 
 def _settle(told: Iterable[tuple[asyncio.Future[Outcome], Outcome]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -106,8 +106,8 @@ class SQLStore(ErasingDatabase):
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         self._sql = Statements(self._engine.dialect)
         self._commits = CommitWriter(self._sql, self._engine.dialect, lock_timeout_s)
-        self._group = GroupCommit[Asked](self._threads, partial(self._in_time, self._commit_group))
-        self._along = GroupCommit[_Job](self._threads, partial(self._in_time, self._do_jobs))
+        self._group = GroupCommit[Asked](self._threads, self._commit_group)
+        self._along = GroupCommit[_Job](self._threads, self._do_jobs)
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
         borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
@@ -179,12 +179,17 @@ class SQLStore(ErasingDatabase):
         return result
 
     def _do_jobs(self, jobs: Sequence[_Job]) -> list[Exception | None]:
+        late: list[Exception | None] = [self._late(job.since) for job in jobs]
+        if not (left := _of_time(jobs, late)):
+            return late
+        done: Iterator[Exception | None]
         try:
-            return self._checked(lambda: self._connected(self._engine, partial(_do_all, jobs)))
+            done = iter(self._checked(lambda: self._connected(self._engine, partial(_do_all, left))))
         except Exception:
-            if len(jobs) == 1 or not jobs[0].is_begun:
+            if len(left) == 1 or not left[0].is_begun:
                 raise
-        return [self._do_alone(job) for job in jobs]  # nothing is stored, and it is not known whose fault that is
+            done = map(self._do_alone, left)  # nothing is stored, and it is not known whose fault that is
+        return [why or next(done) for why in late]
 
     def _do_alone(self, job: _Job) -> Exception | None:
         try:
@@ -196,7 +201,9 @@ class SQLStore(ErasingDatabase):
         try:
             with self._translated():
                 asked = self._commits.asked(session_id, epoch, commit)
-                outcome = await self._commit_together(asked)
+                if self._closed:
+                    raise StoreClosedError(self._name)
+                outcome = await self._group.do(asked, asked.key)  # with what else has come by the time that it can be
                 while self._commits.is_locked(outcome) and self._late(asked.since) is None:
                     # Apart from the others, and in short tries, so that it keeps no connection from them.
                     await asyncio.sleep(LOCKED_PAUSE_S)
@@ -209,22 +216,13 @@ class SQLStore(ErasingDatabase):
                 await self._refuse_duplicate(session_id, commit, error)
             raise
 
-    async def _commit_together(self, asked: Asked) -> BaseException | None:
-        """Return why a commit was not made, None if it was: with what else has come by the time that it can be."""
-        if self._closed:
-            raise StoreClosedError(self._name)
-        return await self._group.do(asked, asked.key)
-
     def _commit_group(self, group: Sequence[Asked]) -> list[Exception | None]:
-        return self._checked(partial(self._transact, partial(self._commits.write, group=group)))
-
-    def _in_time(
-        self, do: Callable[[Sequence[Item]], list[Exception | None]], group: Sequence[Item]
-    ) -> list[Exception | None]:
-        """Do what was not asked for too long ago; return the outcome of each."""
-        late = [self._late(asked.since) for asked in group]
-        left = [asked for asked, why in zip(group, late, strict=True) if why is None]
-        done = iter(do(left) if left else ())
+        late: list[Exception | None] = [self._late(asked.since) for asked in group]
+        if not (left := _of_time(group, late)):
+            return late
+        self._check_before()
+        done = iter(self._transact(partial(self._commits.write, group=left)))
+        self._check_after()
         return [why or next(done) for why in late]
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
@@ -409,6 +407,11 @@ def _bounds(span: Span) -> dict[str, int]:
 def _filters(user_id: str | None, agent: str | None, status: str | None = None) -> list[sa.ColumnElement[bool]]:
     wanted = {"user_id": user_id, "agent": agent, "status": status}
     return [schema.sessions.c[name] == value for name, value in wanted.items() if value is not None]
+
+
+def _of_time(asked: Sequence[Item], late: Sequence[Exception | None]) -> list[Item]:
+    """Return what was not asked for too long ago."""
+    return [each for each, why in zip(asked, late, strict=True) if why is None]
 
 
 def _do_all(jobs: Sequence[_Job], connection: sa.Connection) -> list[Exception | None]:

@@ -81,7 +81,8 @@ class CommitWriter:
             Exception: nothing of the group is written; the transaction is to be rolled back.
         """
         if len(group) == 1 and not self._has_pipeline:
-            self._write_one(cursor, group[0])
+            self._write_session(cursor, group[0])
+            self._write_rest(cursor, group)
             return [None]
         order = sorted(range(len(group)), key=lambda at: group[at].key)
         outcomes: list[Exception | None] = [None] * len(group)
@@ -116,17 +117,17 @@ class CommitWriter:
         """Write one whole, or nothing of it; return why not."""
         cursor.execute("SAVEPOINT one")
         try:
-            self._write_one(cursor, asked)
+            self._write_session(cursor, asked)
+            self._write_rest(cursor, [asked])
         except Exception as error:  # noqa: BLE001 - its caller raises it
             cursor.execute("ROLLBACK TO SAVEPOINT one")  # raises if the whole transaction is lost
             return error
         cursor.execute("RELEASE SAVEPOINT one")
         return None
 
-    def _write_one(self, cursor: Any, asked: Asked) -> None:
+    def _write_session(self, cursor: Any, asked: Asked) -> None:
         if not self._put_session.write(cursor, [asked.session]):
             raise SessionFencedError(asked.session_id, asked.epoch)
-        self._write_rest(cursor, [asked])
 
     def _write_rest(self, cursor: Any, group: Sequence[Asked]) -> None:
         """Write all but the session rows, kind by kind: what one session has is no matter to another."""

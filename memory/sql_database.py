@@ -208,15 +208,20 @@ class SQLDatabase(Shared):
 
     def _checked(self, work: Callable[[], Result]) -> Result:
         """Return what `work` returns, with the tables there, and the file of SQLite still in its place afterwards."""
+        self._check_before()
+        result = work()
+        self._check_after()
+        return result
+
+    def _check_before(self) -> None:
         if self._file:
-            self._file.check()  # before: a new connection would make a file where there is none
+            self._file.check()  # a new connection would make a file where there is none
         if not self._ready:
             self._prepare()
-        if self._file is None:
-            return work()
-        result = work()
-        self._file.check()
-        return result
+
+    def _check_after(self) -> None:
+        if self._file:
+            self._file.check()
 
     @staticmethod
     def _connected(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
@@ -238,9 +243,12 @@ class SQLDatabase(Shared):
             finally:
                 driver.text_factory = str
 
-    def _transact(self, work: Callable[[Any], Result]) -> Result:
-        if self._engine.dialect.name == "sqlite":
-            return self._transact_in_file(work)
+    @property
+    def _transact(self) -> Callable[[Callable[[Any], Result]], Result]:
+        """What carries out work in a transaction, on the driver's own cursor."""
+        return self._transact_in_file if self.is_local else self._transact_on_server
+
+    def _transact_on_server(self, work: Callable[[Any], Result]) -> Result:
         connection = self._engine.raw_connection()
         try:
             result = work(connection.cursor())

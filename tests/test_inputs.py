@@ -107,8 +107,10 @@ class LocalRealm(Realm):
         self.residents: dict[str, Resident] = {}
         self.asked: list[str] = []
 
-    def ask(self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None) -> Request[Any]:
-        request = pickle.dumps(args)
+    def ask(
+        self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
+    ) -> Request[Any]:
+        request = pickle.dumps(("", *args) if with_engine else args)
         self.asked.append(verb)
         return (yield Consult(lambda: self._resident(session_id).carry_out(verb, pickle.loads(request))))
 

@@ -74,6 +74,14 @@ class Batched(Protocol):
 
 
 @runtime_checkable
+class BatchedProfiled(Batched, Protocol):
+    """A memory that is `Batched` and `Profiled` has this too."""
+
+    async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
+        """Answer each question of the batch, with the profile where it is wanted."""
+
+
+@runtime_checkable
 class CatchingUp(Protocol):
     """A memory that leaves a part of its work for later may also have this."""
 
@@ -135,13 +143,17 @@ class MemoryHost:
     async def do_recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
         memory = await self._memory()
         if isinstance(memory, Batched):
-            return await self._recalls.ask(Recall(scope=scope, query=query, **filters))
+            asked = Recall(scope=scope, query=query, **filters)
+            return cast(Sequence[MemoryItem], await self._recalls.ask(asked))
         return await memory.recall(scope, query, **filters)
 
     async def do_recall_with_profile(self, scope: Scope, query: str, **filters: Any) -> ProfiledRecall:
         memory = await self._memory()
         if not isinstance(memory, Profiled):
             raise LongTermMemoryError(f"{type(memory).__name__} has no profiles")
+        if isinstance(memory, BatchedProfiled):
+            asked = Recall(scope=scope, query=query, with_profile=True, **filters)
+            return cast(ProfiledRecall, await self._recalls.ask(asked))
         return await memory.recall_with_profile(scope, query, **filters)
 
     async def do_pin(self, scope: Scope, id: str, pinned: bool) -> bool:
@@ -212,8 +224,14 @@ class MemoryHost:
         left = iter(answers)
         return [None if gift is None else next(left) for gift in batch]
 
-    async def _recall_many(self, batch: Sequence[Recall]) -> Sequence[Sequence[MemoryItem] | BaseException]:
-        return await cast(Batched, await self._memory()).recall_many(batch)
+    async def _recall_many(
+        self, batch: Sequence[Recall]
+    ) -> Sequence[Sequence[MemoryItem] | ProfiledRecall | BaseException]:
+        memory = await self._memory()
+        if not isinstance(memory, BatchedProfiled):
+            return await cast(Batched, memory).recall_many(batch)
+        answers = await memory.recall_many_with_profiles(batch)
+        return [answer if one.with_profile else answer.found for one, answer in zip(batch, answers, strict=True)]
 
     async def _memory(self) -> LongTermMemory:
         if self._opening is None:

@@ -210,7 +210,9 @@ class ExtractiveMemory:
         items, found = await asyncio.gather(
             self._found.items(scope, FactFilter(types=types)), self.recall(scope, query, limit=limit, types=types)
         )
-        return ProfiledRecall(profile=profile_of(items, profile), found=found)
+        standing = profile_of(items, profile)
+        self._found.use(scope, [item.id for item in standing], recalled=True)
+        return ProfiledRecall(profile=standing, found=found)
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""

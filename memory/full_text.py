@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -136,6 +136,21 @@ class FullText(ErasingDatabase):
                 agent = owner_after(scope, row.agent, row.item.type, item.type)
                 return rows.change(scope.user_id, row, agent, item, at)
             return None
+
+        return await self._write(work)
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """See `FactStore.pin`."""
+
+        def work(connection: sa.Connection) -> bool:
+            rows = _rows(connection)
+            for row in rows.find(scope, [id]):
+                if row.item.superseded_at is not None:
+                    return False
+                if row.item.pinned is not pinned:
+                    rows.change(scope.user_id, row, row.agent, replace(row.item, pinned=pinned), float("-inf"))
+                return True
+            return False
 
         return await self._write(work)
 

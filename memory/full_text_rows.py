@@ -271,6 +271,8 @@ def _record(item: MemoryItem) -> str:
     record |= {name: value for name, value in more.items() if value not in (None, ())}
     if item.status != "active":
         record["status"] = item.status
+    if item.pinned:
+        record["pinned"] = True
     return json.dumps(record)
 
 
@@ -287,6 +289,8 @@ def _decode(user_id: str, values: Sequence[Any]) -> Row:
         )
         parts["aliases"] = tuple(texts_in(parts.get("aliases", [])))
         parts["status"] = status_of(parts.get("status"))
+        if not isinstance(parts.get("pinned", False), bool):
+            raise TypeError("whether it is pinned is not known")
         item = MemoryItem(id=name, text=text, type=MemoryType(kind), source=source, **parts)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptRecordError(f"memory {name!r}", why_unreadable(error)) from None

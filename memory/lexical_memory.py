@@ -114,9 +114,9 @@ class LexicalMemory:
         """
         items = await self.items(scope, FactFilter(types=types))
         ranked = await self.ranked(scope, query, items, limit=max(limit, 0)) if query else []
-        found = list(ranked)
-        self.use(scope, [item.id for item in found], recalled=True)
-        return ProfiledRecall(profile=profile_of(items, profile), found=recalled(found, trouble_of(ranked)))
+        found, standing = list(ranked), profile_of(items, profile)
+        self.use(scope, [item.id for item in (*standing, *found)], recalled=True)
+        return ProfiledRecall(profile=standing, found=recalled(found, trouble_of(ranked)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""

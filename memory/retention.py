@@ -20,15 +20,16 @@ PAUSE_S = 1.0
 class Retention:
     """What was last used longer ago than this is expired: it is never recalled, and a sweep deletes it.
 
-    To remember an item, to change it, and, with `refresh`, to recall it is to use it; not to have been created. What is
-    given or changed when it has expired and was not swept yet is in use again.
+    To remember an item, to change it, and, with `refresh`, to recall it or to have it in the profile of who asks is to
+    use it; not to have been created. What is given or changed when it has expired and was not swept yet is in use
+    again.
     """
 
     keep_s: float
     """How long what nobody uses is kept, in seconds."""
     _: KW_ONLY
     refresh: bool = True
-    """Whether what is recalled is used by that."""
+    """Whether what is recalled, or in the profile of who asks, is used by that."""
     types: Collection[MemoryType] | None = None
     """What expires; what is of other types never does. All if left out."""
 

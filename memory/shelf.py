@@ -71,6 +71,7 @@ class Shelf:
         self._lengths = np.zeros(0)
         self._plain = True
         """Whether all items are for any agent, and none was superseded, expires or is resolved."""
+        self._pinned: list[Row] = []
         self._latest = 0.0
         self._items = 0
         self._text_bytes = 0
@@ -97,10 +98,17 @@ class Shelf:
         new._where = np.concatenate([old, (at + np.arange(len(at)))[np.argsort(np.array(order, dtype=np.int64))]])
         new._words = self._words.grown(len(self.rows), came)
         new._plain = self._plain and all(map(_is_plain, more))
+        new._pinned = [*self._pinned, *(row for row in more if row.item.pinned)]
         new._latest = max([self._latest, *(row.item.created_at for row in more)])
         new._items = self._items + len(more)
         new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
         return new
+
+    def pinned(self, scope: Scope, which: FactFilter, expired: Collection[int] = ()) -> list[MemoryItem]:
+        """Return the items that are pinned and that the scope sees. Numbers of rows in `expired` are left out."""
+        agents = (None, scope.agent)
+        rows = (row for row in self._pinned if row.agent in agents and row.row not in expired)
+        return [row.item for row in rows if holds(row.item, which)]
 
     @property
     def bytes(self) -> int:

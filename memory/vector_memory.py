@@ -21,7 +21,8 @@ from turnwise.memory.erasing import texts_of
 from turnwise.memory.facts import FactFilter
 from turnwise.memory.full_text import FullText, Loaded
 from turnwise.memory.full_text_rows import Pending
-from turnwise.memory.long_term import ItemChanges, MemoryItem, Scope, recalled
+from turnwise.memory.lexical_memory import profile_of
+from turnwise.memory.long_term import ItemChanges, MemoryItem, ProfiledRecall, Scope, recalled
 from turnwise.memory.passages import item_key, vectors_of
 from turnwise.memory.query import parse
 from turnwise.memory.ranking import Weights
@@ -78,6 +79,8 @@ class Recall:
     limit: int = 10
     types: Collection[MemoryType] | None = None
     as_of: float | None = None
+    with_profile: bool = False
+    """Whether the profile of who asks is wanted too."""
 
 
 class VectorMemory:
@@ -197,7 +200,18 @@ class VectorMemory:
         as_of: float | None = None,
     ) -> Sequence[MemoryItem]:
         asked = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of)
-        return (await self.recall_many([asked]))[0]
+        return (await self.recall_many_with_profiles([asked]))[0].found
+
+    async def recall_with_profile(
+        self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+    ) -> ProfiledRecall:
+        """See `Profiled`: what is pinned is in the profile. One look at the file does for both."""
+        asked = Recall(scope=scope, query=query, limit=limit, types=types, with_profile=True)
+        return (await self.recall_many_with_profiles([asked]))[0]
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """See `Profiled.pin`."""
+        return await self._text.pin(scope, id, pinned)
 
     async def update(
         self,
@@ -264,6 +278,10 @@ class VectorMemory:
 
     async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
         """Answer each question of the batch: one call of the embedding function, one look at the file."""
+        return [answer.found for answer in await self.recall_many_with_profiles(batch)]
+
+    async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
+        """Answer each question of the batch, with the profile where it is wanted; likewise."""
         if not batch:
             return []
         with self._lock:
@@ -272,7 +290,7 @@ class VectorMemory:
         users = dict.fromkeys(one.scope.user_id for one in batch)
         now = self._clock()
         made, loaded = await asyncio.gather(
-            self._vectors_of([one.query for one in batch], queries=True),
+            self._vectors_of([one.query for one in batch if one.query], queries=True),
             self._text.load(users, known, self._expiry(now, users)),
         )
         before = self.trouble
@@ -280,8 +298,8 @@ class VectorMemory:
         if made[0] is not None and self.trouble is before:
             self._recover()
         if self._retention is not None and self._retention.refresh:
-            for one, found in zip(batch, answers, strict=True):
-                self._uses.note(one.scope.user_id, [item.id for item in found], now)
+            for one, answer in zip(batch, answers, strict=True):
+                self._uses.note(one.scope.user_id, [item.id for item in (*answer.profile, *answer.found)], now)
         return answers
 
     # What keeps it whole
@@ -555,24 +573,27 @@ class VectorMemory:
         loaded: Mapping[str, Loaded],
         made: _Vectors,
         held: dict[str, Shelf],
-    ) -> list[Sequence[MemoryItem]]:
-        vectors, trouble = made
+    ) -> list[ProfiledRecall]:
+        rows, trouble = made
+        vectors = iter(()) if rows is None else iter(rows)
         now = self._clock()
         shelves, troubles = self._lay_out(loaded, held)
-        answers: list[Sequence[MemoryItem]] = []
-        for at, one in enumerate(batch):
+        answers: list[ProfiledRecall] = []
+        for one in batch:
             user = one.scope.user_id
             which = FactFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
+            expired = loaded[user].expired
             found = shelves[user].rank(
                 parse(one.query),
                 one.scope,
                 which,
                 limit=one.limit,
                 weights=self._weights,
-                near=shelves[user].near(None if vectors is None else vectors[at]),
-                expired=loaded[user].expired,
+                near=shelves[user].near(next(vectors, None) if one.query else None),
+                expired=expired,
             )
-            answers.append(recalled(found, trouble or troubles.get(user)))
+            profile = profile_of(shelves[user].pinned(one.scope, which, expired), ()) if one.with_profile else []
+            answers.append(ProfiledRecall(profile=profile, found=recalled(found, trouble or troubles.get(user))))
         return answers
 
     def _lay_out(self, loaded: Mapping[str, Loaded], held: dict[str, Shelf]) -> tuple[dict[str, Shelf], dict[str, str]]:

@@ -31,6 +31,7 @@ from turnwise.memory.lexical_memory import LexicalMemory
 from turnwise.memory.long_term import MemoryItem, ProfiledRecall, Scope, Source
 from turnwise.memory.sections import make_profile
 from turnwise.memory.tokens import ByteCounter
+from turnwise.memory.vector_memory import VectorMemory
 
 ADA = Scope(user_id="ada", session_id=SESSION, agent="clerk")
 _FACTS, _LIKES, _RULES, _SKILL = MemoryType.FACTS, MemoryType.PREFERENCES, MemoryType.INSTRUCTIONS, MemoryType.SKILL
@@ -281,3 +282,41 @@ def test_no_memory_keeps_the_profile_of_another_out() -> None:
     profile = make_profile({"a": long, "b": [WHO[4], pinned]}, counter=ByteCounter(), max_tokens=400)
     assert [item.id for item in profile.items["b"]] == ["w3", "w4"] and 1 < len(profile.items["a"]) < 9
     assert profile.left_out == {"a": {"token_budget": len(long) - len(profile.items["a"])}}
+
+
+def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_path: Path) -> None:
+    async def story() -> None:
+        def make() -> VectorMemory:
+            return VectorMemory(tmp_path / "said.db", embedding=None)
+
+        memory, eve = make(), Scope(user_id="eve", agent="clerk")
+        said = [MemoryItem(id=name, text=f"user: The {name} is mine.", created_at=1e9) for name in ("boat", "car")]
+        skill = MemoryItem(id="skill", text="Fold paper.", type=_SKILL)
+        await memory.remember(ADA, [*said, skill])
+        await memory.remember(eve, said)
+        for name in ("boat", "skill"):
+            assert await memory.pin(ADA, name, True)
+        assert not await memory.pin(ADA, "none", True) and not await memory.pin(replace(ADA, agent="b"), "skill", True)
+        core = await chat(memory)
+        given = await request(core, "Suggest a snack")
+        assert "The boat is mine" in section(given) and "Fold paper" in section(given) and "car" not in section(given)
+        given = await request(core, "Whose are the boat and the car?")
+        (recalled,) = [block.text for block in given if isinstance(block, Recalled)]
+        assert recalled.count("The boat") == recalled.count("The car") == 1 and "The boat" in section(given)
+        assert (await told(core)).profile == {"memory 0": 2}
+        assert (await memory.recall_with_profile(eve, "")).profile == []
+        assert [item.id for item in (await memory.recall_with_profile(replace(ADA, agent="b"), "")).profile] == ["boat"]
+        # in another process, also one that has read them before
+        later, host = make(), MemoryHost(b"")
+        host._opening = asyncio.create_task(asyncio.sleep(0, later))
+        answers = await asyncio.gather(
+            host.do_recall_with_profile(ADA, "car", limit=5), host.do_recall(ADA, "car"), host.do_recall(eve, "boat")
+        )
+        assert {item.id for item in answers[0].profile} == {"boat", "skill"}
+        assert [found[0].id for found in (answers[0].found, *answers[1:])] == ["car", "car", "boat"]
+        assert await memory.pin(ADA, "boat", False) and await host.do_pin(ADA, "skill", False)
+        for each in (memory, later):
+            assert (await each.recall_with_profile(ADA, "")).profile == []
+            await each.close()
+
+    asyncio.run(story())

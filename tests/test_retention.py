@@ -134,6 +134,36 @@ def test_what_is_recalled_is_used_and_nothing_else(make: Make, clock: Clock) -> 
     run(story)
 
 
+def test_what_is_in_the_profile_is_used_whenever_its_user_asks(make: Make, clock: Clock) -> None:
+    async def story() -> None:
+        memory = make()
+        for scope in (ANN, BOB):
+            await memory.remember(scope, [item("1", "a walrus", pinned=True), item("2", "a boat", type=SKILL)])
+        for _ in range(3):
+            clock.now += KEEP_S - 1
+            found = await memory.recall_with_profile(ANN, "What is 2 + 2?")
+            assert found.found == [] and [each.id for each in found.profile] == ["1"]
+        assert (await memory.recall_with_profile(BOB, "")).profile == []
+        assert await memory.sweep() == 3
+        assert [each.id for each in (await memory.recall_with_profile(ANN, "")).profile] == ["1"]
+        await memory.close()
+
+    run(story)
+
+
+def test_the_profile_refreshes_nothing_if_that_is_asked_for(make: Make, clock: Clock) -> None:
+    async def story() -> None:
+        memory = make(refresh=False)
+        await memory.remember(ANN, [item("1", "a walrus", pinned=True)])
+        clock.now += KEEP_S
+        assert [each.id for each in (await memory.recall_with_profile(ANN, "")).profile] == ["1"]
+        clock.now += 1
+        assert (await memory.recall_with_profile(ANN, "")).profile == []
+        await memory.close()
+
+    run(story)
+
+
 def test_recall_refreshes_nothing_if_that_is_asked_for(make: Make, clock: Clock) -> None:
     async def story() -> None:
         memory = make(refresh=False)

@@ -57,7 +57,7 @@ test: $(READY) ## run all tests but the soak, in three lanes
 
 .PHONY: races
 races: $(READY) ## run all schedules of the races and random histories, of which `make test` runs a tenth or less
-	TURNWISE_ALL=1 $(BIN)/python -m pytest --timeout 900 $$(grep -lE 'TURNWISE_ALL|import share' tests/test_*.py) $(ARGS)
+	TURNWISE_ALL=1 $(BIN)/python -m pytest --timeout 900 $$(grep -lE 'TURNWISE_ALL|import share' tests/*/test_*.py) $(ARGS)
 
 .PHONY: soak
 soak: $(READY) ## inject 10,000 faults over 20 minutes or more, and write what came of it to tests/soak/LAST.md
@@ -65,7 +65,7 @@ soak: $(READY) ## inject 10,000 faults over 20 minutes or more, and write what c
 
 .PHONY: siege
 siege: $(READY) ## attack it from outside for 20 minutes, and write what came of it to tests/siege/LAST.md
-	RAY_worker_niceness=0 PYTHONPATH=tests:tests/siege $(BIN)/python tests/siege/siege.py $(ARGS)
+	RAY_worker_niceness=0 PYTHONPATH=tests/support:tests/siege $(BIN)/python tests/siege/siege.py $(ARGS)
 
 .PHONY: lint
 lint: $(READY) ## format, lint, types
@@ -75,7 +75,7 @@ lint: $(READY) ## format, lint, types
 
 .PHONY: check
 check: lint ## lint, and house rules, what is in the wheel, what the README shows
-	$(BIN)/python -m pytest tests/test_house.py tests/test_wheel.py tests/test_readme.py
+	$(BIN)/python -m pytest tests/project/test_house.py tests/project/test_wheel.py tests/project/test_readme.py
 
 # 740 MB, which take a minute, and nothing of it is turnwise's: so it has an environment of its own.
 LITELLM := .venv-litellm
@@ -87,27 +87,27 @@ $(LITELLM)/ready: requirements-litellm.lock
 
 .PHONY: test-litellm
 test-litellm: $(READY) $(LITELLM)/ready ## run the tests with LiteLLM's proxy in between, which this installs
-	$(BIN)/python -m pytest -m litellm tests/test_litellm.py $(ARGS)
+	$(BIN)/python -m pytest -m litellm tests/inference/test_litellm.py $(ARGS)
 
 .PHONY: quirks
 quirks: $(READY) ## list what servers send, and what came of each
-	PYTHONPATH=examples $(BIN)/python tests/test_quirks.py
+	PYTHONPATH=examples:tests/support $(BIN)/python tests/inference/test_quirks.py
 
 .PHONY: test-bench
 test-bench: $(READY) ## see that the bench prints all that it is to print
-	$(BIN)/python -m pytest -m soak tests/test_bench.py $(ARGS)
+	$(BIN)/python -m pytest -m soak tests/project/test_bench.py $(ARGS)
 
 .PHONY: bench
 bench: $(READY) ## measure what turns and sessions cost; parts of it: make bench ARGS="openings packed"
-	PYTHONPATH=tests $(BIN)/python tests/bench/bench.py $(ARGS)
+	PYTHONPATH=tests/support $(BIN)/python tests/bench/bench.py $(ARGS)
 
 .PHONY: bench-memory
 bench-memory: $(READY) ## measure what long-term memory finds in conversations: make bench-memory DATA=file
-	PYTHONPATH=tests $(BIN)/python tests/bench/recall.py $(DATA) $(ARGS)
+	PYTHONPATH=tests/support $(BIN)/python tests/bench/recall.py $(DATA) $(ARGS)
 
 .PHONY: crowd
 crowd: $(READY) ## let 200 users chat, save and recall at once for ten minutes; shorter: make crowd ARGS="--seconds 20 --users 40"
-	PYTHONPATH=tests $(BIN)/python tests/bench/crowd.py $(ARGS)
+	PYTHONPATH=tests/support $(BIN)/python tests/bench/crowd.py $(ARGS)
 
 .PHONY: clean
 clean: ## remove .venv, caches and builds

@@ -1,1 +1,4 @@
-"""What lives on the cluster: sessions, their actors and handles, inference. The only folder that imports ray."""
+"""What lives on the cluster: sessions, their actors and handles, inference. The only folder that imports ray.
+
+Rooms build on each other in this order: inference, memory, session, cluster, hosting, client.
+"""

@@ -61,7 +61,7 @@ from turnwise import (
     WorkingMemory,
     blocks,
 )
-from turnwise.memory.chat import encode
+from turnwise.memory.providers.openai_chat import encode
 
 SYSTEM = "You help the employees of Northwind. Answer in two sentences, from the handbook and what you remember."
 

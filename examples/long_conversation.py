@@ -52,8 +52,8 @@ from turnwise import (
     blocks,
     events,
 )
-from turnwise.memory.chat import decode
-from turnwise.memory.long_term import Source
+from turnwise.memory.longterm.base import Source
+from turnwise.memory.providers.openai_chat import decode
 
 # tiktoken's vocabulary may not be on this machine, and nothing here needs the network: so a byte is a token. That is
 # some four times too much for English, and the window as large as one of 4,000 tokens.

@@ -1,1 +1,5 @@
-"""What is remembered: blocks, turns, events, and the stores that keep them. Imports nothing above `turnwise.errors`."""
+"""What is remembered, and where: conversations, stores, archives, long-term memory.
+
+Rooms, each importing only from those before it: conversation, providers, tokens, stores, event_store, archive,
+longterm, working. Nothing here imports Ray, or anything above `turnwise.errors`.
+"""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from turnwise.errors import ConfigError, WindowOverflowError
-from turnwise.memory.long_term import LongTermMemory, is_read_only
+from turnwise.memory.longterm.base import LongTermMemory, is_read_only
 from turnwise.strategies.flush_task import FlushTask
 from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.ranges import Range

@@ -7,10 +7,10 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from turnwise.memory.blocks import Summary, System
-from turnwise.memory.long_term import LongTermMemory, MemoryItem
-from turnwise.memory.spans import Span, Spans, join
-from turnwise.memory.turn_items import Own, turn_item
+from turnwise.memory.conversation.blocks import Summary, System
+from turnwise.memory.conversation.spans import Span, Spans, join
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem
+from turnwise.memory.longterm.turn_items import Own, turn_item
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.window import Window
 

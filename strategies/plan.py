@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from turnwise.errors import InvalidRequestError, StrategyError
-from turnwise.memory.blocks import Block, Summary, System, ToolResult, ToolUse, User
-from turnwise.memory.rules import ANTHROPIC, CHAT, RESPONSES, check
-from turnwise.memory.spans import Span, Spans, join
-from turnwise.memory.transcript import messages_of
+from turnwise.memory.conversation.blocks import Block, Summary, System, ToolResult, ToolUse, User
+from turnwise.memory.conversation.spans import Span, Spans, join
+from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.strategies.compaction import Compaction, Reason
 from turnwise.strategies.flush_task import FlushTask
 from turnwise.strategies.ranges import Range, Ranges, gaps, merge, overlap
@@ -35,7 +35,7 @@ Law = Literal[
     "decides the same again",
     "leaves nothing to do",
 ]
-"""What every strategy holds to: see `Plan.check`, `strategy.decide`, and for the last two `strategies/contract.py`."""
+"""What every strategy holds to: see `Plan.check`, `strategy.decide`, and for the last two `conformance.py`."""
 
 LAWS: tuple[Law, ...] = get_args(Law)
 

@@ -14,7 +14,7 @@ class OverflowStrategy(Protocol):
     """Decides; the session carries out. Travels to the session's process by pickle.
 
     A decision is pure: it depends on the window, the budget and the strategy's settings, and changes nothing. It holds
-    to the laws of `Plan.check`, and once it is carried out there is nothing more to do: `strategies/contract.py` shows
+    to the laws of `Plan.check`, and once it is carried out there is nothing more to do: `conformance.py` shows
     that on random conversations.
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.errors import SummaryRefusedError
-from turnwise.memory.blocks import (
+from turnwise.memory.conversation.blocks import (
     Block,
     CacheCheckpoint,
     Citations,
@@ -24,7 +24,7 @@ from turnwise.memory.blocks import (
     User,
     answer_text,
 )
-from turnwise.memory.tokens import TokenCounter
+from turnwise.memory.tokens.counter import TokenCounter
 from turnwise.strategies.ranges import Range, Ranges, merge, overlap
 from turnwise.strategies.window import Window
 

@@ -9,8 +9,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from turnwise.errors import ConfigError, WindowOverflowError
-from turnwise.memory.block_cache import BlockCache
-from turnwise.memory.blocks import (
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import (
     Block,
     CacheCheckpoint,
     Document,
@@ -22,9 +22,9 @@ from turnwise.memory.blocks import (
     Unknown,
     User,
 )
-from turnwise.memory.spans import Span, Spans, join, size
-from turnwise.memory.token_index import TokenIndex
-from turnwise.memory.tokens import TokenCounter
+from turnwise.memory.conversation.spans import Span, Spans, join, size
+from turnwise.memory.tokens.counter import TokenCounter
+from turnwise.memory.tokens.index import TokenIndex
 from turnwise.strategies.ranges import Range, Ranges, merge
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,14 +15,14 @@ from hypothesis import settings
 
 from engines import ScriptedEngine
 from scale import share
-from turnwise.actors.cluster import interruptible
-from turnwise.actors.manager import SessionManager
-from turnwise.memory.ids import new_id
+from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.cluster.ray_runtime import interruptible
+from turnwise.memory.conversation.ids import new_id
 from turnwise.testing.faulty_url import register
 
 if TYPE_CHECKING:
-    from postgresbox import PostgresServer
-    from redisbox import RedisServer
+    from postgres_server import PostgresServer
+    from redis_server import RedisServer
 
 # Ray reads this when it is imported, and hands it to the processes that it starts: no statistics leave the machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -30,7 +31,9 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it
 
 # The processes of sessions import the engines of these tests.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+ROOMS = [str(folder) for folder in sorted(Path(__file__).parent.iterdir()) if folder.is_dir()]
+sys.path += [room for room in ROOMS if room not in sys.path]
+os.environ["PYTHONPATH"] = os.pathsep.join([*ROOMS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 # And stores with faults, by their URLs.
 _faulty = tempfile.TemporaryDirectory(prefix="turnwise-")
@@ -137,7 +140,7 @@ def database(postgres: str) -> str:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator["PostgresServer"]:
     """A PostgreSQL that tests may stop: they leave it up."""
-    from postgresbox import PostgresServer
+    from postgres_server import PostgresServer
 
     with tempfile.TemporaryDirectory(prefix="turnwise-") as folder:
         server = PostgresServer(Path(folder))
@@ -150,7 +153,7 @@ def postgres_server() -> Iterator["PostgresServer"]:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator["RedisServer"]:
     """A Redis of the tests' own."""
-    from redisbox import RedisServer
+    from redis_server import RedisServer
 
     with tempfile.TemporaryDirectory(prefix="turnwise-") as folder:
         server = RedisServer(Path(folder), appendonly="no")
@@ -172,8 +175,8 @@ def redis_url(redis_server: "RedisServer") -> str:
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """What vector memories do in small steps, for the sake of others, takes larger ones and no rests."""
-    monkeypatch.setattr("turnwise.memory.vector_memory.REST", 0)
-    monkeypatch.setattr("turnwise.memory.vector_memory.DELETED", 64)
+    monkeypatch.setattr("turnwise.memory.longterm.vector.memory.REST", 0)
+    monkeypatch.setattr("turnwise.memory.longterm.vector.memory.DELETED", 64)
 
 
 @pytest.fixture
@@ -182,9 +185,11 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
 
     With `make races` they are as large as ever, and it returns one.
     """
-    from turnwise.memory import full_text, vector_index, vector_memory
-    from turnwise.memory.facts_memory import InMemoryFacts
-    from turnwise.memory.facts_sql import SQLFacts
+    from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+    from turnwise.memory.longterm.items.sql import SQLFacts
+    from turnwise.memory.longterm.vector import chroma as vector_index
+    from turnwise.memory.longterm.vector import memory as vector_memory
+    from turnwise.memory.longterm.vector import sqlite_items as full_text
 
     if share(10) == 10:
         return 1
@@ -201,7 +206,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator["Callable[..., RedisServer]"]:
     """Starts servers of Redis that a test may kill."""
-    from redisbox import RedisServer
+    from redis_server import RedisServer
 
     servers = []
 

@@ -20,17 +20,17 @@ from turnwise.errors import (
     UnsupportedBlockError,
     WindowOverflowError,
 )
-from turnwise.memory.blocks import Block, Text, Thinking, ToolResult, encode
-from turnwise.memory.calls import CallState
-from turnwise.memory.desk import MemoryDesk
-from turnwise.memory.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
-from turnwise.memory.params import of_later_step
-from turnwise.memory.transcript import Ledger, settle
-from turnwise.memory.turns import Turn
-from turnwise.memory.usage import Usage
+from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolResult, encode
+from turnwise.memory.conversation.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
+from turnwise.memory.conversation.model_params import of_later_step
+from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.transcript import Ledger, settle
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.session_memory import MemoryDesk
 
 if TYPE_CHECKING:
-    from turnwise.actors.active_run import ActiveRun
+    from turnwise.actors.session.active_run import ActiveRun
 
 
 class Desk(Protocol):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.errors import ConfigError
-from turnwise.memory.blocks import Block, Text, User
-from turnwise.memory.turns import Turn
-from turnwise.memory.usage import Usage
+from turnwise.memory.conversation.blocks import Block, Text, User
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.usage import Usage
 
 
 class EchoEngine:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.blocks import Block
-from turnwise.memory.calls import CallState
-from turnwise.memory.desk import MemoryDesk
-from turnwise.memory.events import Event
-from turnwise.memory.turns import Turn
-from turnwise.memory.usage import Usage
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.session_memory import MemoryDesk
 
 NewEvent = tuple[type[Event], dict[str, Any]]
 """An event to be: its class, and what is its own beside session, turn, run, number and time."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from turnwise.actors.inference.engine import InferenceRunner, StepContext
-from turnwise.memory.blocks import Block, System, ToolResult, ToolUse
-from turnwise.memory.turns import Turn
+from turnwise.memory.conversation.blocks import Block, System, ToolResult, ToolUse
+from turnwise.memory.conversation.turns import Turn
 
 
 @runtime_checkable

@@ -4,9 +4,11 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from turnwise.actors.budget import Budget, Price
-    from turnwise.actors.config import SessionConfig
-    from turnwise.actors.execution import AsyncExecutionHandle, ExecutionHandle
+    from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
+    from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+    from turnwise.actors.client.session import AsyncSession, Session
+    from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
+    from turnwise.actors.cluster.placement import Dedicated, Packed
     from turnwise.actors.inference.echo import EchoEngine
     from turnwise.actors.inference.engine import (
         EngineBuilder,
@@ -18,18 +20,16 @@ if _typing.TYPE_CHECKING:
         Structured,
         Suspend,
     )
-    from turnwise.actors.inference.memory_tools import memory_tools, notes_tools
     from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt
-    from turnwise.actors.inference.openai import AzureOpenAI, OpenAIEngine
-    from turnwise.actors.inference.registry import ToolRegistry
-    from turnwise.actors.inference.tool_context import ToolContext
-    from turnwise.actors.inference.tool_loop import ToolLoop
-    from turnwise.actors.inference.tools import Tool, external_tool, tool
-    from turnwise.actors.manager import AsyncSessionManager, SessionManager
-    from turnwise.actors.memory_config import MemoryConfig
-    from turnwise.actors.placement import Dedicated, Packed
-    from turnwise.actors.session import AsyncSession, Session
-    from turnwise.actors.session_memory import AsyncSessionMemory, SessionMemory
+    from turnwise.actors.inference.openai.engine import AzureOpenAI, OpenAIEngine
+    from turnwise.actors.inference.tools.context import ToolContext
+    from turnwise.actors.inference.tools.loop import ToolLoop
+    from turnwise.actors.inference.tools.memory_tools import memory_tools, notes_tools
+    from turnwise.actors.inference.tools.registry import ToolRegistry
+    from turnwise.actors.inference.tools.tool import Tool, external_tool, tool
+    from turnwise.actors.memory.config import MemoryConfig
+    from turnwise.actors.session.budget import Budget, Price
+    from turnwise.actors.session.config import SessionConfig
     from turnwise.errors import (
         ArchiveError,
         CallDecidedError,
@@ -100,47 +100,47 @@ if _typing.TYPE_CHECKING:
         WorkingMemoryError,
         WrongKeyError,
     )
-    from turnwise.memory import blocks, events
-    from turnwise.memory.archive import export_session, import_session
-    from turnwise.memory.calls import PendingCall
-    from turnwise.memory.categories import MemoryCategory, MemoryType
-    from turnwise.memory.desk import MemoryDesk
-    from turnwise.memory.encrypted_history import EncryptedHistory
-    from turnwise.memory.encrypted_store import EncryptedStore
-    from turnwise.memory.encryption import Encryption
-    from turnwise.memory.erasing import Erasure
-    from turnwise.memory.extractive import ExtractiveMemory
-    from turnwise.memory.facts import FactStore
-    from turnwise.memory.facts_memory import InMemoryFacts
-    from turnwise.memory.facts_redis import RedisFacts
-    from turnwise.memory.facts_sql import SQLFacts
-    from turnwise.memory.forgotten import Forgotten
-    from turnwise.memory.forms import FreeText, JsonForm, Markdown
-    from turnwise.memory.full_text import FullText
-    from turnwise.memory.history import HistoryStore
-    from turnwise.memory.in_memory import InMemoryStore
-    from turnwise.memory.lexical_memory import LexicalMemory
-    from turnwise.memory.long_term import DegradedRecall, LongTermMemory, MemoryItem, Scope, Source
-    from turnwise.memory.notes_redis import RedisNotes
-    from turnwise.memory.notes_sql import SQLNotes
-    from turnwise.memory.params import ModelParams
-    from turnwise.memory.retention import Retention
-    from turnwise.memory.runs import RunRecord
-    from turnwise.memory.sessions import SessionRecord
-    from turnwise.memory.sql import SQLStore
-    from turnwise.memory.static import StaticMemory
-    from turnwise.memory.steps import Step
-    from turnwise.memory.store import SessionStore
-    from turnwise.memory.store_redis import RedisStore
-    from turnwise.memory.sweeping import Swept
-    from turnwise.memory.tokens import ByteCounter, TiktokenCounter, TokenCounter, counter_for
-    from turnwise.memory.transcript import Ledger
-    from turnwise.memory.turns import Turn
-    from turnwise.memory.urls import open_facts, open_notes
-    from turnwise.memory.usage import Usage
-    from turnwise.memory.vector_index import ChromaFolder, ChromaServer, VectorIndex
-    from turnwise.memory.vector_memory import VectorMemory
-    from turnwise.memory.working import WorkingMemory
+    from turnwise.memory.archive.expiry import Swept
+    from turnwise.memory.archive.export import export_session, import_session
+    from turnwise.memory.conversation import blocks, events
+    from turnwise.memory.conversation.model_params import ModelParams
+    from turnwise.memory.conversation.runs import RunRecord
+    from turnwise.memory.conversation.sessions import SessionRecord
+    from turnwise.memory.conversation.steps import Step
+    from turnwise.memory.conversation.tool_calls import PendingCall
+    from turnwise.memory.conversation.transcript import Ledger
+    from turnwise.memory.conversation.turns import Turn
+    from turnwise.memory.conversation.usage import Usage
+    from turnwise.memory.event_store.base import HistoryStore
+    from turnwise.memory.event_store.encrypted import EncryptedHistory
+    from turnwise.memory.longterm.base import DegradedRecall, LongTermMemory, MemoryItem, Scope, Source
+    from turnwise.memory.longterm.deletion import Erasure
+    from turnwise.memory.longterm.deletion_report import Forgotten
+    from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+    from turnwise.memory.longterm.items.base import FactStore
+    from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+    from turnwise.memory.longterm.items.redis import RedisFacts
+    from turnwise.memory.longterm.items.sql import SQLFacts
+    from turnwise.memory.longterm.keyword import LexicalMemory
+    from turnwise.memory.longterm.retention import Retention
+    from turnwise.memory.longterm.session_memory import MemoryDesk
+    from turnwise.memory.longterm.static import StaticMemory
+    from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+    from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaServer, VectorIndex
+    from turnwise.memory.longterm.vector.memory import VectorMemory
+    from turnwise.memory.longterm.vector.sqlite_items import FullText
+    from turnwise.memory.stores.base import SessionStore
+    from turnwise.memory.stores.encrypted.settings import Encryption
+    from turnwise.memory.stores.encrypted.store import EncryptedStore
+    from turnwise.memory.stores.in_memory import InMemoryStore
+    from turnwise.memory.stores.redis.store import RedisStore
+    from turnwise.memory.stores.sql.store import SQLStore
+    from turnwise.memory.stores.urls import open_facts, open_notes
+    from turnwise.memory.tokens.counter import ByteCounter, TiktokenCounter, TokenCounter, counter_for
+    from turnwise.memory.working.formats import FreeText, JsonForm, Markdown
+    from turnwise.memory.working.memory import WorkingMemory
+    from turnwise.memory.working.redis import RedisNotes
+    from turnwise.memory.working.sql import SQLNotes
     from turnwise.strategies.compaction import Compaction
     from turnwise.strategies.delete_oldest import DeleteOldest
     from turnwise.strategies.flush import FlushToMemory
@@ -326,20 +326,20 @@ __all__ = [
 _HOMES = {
     name: home
     for home, names in {
-        "turnwise.memory.transcript": ["Ledger"],
-        "turnwise.memory.categories": ["MemoryCategory", "MemoryType"],
-        "turnwise.memory.facts": ["FactStore"],
-        "turnwise.memory.extractive": ["ExtractiveMemory"],
-        "turnwise.memory.facts_memory": ["InMemoryFacts"],
-        "turnwise.memory.facts_redis": ["RedisFacts"],
-        "turnwise.memory.facts_sql": ["SQLFacts"],
-        "turnwise.memory.full_text": ["FullText"],
-        "turnwise.memory.lexical_memory": ["LexicalMemory"],
-        "turnwise.memory.static": ["StaticMemory"],
-        "turnwise.memory.vector_index": ["ChromaFolder", "ChromaServer", "VectorIndex"],
-        "turnwise.memory.vector_memory": ["VectorMemory"],
-        "turnwise.memory.long_term": ["DegradedRecall", "LongTermMemory", "MemoryItem", "Scope", "Source"],
-        "turnwise.memory.tokens": ["ByteCounter", "TiktokenCounter", "TokenCounter", "counter_for"],
+        "turnwise.memory.conversation.transcript": ["Ledger"],
+        "turnwise.memory.longterm.types": ["MemoryCategory", "MemoryType"],
+        "turnwise.memory.longterm.items.base": ["FactStore"],
+        "turnwise.memory.longterm.extraction.memory": ["ExtractiveMemory"],
+        "turnwise.memory.longterm.items.in_memory": ["InMemoryFacts"],
+        "turnwise.memory.longterm.items.redis": ["RedisFacts"],
+        "turnwise.memory.longterm.items.sql": ["SQLFacts"],
+        "turnwise.memory.longterm.vector.sqlite_items": ["FullText"],
+        "turnwise.memory.longterm.keyword": ["LexicalMemory"],
+        "turnwise.memory.longterm.static": ["StaticMemory"],
+        "turnwise.memory.longterm.vector.chroma": ["ChromaFolder", "ChromaServer", "VectorIndex"],
+        "turnwise.memory.longterm.vector.memory": ["VectorMemory"],
+        "turnwise.memory.longterm.base": ["DegradedRecall", "LongTermMemory", "MemoryItem", "Scope", "Source"],
+        "turnwise.memory.tokens.counter": ["ByteCounter", "TiktokenCounter", "TokenCounter", "counter_for"],
         "turnwise.strategies.compaction": ["Compaction"],
         "turnwise.strategies.delete_oldest": ["DeleteOldest"],
         "turnwise.strategies.flush": ["FlushToMemory"],
@@ -348,17 +348,17 @@ _HOMES = {
         "turnwise.strategies.summarize": ["Summarize"],
         "turnwise.strategies.trim": ["Trim"],
         "turnwise.strategies.window": ["TokenBudget", "Window"],
-        "turnwise.memory.steps": ["Step"],
-        "turnwise.memory.sessions": ["SessionRecord"],
-        "turnwise.memory.params": ["ModelParams"],
-        "turnwise.memory.runs": ["RunRecord"],
-        "turnwise.memory.history": ["HistoryStore"],
-        "turnwise.memory.calls": ["PendingCall"],
-        "turnwise.actors.inference.tool_loop": ["ToolLoop"],
+        "turnwise.memory.conversation.steps": ["Step"],
+        "turnwise.memory.conversation.sessions": ["SessionRecord"],
+        "turnwise.memory.conversation.model_params": ["ModelParams"],
+        "turnwise.memory.conversation.runs": ["RunRecord"],
+        "turnwise.memory.event_store.base": ["HistoryStore"],
+        "turnwise.memory.conversation.tool_calls": ["PendingCall"],
+        "turnwise.actors.inference.tools.loop": ["ToolLoop"],
         "turnwise.actors.inference.middleware": ["LogCalls", "Middleware", "ReorderResults", "SystemPrompt"],
-        "turnwise.actors.budget": ["Budget", "Price"],
-        "turnwise.actors.config": ["SessionConfig"],
-        "turnwise.actors.execution": ["AsyncExecutionHandle", "ExecutionHandle"],
+        "turnwise.actors.session.budget": ["Budget", "Price"],
+        "turnwise.actors.session.config": ["SessionConfig"],
+        "turnwise.actors.client.execution": ["AsyncExecutionHandle", "ExecutionHandle"],
         "turnwise.actors.inference.echo": ["EchoEngine"],
         "turnwise.actors.inference.engine": [
             "EngineBuilder",
@@ -370,14 +370,14 @@ _HOMES = {
             "Structured",
             "Suspend",
         ],
-        "turnwise.actors.inference.openai": ["AzureOpenAI", "OpenAIEngine"],
-        "turnwise.actors.inference.memory_tools": ["memory_tools", "notes_tools"],
-        "turnwise.actors.inference.registry": ["ToolRegistry"],
-        "turnwise.actors.inference.tool_context": ["ToolContext"],
-        "turnwise.actors.inference.tools": ["Tool", "external_tool", "tool"],
-        "turnwise.actors.manager": ["AsyncSessionManager", "SessionManager"],
-        "turnwise.actors.placement": ["Dedicated", "Packed"],
-        "turnwise.actors.session": ["AsyncSession", "Session"],
+        "turnwise.actors.inference.openai.engine": ["AzureOpenAI", "OpenAIEngine"],
+        "turnwise.actors.inference.tools.memory_tools": ["memory_tools", "notes_tools"],
+        "turnwise.actors.inference.tools.registry": ["ToolRegistry"],
+        "turnwise.actors.inference.tools.context": ["ToolContext"],
+        "turnwise.actors.inference.tools.tool": ["Tool", "external_tool", "tool"],
+        "turnwise.actors.client.manager": ["AsyncSessionManager", "SessionManager"],
+        "turnwise.actors.cluster.placement": ["Dedicated", "Packed"],
+        "turnwise.actors.client.session": ["AsyncSession", "Session"],
         "turnwise.errors": [
             "ArchiveError",
             "CallDecidedError",
@@ -448,29 +448,29 @@ _HOMES = {
             "StillEncryptedError",
             "WrongKeyError",
         ],
-        "turnwise.memory": ["blocks", "events"],
-        "turnwise.memory.archive": ["export_session", "import_session"],
-        "turnwise.memory.sweeping": ["Swept"],
-        "turnwise.memory.in_memory": ["InMemoryStore"],
-        "turnwise.memory.sql": ["SQLStore"],
-        "turnwise.memory.store": ["SessionStore"],
-        "turnwise.memory.store_redis": ["RedisStore"],
-        "turnwise.memory.turns": ["Turn"],
-        "turnwise.memory.usage": ["Usage"],
-        "turnwise.actors.memory_config": ["MemoryConfig"],
-        "turnwise.actors.session_memory": ["AsyncSessionMemory", "SessionMemory"],
-        "turnwise.memory.desk": ["MemoryDesk"],
-        "turnwise.memory.encrypted_history": ["EncryptedHistory"],
-        "turnwise.memory.encrypted_store": ["EncryptedStore"],
-        "turnwise.memory.encryption": ["Encryption"],
-        "turnwise.memory.erasing": ["Erasure"],
-        "turnwise.memory.forgotten": ["Forgotten"],
-        "turnwise.memory.forms": ["FreeText", "JsonForm", "Markdown"],
-        "turnwise.memory.notes_redis": ["RedisNotes"],
-        "turnwise.memory.notes_sql": ["SQLNotes"],
-        "turnwise.memory.retention": ["Retention"],
-        "turnwise.memory.urls": ["open_facts", "open_notes"],
-        "turnwise.memory.working": ["WorkingMemory"],
+        "turnwise.memory.conversation": ["blocks", "events"],
+        "turnwise.memory.archive.export": ["export_session", "import_session"],
+        "turnwise.memory.archive.expiry": ["Swept"],
+        "turnwise.memory.stores.in_memory": ["InMemoryStore"],
+        "turnwise.memory.stores.sql.store": ["SQLStore"],
+        "turnwise.memory.stores.base": ["SessionStore"],
+        "turnwise.memory.stores.redis.store": ["RedisStore"],
+        "turnwise.memory.conversation.turns": ["Turn"],
+        "turnwise.memory.conversation.usage": ["Usage"],
+        "turnwise.actors.memory.config": ["MemoryConfig"],
+        "turnwise.actors.client.session_memory": ["AsyncSessionMemory", "SessionMemory"],
+        "turnwise.memory.longterm.session_memory": ["MemoryDesk"],
+        "turnwise.memory.event_store.encrypted": ["EncryptedHistory"],
+        "turnwise.memory.stores.encrypted.store": ["EncryptedStore"],
+        "turnwise.memory.stores.encrypted.settings": ["Encryption"],
+        "turnwise.memory.longterm.deletion": ["Erasure"],
+        "turnwise.memory.longterm.deletion_report": ["Forgotten"],
+        "turnwise.memory.working.formats": ["FreeText", "JsonForm", "Markdown"],
+        "turnwise.memory.working.redis": ["RedisNotes"],
+        "turnwise.memory.working.sql": ["SQLNotes"],
+        "turnwise.memory.longterm.retention": ["Retention"],
+        "turnwise.memory.stores.urls": ["open_facts", "open_notes"],
+        "turnwise.memory.working.memory": ["WorkingMemory"],
     }.items()
     for name in names
 }
@@ -481,6 +481,6 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]
-    if home == "turnwise.memory":
+    if home == "turnwise.memory.conversation":
         return _importlib.import_module(f"{home}.{name}")
     return getattr(_importlib.import_module(home), name)

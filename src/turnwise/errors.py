@@ -81,7 +81,7 @@ import reprlib
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from turnwise.memory.turns import Turn
+    from turnwise.memory.conversation.turns import Turn
 
 
 _OWNER = re.compile(r"(\x1f|\\x1f)[0-9a-f]{32}")

@@ -30,12 +30,13 @@ from unittest import mock
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
-import forgetting
 import openai
-import packing
 import ray
-import remembering
 import sqlalchemy as sa
+
+import forgetting
+import packing
+import remembering
 import window
 from harness import Samples, Table, end_process, prompt_of, retire
 
@@ -61,13 +62,13 @@ from turnwise import (
     Turn,
     tool,
 )
-from turnwise.actors.core import SessionCore
-from turnwise.actors.homes import MAX_CALLS
-from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse, User
-from turnwise.memory.events import Appending, Event, TextDelta
-from turnwise.memory.ids import new_id
-from turnwise.memory.spans import Span
-from turnwise.memory.store import Commit
+from turnwise.actors.client.actor_lookup import MAX_CALLS
+from turnwise.actors.session.core import SessionCore
+from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.events import Appending, Event, TextDelta
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.stores.base import Commit
 
 NAMESPACE = "bench"
 

@@ -25,11 +25,11 @@ from random import Random
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 import ray
+
 from harness import Samples
 from remembering import vector_memory
-
 from turnwise import AsyncSession, AsyncSessionManager, Packed, RunContext, SessionView, Turn
-from turnwise.memory.blocks import Block, Recalled, Text
+from turnwise.memory.conversation.blocks import Block, Recalled, Text
 
 HOSTS = 2
 ADDED_MS = 20

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from messages import Half, half_of
-
-from turnwise.memory.categories import MemoryType
-from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
+from turnwise.memory.longterm.types import MemoryType
 
 PRECISION, WHOLE = 0.90, 0.80
 """Goals: the share of what is recalled that answers, and the share of questions with exactly the right answer."""

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from harness import Samples, Table, prompt_of, retire
 from remembering import Model, vector_memory
-
 from turnwise import Scope, Session, SessionManager
-from turnwise.memory.long_term import MemoryItem
+from turnwise.memory.longterm.base import MemoryItem
 
 CHATTERS = 4
 """How many users chat, one turn after the other."""

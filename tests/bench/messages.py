@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
 
-from turnwise.memory.long_term import MemoryItem, Source
+from turnwise.memory.longterm.base import MemoryItem, Source
 
 Half = Literal["dev", "held out"]
 Kind = Literal["bare", "short", "long", "typo", "follow-up", "telegram", "lower", "changed subject", "nothing"]

@@ -38,24 +38,24 @@ from typing import Protocol
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many threads on either side of a comparison
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+import ray
+
 import fact_set
 import messages
-import ray
 import standing
 import weights
 from messages import GOALS, KINDS, Conversation, Half, Kind, Message
-
-from turnwise.actors import memory_retrieval
-from turnwise.memory.blocks import Text, User
-from turnwise.memory.extractive import ExtractiveMemory
-from turnwise.memory.facts_memory import InMemoryFacts
-from turnwise.memory.full_text import FullText
-from turnwise.memory.lexical_memory import LexicalMemory
-from turnwise.memory.long_term import LongTermMemory, MemoryItem, Scope, Source
-from turnwise.memory.quoting import quote
-from turnwise.memory.ranking import Weights
-from turnwise.memory.vector_index import ChromaFolder, ChromaInMemory, EmbeddingFunction, VectorIndex
-from turnwise.memory.vector_memory import Recall, VectorMemory
+from turnwise.actors.session import memory_retrieval
+from turnwise.memory.conversation.blocks import Text, User
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.longterm.search.ranking import Weights
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, EmbeddingFunction, VectorIndex
+from turnwise.memory.longterm.vector.memory import Recall, VectorMemory
+from turnwise.memory.longterm.vector.sqlite_items import FullText
 from turnwise.testing.embedding import HashEmbedding
 
 LIMIT = 10

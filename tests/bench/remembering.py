@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness import Samples, Table, prompt_of, retire
-
 from turnwise import (
     MemoryConfig,
     RunContext,
@@ -17,11 +16,11 @@ from turnwise import (
     Turn,
     VectorMemory,
 )
-from turnwise.actors.memory_actor import RemoteMemory
-from turnwise.memory.blocks import Block, Text
-from turnwise.memory.full_text import FullText
-from turnwise.memory.long_term import MemoryItem
-from turnwise.memory.vector_index import ChromaFolder, VectorIndex
+from turnwise.actors.cluster.memory_actor import RemoteMemory
+from turnwise.memory.conversation.blocks import Block, Text
+from turnwise.memory.longterm.base import MemoryItem
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex
+from turnwise.memory.longterm.vector.sqlite_items import FullText
 from turnwise.testing.embedding import HashEmbedding
 
 MODEL_S = 0.03

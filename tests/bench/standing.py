@@ -15,12 +15,11 @@ from typing import Any
 
 import fact_set
 from messages import WORDS, Half, half_of
-
-from turnwise.memory.blocks import Block, Recalled, Text
-from turnwise.memory.categories import MemoryType
-from turnwise.memory.extractive import ExtractiveMemory
-from turnwise.memory.facts_sql import SQLFacts
-from turnwise.memory.quoting import quote
+from turnwise.memory.conversation.blocks import Block, Recalled, Text
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.longterm.types import MemoryType
 
 AGENTS = {"sarah": "hr", "tom": "code", "mei": "coach", "omar": "kitchen", "ines": "desk", "paul": "coach"}
 

@@ -22,22 +22,22 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-import fact_set
-import messages
 import numpy as np
-from messages import GOALS, Conversation
 from numpy.typing import NDArray
 
-from turnwise.actors import memory_retrieval
-from turnwise.memory.blocks import User
-from turnwise.memory.facts import FactFilter
-from turnwise.memory.facts_memory import InMemoryFacts
-from turnwise.memory.lexical_memory import LexicalMemory
-from turnwise.memory.long_term import MemoryItem, Scope
-from turnwise.memory.query import Query, parse
-from turnwise.memory.ranking import FACTS, Weights
-from turnwise.memory.shelf import Shelf, shelf_of
-from turnwise.memory.vector_index import EmbeddingFunction
+import fact_set
+import messages
+from messages import GOALS, Conversation
+from turnwise.actors.session import memory_retrieval
+from turnwise.memory.conversation.blocks import User
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.items.base import FactFilter
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.search.query import Query, parse
+from turnwise.memory.longterm.search.ranking import FACTS, Weights
+from turnwise.memory.longterm.search.user_index import Shelf, shelf_of
+from turnwise.memory.longterm.vector.chroma import EmbeddingFunction
 
 Floats = NDArray[np.float32]
 

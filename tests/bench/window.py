@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import ray
 import tiktoken
+
 from harness import Samples, Table, end_process, prompt_of, retire
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -37,9 +38,9 @@ from turnwise import (
     Trim,
     Turn,
 )
-from turnwise.memory.blocks import Block, System, Text, ToolResult, ToolUse, User
-from turnwise.memory.events import Event, WindowCompacted
-from turnwise.strategies.conversations import Conversation
+from turnwise.memory.conversation.blocks import Block, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.events import Event, WindowCompacted
+from turnwise.strategies.conformance_conversations import Conversation
 from turnwise.strategies.strategy import decide
 
 SHORT, LONG = 1_000, 100_000

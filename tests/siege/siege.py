@@ -25,11 +25,11 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import ray
+
 from siege_callers import ANSWER_S, Caller, misuse, mutate
 from siege_engine import SiegeEngine
 from siege_ledger import Ledger
 from siege_stores import STORES, Store
-
 from turnwise import (
     AsyncSessionManager,
     Dedicated,

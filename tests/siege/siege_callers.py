@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from siege_ledger import Entry, Ledger
 from siege_stores import IMPORTED
-
 from turnwise import (
     ArchiveError,
     AsyncExecutionHandle,
@@ -27,9 +26,9 @@ from turnwise import (
     TurnwiseError,
     WaitTimeoutError,
 )
-from turnwise.memory.archive import export_session, import_session
-from turnwise.memory.blocks import Document, Image
-from turnwise.memory.urls import open_store
+from turnwise.memory.archive.export import export_session, import_session
+from turnwise.memory.conversation.blocks import Document, Image
+from turnwise.memory.stores.urls import open_store
 
 ANSWER_S = 60.0
 """Within so many seconds every verb answers, whatever is going on: else what it asked is bricked."""

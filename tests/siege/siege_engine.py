@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from turnwise import RunContext, SessionView, ToolLoop, ToolRegistry, Turn, tool
-from turnwise.memory.blocks import Block, Text, ToolResult, ToolUse, User, encode
+from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User, encode
 
 TOKEN = re.compile(r"tok\.(u\d+)\.(\d+)")
 

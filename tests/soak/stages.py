@@ -16,17 +16,17 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from clusterbox import HEALTH, NODE
-from postgresbox import PostgresServer
-from turnwise.actors.config import SessionConfig
-from turnwise.actors.manager import AsyncSessionManager
-from turnwise.actors.memory_config import MemoryConfig
-from turnwise.actors.placement import Dedicated, Packed, Placement
+from local_cluster import HEALTH, NODE
+from postgres_server import PostgresServer
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.memory.config import MemoryConfig
+from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import SessionNotFoundError
-from turnwise.memory.facts import all_facts
-from turnwise.memory.facts_sql import SQLFacts
-from turnwise.memory.lexical_memory import LexicalMemory
-from turnwise.memory.urls import open_store
+from turnwise.memory.longterm.items.base import all_facts
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.stores.urls import open_store
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.chaos import Bounds, chaos
 from turnwise.testing.faults import FaultPlan, Faults, Kind

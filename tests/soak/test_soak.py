@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 import pytest
-from stages import STAGES, Setting, packed_on_postgres
 
+from stages import STAGES, Setting, packed_on_postgres
 from turnwise.testing.report import Report
 
 MORE = 0.1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turnwise.errors import ConfigError
-from turnwise.memory.blocks import Block, User, encode
+from turnwise.memory.conversation.blocks import Block, User, encode
 
 What = Literal["prompt", "run", "end", "fork", "followed", "gone"]
 

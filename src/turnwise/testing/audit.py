@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.errors import CorruptRecordError, InvalidRequestError, SessionNotFoundError
-from turnwise.memory.block_cache import BlockCache
-from turnwise.memory.blocks import Block, Document, Image, Summary, System, User
-from turnwise.memory.events import Event, RunEnded, RunStarted
-from turnwise.memory.history import HistoryStore
-from turnwise.memory.rules import ANTHROPIC, CHAT, RESPONSES, check
-from turnwise.memory.runs import RunRecord
-from turnwise.memory.spans import Spans, union
-from turnwise.memory.store import SessionStore
-from turnwise.memory.transcript import messages_of
-from turnwise.memory.turns import Turn, TurnRecord
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import Block, Document, Image, Summary, System, User
+from turnwise.memory.conversation.events import Event, RunEnded, RunStarted
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.spans import Spans, union
+from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
+from turnwise.memory.stores.base import SessionStore
 from turnwise.testing.acknowledged import Acknowledged, Note, digest
 
 

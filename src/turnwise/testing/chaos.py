@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.actors.manager import AsyncSessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.errors import ConfigError
-from turnwise.memory.history import HistoryStore
-from turnwise.memory.store import SessionStore
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.base import SessionStore
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.audit import audit
 from turnwise.testing.faults import read_faults

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import cast
 
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
-from turnwise.actors.inference.registry import ToolRegistry
-from turnwise.actors.inference.tool_loop import ToolLoop
-from turnwise.memory.blocks import Block, Text, Thinking, ToolUse, User
-from turnwise.memory.rules import ANTHROPIC, CHAT, RESPONSES, check
-from turnwise.memory.transcript import messages_of
-from turnwise.memory.turns import Turn
+from turnwise.actors.inference.tools.loop import ToolLoop
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolUse, User
+from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.testing.crash import crash
 from turnwise.testing.faults import Faults, Kind
 from turnwise.testing.schedules import pause

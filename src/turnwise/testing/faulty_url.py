@@ -10,9 +10,9 @@ from typing import cast, get_args
 from urllib.parse import parse_qs, urlencode
 
 from turnwise.errors import StoreURLError
-from turnwise.memory.foreign_stores import GROUP
-from turnwise.memory.store import SessionStore
-from turnwise.memory.urls import open_store, resolve_url
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.plugins import GROUP
+from turnwise.memory.stores.urls import open_store, resolve_url
 from turnwise.testing.faults import FaultPlan, Faults, Kind
 from turnwise.testing.faulty_store import with_faults
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import ray
 
-from turnwise.actors.manager import AsyncSessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.errors import OverloadedError, SessionLostError, SessionNotFoundError, StoreError
 
 ASK_S = 5.0

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from turnwise.actors.admission import IfBusy
-from turnwise.actors.execution import AsyncExecutionHandle
-from turnwise.actors.manager import AsyncSessionManager
-from turnwise.actors.session import AsyncSession
+from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.session.admission import IfBusy
 from turnwise.errors import (
     NoActiveRunError,
     OverloadedError,
@@ -26,7 +26,7 @@ from turnwise.errors import (
     TurnNotFoundError,
     WaitTimeoutError,
 )
-from turnwise.memory.turns import Turn
+from turnwise.memory.conversation.turns import Turn
 from turnwise.testing.acknowledged import Acknowledged
 
 Answer = TypeVar("Answer")

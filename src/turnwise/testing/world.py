@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from turnwise.actors.approvals import Decision
-from turnwise.actors.config import SessionConfig
-from turnwise.actors.core import SessionCore
 from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     CorruptRecordError,
     SessionFencedError,
@@ -17,10 +17,10 @@ from turnwise.errors import (
     StoreClosedError,
     StoreError,
 )
-from turnwise.memory.history import HistoryStore
-from turnwise.memory.in_memory import InMemoryStore
-from turnwise.memory.sessions import SessionRecord
-from turnwise.memory.store import SessionStore
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.audit import Audit, audit

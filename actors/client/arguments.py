@@ -1,0 +1,173 @@
+"""What callers may pass to verbs, and the check of it before a request is made."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Collection, Mapping
+from functools import partial, wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, validate_call
+
+from turnwise.errors import InvalidInputError, shown
+from turnwise.memory.conversation.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
+from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
+from turnwise.memory.conversation.model_params import ModelParams, check_params
+from turnwise.memory.conversation.output_type import MAX_RETRIES
+from turnwise.memory.longterm.base import Status
+from turnwise.memory.longterm.deletion import Verify
+from turnwise.memory.longterm.types import MemoryType
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+MAX_SECONDS = 1e9
+"""The longest time limit of a verb: clocks, Ray and operating systems count on beyond it in ways of their own."""
+
+MAX_ITEMS = 2**31 - 1
+"""The largest `limit` of a page."""
+
+MAX_TEXT_BYTES = 4_000_000
+"""The largest text beside prompts, in UTF-8."""
+
+MAX_JSON_BYTES = 4_000_000
+"""The largest arguments of a call, or notes, as JSON in UTF-8."""
+
+
+def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Have a request check its arguments by their annotations, strictly, before anything of it is done.
+
+    Raises:
+        InvalidInputError: names the argument.
+    """
+    names = list(inspect.signature(request).parameters)
+    check = validate_call(config=ConfigDict(strict=True, defer_build=True))(request)
+
+    @wraps(request)
+    def made(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        try:
+            return check(*args, **kwargs)
+        except ValidationError as error:
+            raise _refusal(error, names) from None
+
+    return made
+
+
+def _refusal(error: ValidationError, names: list[str]) -> InvalidInputError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    name, *inner = first["loc"]
+    field = names[name] if isinstance(name, int) else name
+    field += "".join(f"[{shown(part)}]" for part in inner if part != "[key]")
+    why = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return InvalidInputError(field, shown(first["input"]), why)
+
+
+def _text(value: str) -> str:
+    plain = plain_text(value)
+    if (size := len(plain.encode())) > MAX_TEXT_BYTES:
+        raise ValueError(f"must take at most {MAX_TEXT_BYTES} bytes in UTF-8, not {size}")
+    return plain
+
+
+def _item_id(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must be text without null characters")
+    return _text(value)
+
+
+def _mapping(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _types(value: Any) -> tuple[MemoryType, ...]:
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        raise ValueError("must be a list of memory types, such as [MemoryType.FACTS]")
+    return tuple(_type(each) for each in value)
+
+
+def _type(value: Any) -> MemoryType:
+    try:
+        return MemoryType(plain_text(value) if isinstance(value, str) else "")
+    except ValueError:
+        raise ValueError(f"must be one of {', '.join(MemoryType)}") from None
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        raise ValueError("must be a list of names")
+    return tuple(map(_name, value))
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be a list of names, none of them blank")
+    return _text(value)
+
+
+def _state(value: Any) -> Status:
+    if isinstance(value, str) and value in get_args(Status):
+        return cast(Status, value)
+    raise ValueError(f"must be one of {', '.join(get_args(Status))}")
+
+
+def _look(value: Any) -> Verify:
+    if value is True or value is False or (isinstance(value, str) and value == "files"):
+        return cast(Verify, value)
+    raise ValueError("must be True, False or 'files'")
+
+
+def _folder(value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike) or not isinstance(path := os.fspath(value), str):
+        raise ValueError("must be the path of a folder")
+    if not path or "\0" in path:
+        raise ValueError("must be the path of a folder, which is not empty and has no null character")
+    return Path(path)
+
+
+SessionId = Annotated[str, PlainValidator(partial(check_id, "session id"))]
+UserId = Annotated[str, PlainValidator(partial(check_id, "user id"))]
+AgentName = Annotated[str, PlainValidator(partial(check_id, "agent"))]
+RunId = Annotated[str, PlainValidator(partial(check_id, "run id"))]
+IdempotencyKey = Annotated[str, PlainValidator(partial(check_id, "idempotency key"))]
+
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Patience = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+"""How long somebody waits, in seconds; 0 looks once."""
+Lifetime = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Time = Annotated[float, Field(allow_inf_nan=False)]
+"""Seconds since the epoch."""
+
+Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
+"""The index of a turn, or the number of an event."""
+Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
+Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
+
+Text = Annotated[str, AfterValidator(_text)]
+ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]
+"""Of a memory's item: may be longer than other ids, since it says where what it holds stands."""
+Names = Annotated[Collection[str], PlainValidator(_names)]
+State = Annotated[Status, PlainValidator(_state)]
+"""Whether a memory's item still matters."""
+Look = Annotated[Verify, PlainValidator(_look)]
+Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
+Model = Annotated[str, PlainValidator(partial(check_id, "model"))]
+Params = Annotated[ModelParams, PlainValidator(partial(check_params, "params"))]
+Use = Annotated[MemoryUse | bool, PlainValidator(memory_use)]
+Type = Annotated[MemoryType, PlainValidator(_type)]
+Types = Annotated[Collection[MemoryType], PlainValidator(_types)]
+Folder = Annotated[str | Path, PlainValidator(_folder)]
+
+
+def json_object(field: str, value: Any, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Return a JSON object that a caller passed, with nothing in it but what JSON has.
+
+    Raises:
+        InvalidInputError: it is none, or is too large.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(field, shown(value), "must be a JSON object: a mapping")
+    found: dict[str, Any] = plain_json(field, value, max_bytes)
+    return found

@@ -1,0 +1,80 @@
+"""How sessions that have expired are swept while others are in use: a session that has a process is asked there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.requests import Consult, Request
+from turnwise.errors import (
+    LongTermMemoryError,
+    SessionBusyError,
+    SessionChangedError,
+    SessionNotFoundError,
+    TurnwiseError,
+)
+from turnwise.memory.archive.expiry import PAGE, Swept, archived, damaged, kept, sweep_session
+from turnwise.memory.archive.file import ArchiveFile
+from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.base import SessionStore
+
+
+def sweep(realm: Realm, store: SessionStore, archive: Path | None, memory: bool) -> Request[Swept]:
+    """Delete the sessions of a store that have expired; see `SessionManager.sweep`."""
+    now = yield Consult(store.now)  # by the clock that sessions' times are told by
+    done, cursor = Swept(), None
+    history = realm.open_history()
+    try:
+        while True:
+            page = yield Consult(partial(store.expired, now, cursor=cursor, limit=PAGE))
+            for session in page:
+                if realm.is_live(session.session_id) or history or memory:
+                    export = partial(archived, store, session, archive, history)
+                    done += yield from _ask(realm, store, session, export, memory)
+                else:
+                    done += yield Consult(partial(sweep_session, store, session, archive))
+                    realm.drop(session.session_id)
+            done += damaged(page)
+            if (cursor := page.cursor) is None:
+                return done
+    finally:
+        if history:
+            yield Consult(history.close)
+
+
+def _ask(
+    realm: Realm,
+    store: SessionStore,
+    session: SessionRecord,
+    export: Callable[[], Awaitable[ArchiveFile | None]],
+    memory: bool,
+) -> Request[Swept]:
+    """Let the session's process delete it, if it has not been used since and no run uses it."""
+    session_id, file = session.session_id, None
+    try:
+        file = yield Consult(export)
+        yield from realm.delete(session_id, memory=memory, verify=False, updated_at=session.updated_at)
+    except SessionNotFoundError:
+        pass  # it is deleted: by a first call whose answer was lost, or by somebody else
+    except TurnwiseError as error:
+        # Else it may be deleted, or be deleted yet: then the file is all that there is of it.
+        if file and isinstance(error, _REFUSALS) and (yield Consult(partial(_is_there, store, session))):
+            yield Consult(partial(asyncio.to_thread, file.take_back))
+        return kept(session_id, error)
+    shown = public_id(session_id)
+    return Swept(deleted=(shown,), archived=(shown,) if file else ())
+
+
+_REFUSALS = (SessionBusyError, SessionChangedError, LongTermMemoryError)
+"""Errors that say that nothing was deleted; but an earlier delivery of the call may have been carried out."""
+
+
+async def _is_there(store: SessionStore, session: SessionRecord) -> bool:
+    try:
+        return (await store.get(session.session_id)).log == session.log
+    except TurnwiseError:
+        return False

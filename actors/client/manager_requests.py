@@ -1,0 +1,354 @@
+"""The door to the sessions of one store: what managers ask of it, and for whom."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from turnwise.actors.client.arguments import (
+    AgentName,
+    Folder,
+    Lifetime,
+    Limit,
+    Look,
+    Model,
+    Params,
+    RunId,
+    SessionId,
+    Text,
+    Use,
+    UserId,
+    checked,
+    json_object,
+)
+from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.expiry import sweep
+from turnwise.actors.client.requests import Consult, Request
+from turnwise.actors.cluster.nodes import check_files
+from turnwise.actors.cluster.placement import Dedicated, Placement
+from turnwise.actors.cluster.ray_runtime import connect, this_ray
+from turnwise.actors.inference.engine import EngineBuilder, check_taken
+from turnwise.actors.memory.attached import Eraser
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import (
+    ConfigError,
+    CorruptRecordError,
+    InvalidInputError,
+    KeyMissingError,
+    ReadOnlyStoreError,
+    RunNotFoundError,
+    SessionExistsError,
+    SessionNotFoundError,
+    SessionOwnerError,
+    TurnwiseError,
+    WrongKeyError,
+    shown,
+)
+from turnwise.memory.archive.expiry import Swept
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.ids import new_id, own_id, public_id
+from turnwise.memory.conversation.memory_use import memory_use
+from turnwise.memory.conversation.model_params import merged
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.base import LongTermMemory, Scope, is_read_only
+from turnwise.memory.longterm.deletion import Erasure
+from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.stores.base import Page, SessionOrder, SessionStore
+from turnwise.memory.stores.encrypted.records import check_session, is_sealed
+from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.sharing import rivals
+from turnwise.memory.user_ids import find_session, get_of_user, public_record
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.strategy import OverflowStrategy
+
+DEFAULT_STORE = "sqlite:///turnwise.db"
+DEFAULT_USER = "default"
+
+_PAGE = 100
+
+_log = logging.getLogger(__name__)
+
+_RIVALS = (
+    "this Ray, at %s, and those at %s have %r open: a session that is changed from two of them goes to and fro, and its"
+    " runs are interrupted; let all share one, by RAY_ADDRESS"
+)
+
+
+class Door:
+    """What both managers are: a realm, a store of this process's own, and the requests to it."""
+
+    def __init__(
+        self,
+        store: str = DEFAULT_STORE,
+        *,
+        engine: EngineBuilder,
+        memory: Sequence[LongTermMemory] = (),
+        working_memory: WorkingMemory | None = None,
+        overflow: OverflowStrategy | None = None,
+        placement: Placement = Dedicated(),
+        config: SessionConfig | None = None,
+        history_store: str | None = None,
+        namespace: str = "turnwise",
+        enforce_user: bool = False,
+        encryption: Encryption | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self._enforce_user = enforce_user
+        self._is_encrypted = encryption is not None
+        self._builder = engine
+        config = config or SessionConfig()
+        self._max_metadata_bytes = config.max_metadata_bytes
+        self._realm = Realm.of(
+            namespace,
+            store,
+            history_url=history_store,
+            encryption=encryption,
+            engine=engine,
+            memory=memory,
+            working_memory=working_memory,
+            overflow=overflow,
+            placement=placement,
+            config=config,
+            read_only=read_only,
+        )
+        self._store: SessionStore | None = None
+        self._knows_rivals = False
+        self._check_files = partial(check_files, store, history_store, working_memory)
+        self._store_now: tuple[float, float] | None = None
+        """What the store's clock said when it was asked, and what this process's monotonic one did."""
+
+    def _start(self) -> None:
+        """Join or start a Ray, and let the processes of hosts and memories start. Blocks; may be repeated."""
+        if not self._realm.read_only:
+            connect()
+            self._check_files()
+        self._own_store()
+        if not self._realm.read_only:
+            self._realm.warm_up()
+
+    def _own_store(self) -> SessionStore:
+        """Return the realm's store as this manager has opened it: a closed one, when the manager is closed."""
+        if self._store is None:
+            self._store = self._realm.kit[0]
+        return self._store
+
+    def _consult(self, verb: str, *args: Any, **kwargs: Any) -> Request[Any]:
+        return self._ask(lambda store: getattr(store, verb)(*args, **kwargs))
+
+    def _ask(self, ask: Callable[[SessionStore], Awaitable[Any]]) -> Request[Any]:
+        """Ask the store for something, and, before the first time, who else has it open."""
+        store = self._own_store()
+        if not self._knows_rivals:
+            others = yield Consult(partial(rivals, store))
+            self._knows_rivals = True
+            if others:
+                _log.warning(_RIVALS, this_ray().address, ", ".join(others), store)
+        return (yield Consult(partial(ask, store)))
+
+    def _read(self, verb: str, id: str, user_id: str | None, missing: TurnwiseError) -> Request[Any]:
+        """Look something up for a user, or for anybody; raise `missing` for what is another's and cannot be read."""
+        try:
+            return (yield from self._consult(verb, id))
+        except (KeyMissingError, WrongKeyError) as error:
+            if user_id in (None, error.user_id):
+                raise
+            raise missing from None
+
+    @checked
+    def _open(
+        self,
+        session_id: SessionId | None,
+        user_id: UserId | None,
+        agent: AgentName | None,
+        metadata: Any,
+        memory: Use,
+        *,
+        ttl_s: Lifetime | None,
+        model: Model | None,
+        params: Params | None,
+    ) -> Request[SessionRecord]:
+        self._check_user(user_id)
+        user_id = DEFAULT_USER if user_id is None else user_id
+        is_fresh = session_id is None
+        if is_fresh:
+            self._check_writes("*", "open")
+        session_id = session_id or new_id()
+        given = {} if metadata is None else json_object("metadata", metadata, self._max_metadata_bytes)
+        frozen: FrozenDict = freeze(given)
+        if is_sealed(frozen):  # nobody could list it
+            raise InvalidInputError("metadata", shown(given), "it is taken for encrypted: choose other names")
+        asked = merged({}, params or {})
+        check_taken(self._builder, model, asked)
+        now = yield from self._now()
+        fresh = SessionRecord(
+            session_id=own_id(user_id, session_id) if self._enforce_user else session_id,
+            user_id=user_id,
+            agent=agent,
+            metadata=frozen,
+            created_at=now,
+            updated_at=now,
+            memory=memory_use(memory),
+            ttl_s=ttl_s,
+            model=model,
+            params=asked,
+        )
+        found = None if is_fresh else (yield from self._find(session_id, user_id))
+        if found is None and self._realm.read_only:
+            raise SessionNotFoundError(session_id)
+        if found is None:
+            try:
+                found = yield from self._consult("create", fresh)
+                self._realm.warm(found.session_id)
+            except SessionExistsError:  # somebody else's, or somebody has just made it
+                found = yield from self._find(session_id, user_id)
+                if found is None:
+                    raise SessionOwnerError(session_id, "user", user_id) from None
+        if agent not in (None, found.agent):
+            raise SessionOwnerError(session_id, "agent", agent)
+        return found
+
+    def _now(self) -> Request[float]:
+        """Return the time by the store's clock, which is asked once."""
+        if self._store_now is None:
+            now = yield from self._consult("now")
+            self._store_now = now, time.monotonic()
+        then, began = self._store_now
+        return then + (time.monotonic() - began)
+
+    def _find(self, session_id: str, user_id: str) -> Request[SessionRecord | None]:
+        """Return a user's session by the id that callers know, as it is stored; None if the user has none."""
+        found: SessionRecord | None = yield from self._ask(lambda store: find_session(store, user_id, session_id))
+        return found and check_session(found)
+
+    @checked
+    def _get(self, session_id: SessionId, user_id: UserId | None) -> Request[SessionRecord]:
+        self._check_user(user_id)
+        if user_id is None:
+            return check_session((yield from self._consult("get", session_id)))
+        found = yield from self._find(session_id, user_id)
+        if found is None:
+            raise SessionNotFoundError(session_id)
+        return found
+
+    @checked
+    def _execution(self, run_id: RunId, user_id: UserId | None) -> Request[RunRecord]:
+        self._check_user(user_id)
+        missing = RunNotFoundError(run_id, "the store")
+        found: RunRecord = yield from self._read("run", run_id, user_id, missing)
+        if user_id is not None:
+            own = yield from self._ask(lambda store: get_of_user(store, found.session_id, user_id))
+            if own is None:
+                raise missing
+            check_session(own)
+        return found
+
+    @checked
+    def _list(
+        self,
+        user_id: UserId | None,
+        agent: AgentName | None,
+        status: SessionStatus | None,
+        *,
+        order_by: SessionOrder,
+        cursor: Text | None,
+        limit: Limit,
+    ) -> Request[Page[SessionRecord]]:
+        query = {"agent": agent, "status": status, "order_by": order_by, "cursor": cursor, "limit": limit}
+        return self._matching("query", user_id, **query)
+
+    @checked
+    def _count(self, user_id: UserId | None, agent: AgentName | None, status: SessionStatus | None) -> Request[int]:
+        return self._matching("count", user_id, agent=agent, status=status)
+
+    @checked
+    def _usage(self, user_id: UserId | None, agent: AgentName | None) -> Request[Usage]:
+        return self._matching("usage", user_id, agent=agent)
+
+    def _matching(self, verb: str, user_id: str | None, **query: Any) -> Request[Any]:
+        self._check_user(user_id)
+        found = yield from self._consult(verb, user_id=user_id, **query)
+        if isinstance(found, Page) and not self._is_encrypted:
+            for session in found:
+                check_session(session)
+        if not isinstance(found, Page):
+            return found
+        unreadable = tuple(map(public_id, found.unreadable))
+        if unreadable:
+            _log.warning("the records of sessions %s cannot be read; they can be deleted", list(unreadable))
+        return Page(tuple(map(public_record, found)), found.cursor, unreadable)
+
+    def _check_user(self, user_id: str | None) -> None:
+        if self._enforce_user and user_id is None:
+            raise ConfigError("user_id", None, "this manager has enforce_user=True: say for whom it is")
+
+    def _check_writes(self, session_id: str, verb: str) -> None:
+        if self._realm.read_only:
+            raise ReadOnlyStoreError(session_id, verb)
+
+    @checked
+    def _forget(self, user_id: UserId, verify: Look) -> Request[Forgotten]:
+        self._check_writes("*", "forget")
+        done = Forgotten()
+        tried: set[str] = set()
+        while True:
+            page = yield from self._consult("query", user_id=user_id, limit=_PAGE)
+            names = [*(session.session_id for session in page), *page.unreadable]
+            if not names:
+                break
+            if tried.issuperset(names):  # their ids cannot be read, so they cannot be found by them
+                raise CorruptRecordError(
+                    f"sessions {list(map(public_id, names))}", "they cannot be deleted by their ids"
+                )
+            tried.update(names)
+            for name in names:
+                done += yield from self._delete(name)
+        scope = Scope(user_id=user_id)
+        items: dict[str, int] = {}
+        erased: dict[str, Erasure] = {}
+        for slot in self._realm.memories:
+            if is_read_only(slot.memory):
+                continue
+            if verify and isinstance(slot.memory, Eraser):
+                erased[slot.name] = yield Consult(partial(slot.memory.erase, scope, files=verify == "files"))
+                items[slot.name] = erased[slot.name].items
+            else:
+                items[slot.name] = yield Consult(partial(slot.memory.forget, scope))
+        notes = 0
+        if working := self._realm.working_memory:
+            notes = yield Consult(partial(working.forget, scope))
+        return done + Forgotten(items=items, erased=erased, notes=notes)
+
+    def _delete(self, session_id: str) -> Request[Forgotten]:
+        """Delete a session; one that has no process in the store, where any that begins is refused from then on."""
+        try:
+            if self._realm.is_live(session_id):
+                try:
+                    yield from self._realm.end(session_id)
+                    return (yield from self._realm.delete(session_id, memory=False, verify=False))
+                except (KeyMissingError, CorruptRecordError):
+                    pass  # its process cannot read it, and to delete it nobody has to
+            if history := self._realm.kit[1]:
+                yield Consult(partial(history.delete, session_id))
+            yield from self._consult("delete", session_id)
+        except SessionNotFoundError:
+            return Forgotten()
+        finally:
+            self._realm.drop(session_id)
+        return Forgotten(sessions=1)
+
+    @checked
+    def _sweep(self, archive: Folder | None, memory: bool) -> Request[Swept]:
+        if self._enforce_user:
+            why = "a sweep goes over all users' sessions: let a manager without enforce_user do it"
+            raise ConfigError("enforce_user", True, why)
+        self._check_writes("*", "sweep")
+        return (yield from sweep(self._realm, self._own_store(), Path(archive) if archive else None, memory))
+
+    def _close(self) -> Request[None]:
+        yield Consult(self._realm.close)

@@ -1,0 +1,145 @@
+"""Requests, written once for callers that block and for those that await.
+
+A request is a generator: it yields what it waits for, is sent the answer, and returns its result. The synchronous and
+the asynchronous classes differ only in how they carry the steps out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from turnwise.actors.client.request_batching import Bundler
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Wait for an actor's answer to a request; GetTimeoutError after `timeout_s`.
+
+    One that `has_many` sessions is asked together with what others on the same event loop ask it in the same moment.
+    """
+
+    actor: Any
+    request: bytes
+    timeout_s: float | None
+    has_many: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait for some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Wait for a coroutine of the store."""
+
+    ask: Callable[[], Awaitable[Any]]
+
+
+Step = Call | Pause | Consult
+Request = Generator[Step, Any, Result]
+
+
+class Portal:
+    """An event loop on a thread of its own, for callers without one. Starts at first use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the loop and return its result."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_serve, args=[self._loop], name="turnwise-portal", daemon=True).start()
+            asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asked.result()
+
+    def close(self) -> None:
+        """Stop the loop, when what other threads have asked for is done; its thread closes it."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    while tasks := asyncio.all_tasks(loop):
+        loop.run_until_complete(asyncio.wait(tasks))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+def carry_out(request: Request[Result], portal: Portal) -> Result:
+    """Run a request to its end, blocking."""
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            step = request.send(answer) if failure is None else request.throw(failure)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        answer = failure = None
+        try:
+            if isinstance(step, Call):
+                answer = ray.get(step.actor.call.remote(step.request), timeout=step.timeout_s)
+            elif isinstance(step, Pause):
+                time.sleep(step.seconds)
+            else:
+                answer = portal.run(_awaited(step))
+        except BaseException as error:  # noqa: BLE001 - the request decides what becomes of it
+            failure = error
+
+
+async def carry_out_async(request: Request[Result]) -> Result:
+    """Run a request to its end on the running event loop. Cancelling it cancels nothing on the cluster."""
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            step = request.send(answer) if failure is None else request.throw(failure)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        answer = failure = None
+        try:
+            if isinstance(step, Call):
+                answer = await _called(step)
+            elif isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+            else:
+                answer = await step.ask()
+        except BaseException as error:  # noqa: BLE001 - the request decides what becomes of it
+            failure = error
+
+
+async def _awaited(step: Consult) -> Any:
+    return await step.ask()
+
+
+async def _called(step: Call) -> Any:
+    if step.has_many:
+        asked: Awaitable[Any] = Bundler.of(step.actor).ask(step.request)
+    else:
+        asked = asyncio.wrap_future(step.actor.call.remote(step.request).future())
+    try:
+        return await asyncio.wait_for(asked, step.timeout_s)
+    except RayError:
+        raise  # a TimeoutError of the actor's own comes as both
+    except TimeoutError as error:
+        raise GetTimeoutError(f"no answer within {step.timeout_s} s") from error

@@ -1,0 +1,70 @@
+"""Where a manager's sessions are kept, as every process that works on them is told.
+
+Imports nothing heavy: what is imported here, every session waits for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from turnwise.memory.event_store.base import HistoryStore
+    from turnwise.memory.stores.base import SessionStore
+    from turnwise.memory.stores.encrypted.settings import Encryption
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """The resolved address of a store and, if events are kept apart, of their history; how both are encrypted."""
+
+    url: str
+    history_url: str | None = None
+    encryption: Encryption | None = None
+    is_local: bool = False
+    """Whether something that its processes open is in a file of one node."""
+    read_only: bool = False
+    """Whether it is opened for reading only, beside the Ray that has it."""
+
+    def open_store(self, namespace: str) -> SessionStore:
+        """Return a store for this process: of its own, or the namespace's shared one for `memory://`."""
+        if self.url.startswith("memory:"):
+            from turnwise.actors.cluster.store_actor import remote_store
+
+            store = remote_store(self.url, namespace)
+        else:
+            from turnwise.memory.stores.sharing import Shared
+            from turnwise.memory.stores.urls import open_store, read_only
+
+            store = open_store(read_only(self.url) if self.read_only else self.url)
+            if isinstance(store, Shared) and not self.read_only:
+                from turnwise.actors.cluster.ray_runtime import this_ray
+
+                store.own(this_ray())
+        if self.encryption is None:
+            return store
+        from turnwise.memory.stores.encrypted.store import EncryptedStore
+
+        return EncryptedStore(store, self.encryption)
+
+    def open_history(self) -> HistoryStore | None:
+        """Return a history of this process's own, if there is one."""
+        if self.history_url is None:
+            return None
+        from turnwise.memory.stores.urls import open_history, read_only
+
+        history = open_history(read_only(self.history_url) if self.read_only else self.history_url)
+        if self.encryption is None:
+            return history
+        from turnwise.memory.event_store.encrypted import EncryptedHistory
+
+        return EncryptedHistory(history, self.encryption)
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What the actors of a manager's sessions are made with."""
+
+    place: StorePlace
+    engine_id: str
+    engine: bytes

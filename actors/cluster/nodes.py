@@ -1,0 +1,43 @@
+"""The nodes of a cluster: which actors go where. What is in a file is where the file is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from turnwise.errors import ConfigError
+from turnwise.memory.longterm.base import is_local
+from turnwise.memory.working.memory import WorkingMemory
+
+ANYWHERE: dict[str, Any] = {"scheduling_strategy": "SPREAD", "memory": 1}
+"""Options of actors that any node will do for. One that needs nothing goes to a random node, so a few may well meet on
+one; for those that need a byte Ray takes the nodes in turns."""
+
+
+def is_file(url: str | None) -> bool:
+    """Return whether the URL names a file, so that only processes of its node open the same one."""
+    return url is not None and url.startswith("sqlite")
+
+
+def here() -> dict[str, Any]:
+    """Return the options of actors that open files of this node: here, or nowhere. Nodes that join change nothing."""
+    node_id = ray.get_runtime_context().get_node_id()
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+
+
+def check_files(store: str, history_store: str | None, working_memory: WorkingMemory | None) -> None:
+    """Refuse what is in a file, and would be opened on each of several nodes: everywhere another file.
+
+    Raises:
+        ConfigError: says which argument, and what to use in its place.
+    """
+    if sum(node["Alive"] for node in ray.nodes()) == 1:
+        return
+    why = "a SQLite file belongs to one node and this cluster has several; use"
+    for name, url in (("store", store), ("history_store", history_store)):
+        if is_file(url):
+            raise ConfigError(name, url, f"{why} postgresql://user@host/name")
+    if is_local(working_memory):
+        raise ConfigError("working_memory", "WorkingMemory", f"{why} SQLNotes('postgresql://user@host/name')")

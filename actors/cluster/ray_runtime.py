@@ -1,0 +1,99 @@
+"""The Ray that sessions live on: this process joins the one at hand, or starts one of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import ray
+from ray.exceptions import RayError
+
+from turnwise.errors import ConfigError
+from turnwise.memory.stores.sharing import RayId
+
+_log = logging.getLogger(__name__)
+
+_lock = threading.Lock()
+
+
+def connect() -> None:
+    """Join the Ray at hand, or start one that ends with this process, if this process has none. Takes seconds.
+
+    Raises:
+        ConfigError: Ray cannot be joined or started.
+    """
+    with _lock:
+        if ray.is_initialized():
+            return
+        with interruptible():
+            if threading.current_thread() is threading.main_thread():
+                _init()
+            else:
+                _on_a_thread_that_stays(_init)
+
+
+def this_ray() -> RayId:
+    """Return which Ray this process belongs to."""
+    context = ray.get_runtime_context()
+    return RayId(context.gcs_address, context.get_session_name())
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let the processes that are started in this block take SIGINT, also if this one ignores it, and goes on to.
+
+    Who is started by `&` in a script, or by nohup, ignores SIGINT, and so would Ray's workers: `ray.cancel`, which
+    interrupts tasks, would do nothing. Works on the main thread only; elsewhere it is logged as a warning.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+    elif threading.current_thread() is not threading.main_thread():
+        _log.warning(
+            "this process ignores SIGINT, and so will a Ray that it starts: tools that are Ray tasks cannot be"
+            " cancelled; open the manager, or call ray.init(), on the main thread, or join a cluster"
+        )
+        yield
+    else:
+        # A handler, unlike SIG_IGN, is not inherited; this one ignores the signal all the same.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _init() -> None:
+    try:
+        context = ray.init(logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        address = os.environ.get("RAY_ADDRESS")
+        why = f"no Ray could be joined or started ({type(error).__name__}: {error}): see to it, or unset the variable"
+        raise ConfigError("RAY_ADDRESS", address, why) from error
+    session = str(getattr(context, "address_info", {}).get("session_dir"))
+    if session.endswith(f"_{os.getpid()}"):  # it is named by the process that started it
+        _log.info(
+            "started a Ray that ends with this process, and so do the runs of its sessions;"
+            " with `ray start --head` before, there is one that they go on in"
+        )
+
+
+def _on_a_thread_that_stays(work: Callable[[], None]) -> None:
+    """Do it on a thread that lives as long as the process: with the thread that started a Ray, Linux ends that Ray."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+            threading.Event().wait()
+
+    threading.Thread(target=run, name="turnwise-ray", daemon=True).start()
+    done.result()

@@ -1,0 +1,76 @@
+"""The store in memory, shared by the processes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, cast
+
+import ray
+from ray.exceptions import RayError
+
+from turnwise.actors.cluster.wire import Refused
+from turnwise.errors import StoreClosedError, StoreError, TurnwiseError
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.in_memory import InMemoryStore
+
+
+class StoreHost:
+    """The body of the actor that holds an `InMemoryStore`. What it holds is gone with its process."""
+
+    def __init__(self) -> None:
+        self._store = InMemoryStore()
+
+    async def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        """Carry out one verb of the store and return its answer, or `Refused`."""
+        try:
+            return await getattr(self._store, verb)(*args, **kwargs)
+        except TurnwiseError as error:
+            return Refused(error)
+
+
+class _RemoteStore:
+    """Has every verb of `SessionStore`: each is one Ray call to the host."""
+
+    def __init__(self, url: str, actor: Any) -> None:
+        self._url = url
+        self._actor = actor
+
+    def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
+        if verb.startswith("_"):
+            raise AttributeError(verb)
+        return partial(self._call, verb)
+
+    async def close(self) -> None:
+        self._actor = None
+
+    async def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        if self._actor is None:
+            raise StoreClosedError(self._url)
+        try:
+            answer = await self._actor.call.remote(verb, *args, **kwargs)
+        except RayError as error:
+            raise StoreError(f"store {self._url} was lost with its process: use a durable store") from error
+        if isinstance(answer, Refused):
+            raise answer.error
+        return answer
+
+
+def remote_store(url: str, namespace: str) -> SessionStore:
+    """Return the store `memory://name` of a namespace: one named, detached actor, made when it is first asked for.
+
+    It outlives the process that made it and ends with the Ray cluster, or with its node.
+    """
+    actor = (
+        ray.remote(StoreHost)
+        .options(
+            name=f"turnwise/store/{url}",
+            namespace=namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=1000,
+        )
+        .remote()
+    )
+    return cast(SessionStore, _RemoteStore(url, actor))

@@ -1,0 +1,145 @@
+"""The process of one session: the body of its Ray actor. Undecorated, so that it is an ordinary class in a test."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from functools import partial
+
+from turnwise.actors.cluster.wire import Refused, log_of
+from turnwise.actors.hosting.engine_overrides import Adopted
+from turnwise.actors.hosting.session_service import Keep, Resident
+from turnwise.actors.hosting.waits import Waits
+from turnwise.actors.hosting.worker_resources import Supplies
+from turnwise.errors import (
+    CorruptRecordError,
+    EncryptionError,
+    SessionFencedError,
+    SessionNotFoundError,
+    TurnwiseError,
+)
+from turnwise.memory.background import persist, tell
+from turnwise.memory.conversation.ids import public_id
+
+
+class SessionHost:
+    """One session behind one entrance, `call`, on one event loop that nothing blocks.
+
+    Calls may start in any order, so none relies on an earlier one. Typed errors come back as `Refused`. The core is
+    made at the first call, and the imports of its store run on a thread meanwhile: a new process answers before it has
+    loaded what only a turn needs.
+
+    Args:
+        adopted: the engines that the session had in its last process, if they were noted; if left out, it has that of
+            this process.
+        max_waits: see `Dedicated`.
+        keep: notes which engines the session and its open runs have, for its next process: when it takes one over from
+            a later manager, and when it leaves while a run waits.
+        leave: ends this process, for good; called when the session has been idle for `SessionConfig.idle_s`.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        supplies: Supplies,
+        *,
+        max_waits: int,
+        node_id: str,
+        leave: Callable[[], None],
+        keep: Keep,
+        adopted: Adopted | None = None,
+    ) -> None:
+        self._session_id = session_id
+        self._waits = Waits("max_waits", max_waits)
+        self._supplies = supplies
+        self._node_id = node_id
+        self._leave = leave
+        self._keep = keep
+        self._adopted = adopted
+        self._resident: Resident | None = None
+        self._calls = 0
+        self._last_call_s = 0.0
+        self._idle: asyncio.Task[None] | None = None
+
+    async def call(self, request: bytes) -> bytes:
+        """Carry out a pickled verb, with its session and arguments; return its answer, or `Refused`, pickled.
+
+        Pickled here and not by Ray, which takes 0.1 ms longer for the two.
+        """
+        self._calls += 1
+        try:
+            session_id, verb, *args = pickle.loads(request)
+            try:
+                resident = await self._loaded()
+                answer = await resident.carry_out(verb, args, log_of(session_id))
+            except SessionNotFoundError as error:
+                # Another process is to say whether there is a session of this id again.
+                answer = Refused(SessionFencedError(self._session_id, 0) if self._has_no_session else error)
+            except TurnwiseError as error:
+                answer = Refused(error)
+                if isinstance(error, SessionFencedError):
+                    self._leave()  # another activation owns the session, so nothing is left to do here
+            if self._has_no_session:
+                asyncio.get_running_loop().call_soon(self._leave)
+            return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+        finally:
+            self._calls -= 1
+            self._last_call_s = asyncio.get_running_loop().time()
+
+    @property
+    def _has_no_session(self) -> bool:
+        """Whether another process is to go on: the session was deleted or taken over, or the store has gone back."""
+        return self._resident is not None and (self._resident.is_deleted or self._resident.core.is_lost)
+
+    @property
+    def left_waiting(self) -> bool:
+        """Whether it gave the session up while a run waits, whose engine is noted for the next process."""
+        return self._resident is not None and bool(self._resident.core.ownership.left_waiting)
+
+    async def recover(self) -> None:
+        """See to what the lost process left, such as a run to go on with or turns to be saved.
+
+        Each try that fails is logged and followed by another, later; but not if the session has gone, or cannot be
+        read.
+        """
+        await persist(self._warm, f"lost session {public_id(self._session_id)!r}: to see to it", until=_is_final)
+
+    async def _warm(self) -> None:
+        answer = pickle.loads(await self.call(pickle.dumps((self._session_id, "warm"))))
+        if isinstance(answer, Refused):
+            raise answer.error
+
+    async def _loaded(self) -> Resident:
+        if self._resident is None:
+            await self._supplies.open()
+        if self._resident is None:
+            adopted = self._adopted or Adopted(self._supplies.engine_id)
+            core = self._supplies.make_core(self._session_id, adopted)
+            keep = partial(self._keep, self._session_id)
+            self._resident = Resident(core, adopted, self._supplies, keep, self._node_id, waits=self._waits)
+            self._supplies.in_use = lambda: core.engines.ids().values()
+            self._idle = asyncio.create_task(self._leave_when_idle(self._resident, self._supplies.config.idle_s))
+        return self._resident
+
+    async def _leave_when_idle(self, resident: Resident, idle_s: float) -> None:
+        while True:
+            left_s = self._last_call_s + idle_s - asyncio.get_running_loop().time()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            elif self._calls or not await self._gives_up(resident):
+                await asyncio.sleep(idle_s / 4)
+            else:
+                return self._leave()
+
+    async def _gives_up(self, resident: Resident) -> bool:
+        """Give the session up, if it is idle; return whether this process has it no more."""
+        try:
+            return resident.core.is_lost or await resident.core.leave(resident.note)
+        except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
+            tell(f"session {public_id(self._session_id)!r}: to leave", error, ", so it stays")
+            return resident.core.is_lost
+
+
+def _is_final(error: BaseException) -> bool:
+    return isinstance(error, SessionFencedError | SessionNotFoundError | CorruptRecordError | EncryptionError)

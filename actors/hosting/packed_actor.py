@@ -1,0 +1,217 @@
+"""A packed host's actor. Imports nothing heavy, so that it is up at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from turnwise.actors.cluster.actor_names import actor_name, find_actor
+from turnwise.actors.cluster.actor_spec import Making
+from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.cluster.sharding import Layout, find_layouts
+from turnwise.actors.hosting.engine_overrides import drop_adopted, find_adopted, keep_adopted
+from turnwise.actors.hosting.gc_tuning import collect_rarely
+from turnwise.actors.hosting.shutdown import Departure, where
+from turnwise.memory.background import persist, watch
+
+if TYPE_CHECKING:
+    from turnwise.actors.hosting.packed_host import PackedHost
+
+THREADS = 32
+"""For what blocks, such as building engines. Tools have threads of their own."""
+
+RELEASE_S = 20.0
+"""How long an earlier host may take to say whether it gives a session up, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPost:
+    """Which host of a realm an actor is."""
+
+    namespace: str
+    realm: str
+    layout: Layout
+    index: int
+    limits: Packed
+
+
+class PackedActor:
+    """`PackedHost` on Ray. Undecorated: `PackedHomes` makes it an actor."""
+
+    def __init__(self, post: HostPost, making: Making) -> None:
+        collect_rarely()
+        self._post = post
+        self._making = making
+        context = ray.get_runtime_context()
+        self._node_id = context.get_node_id()
+        self._actor_id = str(context.get_actor_id())
+        self._leave = Departure(partial(drop_adopted, post.namespace, self._actor_id))
+        self._host: asyncio.Task[PackedHost] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_back = context.was_current_actor_reconstructed
+        if self._is_back:
+            self._leave.actor.come_back.remote()
+
+    async def ready(self) -> int:
+        """Return the process id: the process is there, and loaded."""
+        await self._loaded()
+        return os.getpid()
+
+    async def come_back(self) -> None:
+        """Load, however often that fails: what the lost process left waits for nobody's call."""
+        await persist(self._load_again, f"a packed host of {self._post.namespace!r}: to come back")
+
+    async def _load_again(self) -> None:
+        await self._loaded()
+
+    async def where(self) -> tuple[str, int]:
+        """Return the node and the process that Ray takes for this actor's."""
+        return where()
+
+    async def call(self, request: bytes) -> bytes:
+        """See `PackedHost.call`."""
+        return await (await self._loaded()).call(request)
+
+    async def calls(self, requests: Sequence[bytes]) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """See `PackedHost.calls`."""
+        async for ready in (await self._loaded()).calls(requests):
+            yield ready
+
+    async def release(self, session_id: str) -> bool:
+        """See `PackedHost.release`."""
+        return await (await self._loaded()).release(session_id)
+
+    async def follow(self) -> None:
+        """See `PackedHost.follow`."""
+        await (await self._loaded()).follow()
+
+    async def resident_ids(self) -> list[str]:
+        """See `PackedHost.resident_ids`."""
+        return (await self._loaded()).resident_ids
+
+    async def _loaded(self) -> PackedHost:
+        if self._host is None:
+            self._host = asyncio.create_task(self._load())
+        try:
+            return await asyncio.shield(self._host)
+        except Exception:
+            self._host = None  # the next call tries again
+            raise
+
+    async def _load(self) -> PackedHost:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="turnwise"))
+        host, is_followed = await asyncio.to_thread(self._make)
+        if self._is_back:  # this before it hears that it was followed: it is not to leave first
+            self._spawn(host.recover(self._is_mine), "to see to lost sessions")
+        if is_followed:
+            self._spawn(host.follow(), "to give its sessions up")
+        return host
+
+    def _is_mine(self, session_id: str) -> bool:
+        """Return whether a session that is under way is to be seen to here: none that has an actor of its own."""
+        post = self._post
+        if post.layout.index_of(session_id) != post.index:
+            return False
+        return find_actor(post.namespace, actor_name(post.realm, session_id)) is None
+
+    def _make(self) -> tuple[PackedHost, bool]:
+        from turnwise.actors.hosting.packed_host import PackedHost
+        from turnwise.actors.hosting.worker_resources import Supplies
+
+        post, making, namespace = self._post, self._making, self._post.namespace
+        layouts = find_layouts(namespace, post.realm)
+        adopted, engines = find_adopted(namespace, self._actor_id)
+        collect_rarely()
+        host = PackedHost(
+            Supplies(
+                partial(making.place.open_store, namespace),
+                making.place.open_history,
+                making.engine_id,
+                making.engine,
+                more=engines,
+            ),
+            post.limits,
+            node_id=self._node_id,
+            keep=partial(keep_adopted, namespace, self._actor_id),
+            drop=partial(drop_adopted, namespace, self._actor_id),
+            leave=self._leave,
+            adopted=adopted,
+            elders=[_EarlierHosts(namespace, post.realm, elder) for elder in layouts if elder < post.layout],
+            heirs=_NewestHosts(namespace, post.realm),
+        )
+        return host, any(other > post.layout for other in layouts)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        task = asyncio.create_task(work)
+        watch(task, f"a packed host of {self._post.namespace!r}: {what}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _EarlierHosts:
+    """The hosts of an earlier layout, asked through Ray. One that is gone, going or frozen has no session in use."""
+
+    def __init__(self, namespace: str, realm: str, layout: Layout) -> None:
+        self._namespace = namespace
+        self._realm = realm
+        self._layout = layout
+
+    async def release(self, session_id: str) -> bool:
+        actor = self._find(session_id)
+        if actor is None:
+            return True
+        asked = actor.release.options(max_task_retries=0).remote(session_id)
+        try:
+            return bool(await asyncio.wait_for(asyncio.wrap_future(asked.future()), RELEASE_S))
+        except (RayActorError, TimeoutError):
+            return True  # from one that is frozen the store takes nothing more when another has the session
+
+    async def call(self, request: bytes, session_id: str) -> bytes:
+        from turnwise.actors.cluster.wire import Refused
+        from turnwise.errors import SessionFencedError
+
+        actor = self._find(session_id)
+        try:
+            if actor is not None:
+                answer: bytes = await actor.call.remote(request)
+                return answer
+        except RayActorError:
+            pass  # as if it had not been there
+        return pickle.dumps(Refused(SessionFencedError(session_id, 0)))
+
+    def _find(self, session_id: str) -> Any:
+        return find_actor(self._namespace, self._layout.actor_name(self._realm, self._layout.index_of(session_id)))
+
+
+class _NewestHosts:
+    """The hosts of the newest layout, asked through Ray; which that is, is looked up again when they cannot do it."""
+
+    def __init__(self, namespace: str, realm: str) -> None:
+        self._namespace = namespace
+        self._realm = realm
+        self._layout: Layout | None = None
+
+    async def warm(self, session_id: str) -> None:
+        from turnwise.actors.cluster.wire import Refused
+        from turnwise.errors import SessionLostError
+
+        layout = self._layout or (await asyncio.to_thread(find_layouts, self._namespace, self._realm))[0]
+        self._layout = None
+        try:
+            name = layout.actor_name(self._realm, layout.index_of(session_id))
+            actor: Any = await asyncio.to_thread(ray.get_actor, name, namespace=self._namespace)
+            answer = pickle.loads(await actor.call.remote(pickle.dumps((session_id, "warm"))))
+        except (RayActorError, ValueError) as error:
+            raise SessionLostError(session_id, "the host that is to have it cannot be reached") from error
+        if isinstance(answer, Refused):
+            raise answer.error
+        self._layout = layout

@@ -1,0 +1,408 @@
+"""A process of many sessions: the body of a packed host's Ray actor. Undecorated, so that it is a class in a test."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.cluster.wire import Refused, log_of
+from turnwise.actors.hosting.engine_overrides import Adopted
+from turnwise.actors.hosting.session_service import Keep, Resident
+from turnwise.actors.hosting.waits import Waits
+from turnwise.actors.hosting.worker_resources import Supplies
+from turnwise.actors.inference.attempt import reason
+from turnwise.errors import (
+    CorruptRecordError,
+    EncryptionError,
+    OverloadedError,
+    SessionFencedError,
+    SessionLostError,
+    SessionNotFoundError,
+    TurnwiseError,
+)
+from turnwise.memory.background import shielded, tell
+from turnwise.memory.conversation.ids import public_id
+
+RECOVERIES = 16
+"""How many lost sessions are seen to at once."""
+
+MAX_PAUSE_S = 30.0
+"""The longest pause between two tries to see to them, in seconds."""
+
+GATHER_S = 0.002
+"""How long an answer waits for others to go with, in seconds."""
+
+DRAIN_S = 0.25
+"""How often a host that has been followed by others looks for sessions to give up, in seconds."""
+
+_log = logging.getLogger(__name__)
+
+
+class Elder(Protocol):
+    """The hosts of an earlier layout, as a later one's see them."""
+
+    async def release(self, session_id: str) -> bool:
+        """Let the session be given up; return whether it is, or was not there. A session that is in use stays."""
+
+    async def call(self, request: bytes, session_id: str) -> bytes:
+        """Carry out a request there."""
+
+
+class Heirs(Protocol):
+    """The hosts of the newest layout, as an earlier one's see them."""
+
+    async def warm(self, session_id: str) -> None:
+        """Have the session made resident there, so that its runs are seen to.
+
+        Raises:
+            TurnwiseError: that is not so, and is to be tried again.
+        """
+
+
+class PackedHost:
+    """Many sessions behind `call`, and `calls` for many requests at once, on one event loop that nothing blocks.
+
+    Each is a `SessionCore` of its own, with its own lock and its own place in the store's next transaction, so none
+    waits for another's turn. A session becomes resident with the first verb that asks for it: a dict insert, and one
+    read of the store. It leaves when it has been idle for `SessionConfig.idle_s`, or when another needs its place and
+    none has been idle for longer; one that runs, compacts or saves, or that somebody waits for, stays. A verb that
+    meets a session on its way out waits, and makes it resident again.
+
+    Args:
+        limits: how much it takes.
+        adopted: what sessions had taken over from later managers before the process was lost, by session.
+        elders: the hosts of earlier layouts. A session that is in use there stays there until its run ends, and what is
+            asked of it here is asked there.
+        heirs: those that have the sessions when others have followed; nobody follows if left out.
+        keep, drop: note what a session takes over from a later manager; forget it, when none of its runs waits.
+        leave: ends this process, for good; called when it was followed by others and its last session has gone.
+    """
+
+    def __init__(
+        self,
+        supplies: Supplies,
+        limits: Packed,
+        *,
+        node_id: str,
+        keep: Keep,
+        drop: Callable[[str], None],
+        leave: Callable[[], None],
+        adopted: dict[str, Adopted] | None = None,
+        elders: Sequence[Elder] = (),
+        heirs: Heirs | None = None,
+    ) -> None:
+        self._supplies = supplies
+        self._limits = limits
+        self._node_id = node_id
+        self._keep = keep
+        self._drop = drop
+        self._leave = leave
+        self._adopted = adopted or {}
+        """Of sessions that are not resident and had taken over another engine than the process was made with."""
+        supplies.in_use = self._engines_in_use
+        self._elders = elders
+        self._heirs = heirs
+        self._residents: OrderedDict[str, Resident] = OrderedDict()
+        """By session, the one whose last call is longest ago first."""
+        self._leaving: dict[str, asyncio.Task[bool]] = {}
+        self._calls = 0
+        self._waits = Waits("max_waits", limits.max_waits)
+        self._is_followed = False
+        self._is_recovering = False
+        self._sweeping: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[bytes]] = set()
+
+    @property
+    def resident_ids(self) -> list[str]:
+        """The sessions that are active here, the one whose last call is longest ago first."""
+        return list(self._residents)
+
+    async def call(self, request: bytes) -> bytes:
+        """Carry out a pickled verb, with its session and arguments; return its answer, or `Refused`, pickled."""
+        session_id, verb, *args = pickle.loads(request)
+        if self._calls - self._waits.taken >= self._limits.max_calls:
+            return _dumps(Refused(OverloadedError(session_id, "max_calls", self._limits.max_calls)))
+        self._calls += 1
+        try:
+            while True:
+                if elder := await self._elder_of(session_id):
+                    answer = await elder.call(request, session_id)
+                    if not isinstance(refused := pickle.loads(answer), Refused) or not isinstance(
+                        refused.error, SessionFencedError
+                    ):
+                        return answer
+                else:
+                    return _dumps(await self._carry_out(session_id, verb, args))
+        except TurnwiseError as error:
+            return _dumps(Refused(error))
+        finally:
+            self._calls -= 1
+
+    async def calls(self, requests: Sequence[bytes]) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """Carry out requests side by side; yield their answers, each with its request's place, as they are ready.
+
+        What is ready within `GATHER_S` goes together. A request that fails is answered, so that others are too.
+        """
+        tasks = {asyncio.create_task(self._answer(request)): place for place, request in enumerate(requests)}
+        left = set(tasks)
+        self._tasks |= left  # they go on, also if nobody takes the rest of their answers
+        for task in tasks:
+            task.add_done_callback(self._tasks.discard)
+        while left:
+            ready, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            if left:
+                more, left = await asyncio.wait(left, timeout=GATHER_S)
+                ready |= more
+            yield [(tasks[task], task.result()) for task in ready]
+
+    async def _answer(self, request: bytes) -> bytes:
+        try:
+            return await self.call(request)
+        except Exception as error:  # noqa: BLE001 - logged, and told to who asked
+            session_id, verb, *_ = pickle.loads(request)
+            _log.exception("%s failed for session %s", verb, public_id(session_id))
+            return _dumps(Refused(SessionLostError(session_id, f"{verb} failed there: {error!r}")))
+
+    async def follow(self) -> None:
+        """Take no more sessions, since others have followed; give each up as soon as nobody uses it."""
+        if not self._is_followed:
+            self._is_followed = True
+            if self._sweeping:
+                self._sweeping.cancel()
+            self._sweeping = asyncio.create_task(self._drain())
+
+    async def release(self, session_id: str) -> bool:
+        """Give a session up for one of those that have followed; return whether it is, or was not here.
+
+        One that cannot leave, since the store fails, stays.
+        """
+        await self.follow()
+        resident = self._residents.get(session_id)
+        if resident and not resident.calls:
+            await self._try_to_let_go(session_id)
+        return session_id not in self._residents
+
+    async def recover(self, is_mine: Callable[[str], bool]) -> None:
+        """See to the runs of sessions that the lost process had; each try that fails is followed by another, later.
+
+        Not of those that cannot be read, such as those of a user whose key was deleted: they wait until they are asked.
+        If others have followed, they are asked to. This process does not leave before.
+        """
+        self._is_recovering = True
+        pause_s = 0.5
+        try:
+            while failed := await self._recover(is_mine):
+                _log.warning(
+                    "%d lost sessions cannot be seen to, and are again in %g s: %s",
+                    len(failed),
+                    pause_s,
+                    reason(failed[0]),
+                )
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        finally:
+            self._is_recovering = False
+
+    async def _recover(self, is_mine: Callable[[str], bool]) -> list[Exception]:
+        failed: list[Exception] = []
+        at_once = asyncio.Semaphore(RECOVERIES)
+
+        async def see_to(session_id: str) -> None:
+            async with at_once:
+                try:
+                    await self._warm(session_id)
+                except SessionNotFoundError:
+                    return  # it was deleted
+                except (CorruptRecordError, EncryptionError) as error:
+                    shown = public_id(session_id)
+                    _log.warning("lost session %s is not seen to, since it cannot be read: %s", shown, error)
+                except TurnwiseError as error:
+                    failed.append(error)
+                except Exception as error:  # noqa: BLE001 - it is logged, and the session is tried again
+                    tell(f"lost session {public_id(session_id)!r}: to see to it", error)
+                    failed.append(error)
+
+        try:
+            store, cursor = await self._supplies.open(), None
+            while True:
+                page = await store.unsettled(cursor=cursor)
+                await asyncio.gather(*(see_to(session_id) for session_id in page if is_mine(session_id)))
+                if (cursor := page.cursor) is None:
+                    return failed
+        except TurnwiseError as error:
+            return [error]
+        except Exception as error:  # noqa: BLE001 - it is logged, and tried again
+            tell("to find lost sessions", error)
+            return [error]
+
+    async def _warm(self, session_id: str) -> None:
+        if not self._is_followed:
+            try:
+                if not await self._elder_of(session_id):
+                    await self._carry_out(session_id, "warm", ())
+                return
+            except SessionFencedError:
+                if not self._is_followed:
+                    return  # another process sees to it
+        if self._heirs:
+            await self._heirs.warm(session_id)
+
+    async def _elder_of(self, session_id: str) -> Elder | None:
+        """Return who has the session in use, if that is a host of an earlier layout."""
+        if session_id not in self._residents:
+            for elder in self._elders:
+                if not await elder.release(session_id):
+                    return elder
+        return None
+
+    async def _carry_out(self, session_id: str, verb: str, args: Sequence[Any]) -> Any:
+        while True:
+            resident = await self._resident(session_id)
+            if resident.calls - resident.waits.taken >= (most := self._limits.max_session_calls):
+                raise OverloadedError(session_id, "max_session_calls", most)
+            resident.calls += 1
+            self._touch(session_id, resident)
+            try:
+                return await resident.carry_out(verb, args, log_of(session_id))
+            except SessionNotFoundError as error:
+                if error.session_id != public_id(session_id):
+                    raise
+                if resident.core.ownership.is_active:
+                    raise  # the caller's session was another one of this id
+                if not resident.is_deleted:
+                    self._forget(session_id, resident)
+                    raise  # else another core is to say whether there is a session of this id again
+            finally:
+                resident.calls -= 1
+                self._touch(session_id, resident)
+                if resident.is_deleted or resident.core.is_lost:
+                    self._forget(session_id, resident)
+
+    async def _resident(self, session_id: str) -> Resident:
+        """Return the session, made resident if it is not.
+
+        Raises:
+            OverloadedError: there is no place, and none can be made.
+            SessionFencedError: others have followed, and have it.
+        """
+        if not self._supplies.is_open:
+            await self._supplies.open()
+        if self._sweeping is None:
+            self._sweeping = asyncio.create_task(self._sweep(self._supplies.config.idle_s))
+        while True:
+            if task := self._leaving.get(session_id):
+                await asyncio.wait({task})
+            elif resident := self._residents.get(session_id):
+                return resident
+            elif self._is_followed:
+                raise SessionFencedError(session_id, 0)
+            elif len(self._residents) < self._limits.max_resident:
+                return self._admit(session_id)
+            else:
+                await self._make_room(session_id)
+
+    def _admit(self, session_id: str) -> Resident:
+        adopted = self._adopted.pop(session_id, None) or Adopted(self._supplies.engine_id)
+        core = self._supplies.make_core(session_id, adopted)
+        keep = partial(self._keep, session_id)
+        waits = Waits("max_session_waits", self._limits.max_session_waits, self._waits)
+        resident = Resident(core, adopted, self._supplies, keep, self._node_id, waits=waits)
+        self._residents[session_id] = resident
+        return resident
+
+    async def _make_room(self, session_id: str) -> None:
+        """Let the session go that is idle and was used least lately.
+
+        Raises:
+            OverloadedError: all are in use.
+            StoreError: none can leave, since the store fails.
+        """
+        if self._leaving:
+            await asyncio.wait(self._leaving.values(), return_when=asyncio.FIRST_COMPLETED)
+            return
+        for idle in [name for name, resident in self._residents.items() if resident.is_idle]:
+            if self._residents.get(idle) and idle not in self._leaving and await self._let_go(idle):
+                return
+            if len(self._residents) < self._limits.max_resident:
+                return
+        raise OverloadedError(session_id, "max_resident", self._limits.max_resident)
+
+    async def _let_go(self, session_id: str) -> bool:
+        """Let a resident session go; return whether it could. To its end, whoever is cancelled, and once for all."""
+        task = self._leaving.get(session_id)
+        if task is None:
+            task = asyncio.create_task(self._depart(session_id, self._residents[session_id]))
+            self._leaving[session_id] = task
+        return await shielded(task, f"session {public_id(session_id)!r}: to leave")
+
+    async def _depart(self, session_id: str, resident: Resident) -> bool:
+        try:
+            if not await resident.core.leave():
+                self._touch(session_id, resident)
+                return False
+            self._forget(session_id, resident)
+            return True
+        finally:
+            del self._leaving[session_id]
+
+    def _touch(self, session_id: str, resident: Resident) -> None:
+        resident.last_call_s = asyncio.get_running_loop().time()
+        if self._residents.get(session_id) is resident:
+            self._residents.move_to_end(session_id)
+
+    def _forget(self, session_id: str, resident: Resident) -> None:
+        if self._residents.get(session_id) is resident:
+            del self._residents[session_id]
+            if left := resident.left:  # its runs go on with the engines that they began with
+                self._adopted[session_id] = left
+            elif resident.is_noted:
+                self._drop(session_id)
+
+    def _engines_in_use(self) -> set[str]:
+        """Return the ids of the engines of runs that have not ended."""
+        away = {engine_id for adopted in self._adopted.values() for engine_id in adopted.engine_ids}
+        here = (resident.core.engines.ids().values() for resident in self._residents.values())
+        return away.union(*here)
+
+    async def _sweep(self, idle_s: float) -> None:
+        """Let go, now and then, of what has been idle for long enough."""
+        while True:
+            await asyncio.sleep(idle_s / 4)
+            await self._let_idle_go(asyncio.get_running_loop().time() - idle_s)
+
+    async def _let_idle_go(self, since: float) -> bool:
+        """Let go of what has been idle since then; return whether nothing failed."""
+        is_well = True
+        for session_id, resident in list(self._residents.items()):
+            if resident.last_call_s > since:
+                break
+            if resident.is_idle and self._residents.get(session_id) is resident and session_id not in self._leaving:
+                is_well = await self._try_to_let_go(session_id) and is_well
+        return is_well
+
+    async def _try_to_let_go(self, session_id: str) -> bool:
+        """Let a resident session go, or log why it stays; return whether nothing failed."""
+        try:
+            await self._let_go(session_id)
+        except Exception as error:  # noqa: BLE001 - it is logged; this one is tried again, and the others' turn comes
+            tell(f"session {public_id(session_id)!r}: to leave", error, ", so it stays")
+            return False
+        return True
+
+    async def _drain(self) -> None:
+        pause_s = DRAIN_S
+        while self._residents or self._is_recovering:
+            is_well = await self._let_idle_go(asyncio.get_running_loop().time())
+            pause_s = DRAIN_S if is_well else min(2 * pause_s, MAX_PAUSE_S)
+            await asyncio.sleep(pause_s)
+        self._leave()
+
+
+def _dumps(answer: Any) -> bytes:
+    return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)

@@ -1,0 +1,95 @@
+"""A session's actor: a process that answers at once, and loads what a session needs when the first verb asks for it.
+
+Imports nothing heavy: what is imported here, every session waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from turnwise.actors.hosting.engine_overrides import drop_adopted, find_adopted, keep_adopted
+from turnwise.actors.hosting.gc_tuning import collect_rarely
+from turnwise.actors.hosting.shutdown import Departure, where
+from turnwise.memory.background import persist
+
+if TYPE_CHECKING:
+    from turnwise.actors.cluster.actor_spec import Making
+    from turnwise.actors.hosting.dedicated_host import SessionHost
+
+
+class SessionActor:
+    """`SessionHost` on Ray. Undecorated: `Realm` makes it an actor."""
+
+    def __init__(self, session_id: str, namespace: str, making: Making, max_waits: int) -> None:
+        collect_rarely()
+        self._max_waits = max_waits
+        self._settings = (session_id, namespace, making)
+        context = ray.get_runtime_context()
+        self._node_id = context.get_node_id()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of what Ray itself uses there
+            self._key = str(context.get_actor_name())
+        self._leave = Departure(self._forget)
+        self._host: asyncio.Task[SessionHost] | None = None
+        if context.was_current_actor_reconstructed:
+            # What the lost process left, such as a run to go on with or turns to be saved, waits for nobody's call.
+            self._leave.actor.come_back.remote()
+
+    async def ready(self) -> int:
+        """Return the process id: the process is there."""
+        return os.getpid()
+
+    async def where(self) -> tuple[str, int]:
+        """Return the node and the process that Ray takes for this actor's."""
+        return where()
+
+    async def come_back(self) -> None:
+        """See `SessionHost.recover`."""
+        await persist(self._recover, f"session {self._settings[0]!r}: to come back")
+
+    async def _recover(self) -> None:
+        await (await self._loaded()).recover()
+
+    async def call(self, request: bytes) -> bytes:
+        """See `SessionHost.call`."""
+        return await (await self._loaded()).call(request)
+
+    async def _loaded(self) -> SessionHost:
+        if self._host is None:
+            self._host = asyncio.create_task(asyncio.to_thread(self._load))
+        try:
+            return self._host.result() if self._host.done() else await asyncio.shield(self._host)
+        except Exception:
+            self._host = None  # the next call tries again
+            raise
+
+    def _forget(self) -> Any:
+        """Forget which engines the session has, unless its next process needs that; return the call if there is one."""
+        if self._host is not None and self._host.result().left_waiting:
+            return None
+        _, namespace, _ = self._settings
+        return drop_adopted(namespace, self._key)
+
+    def _load(self) -> SessionHost:
+        from turnwise.actors.hosting.dedicated_host import SessionHost
+        from turnwise.actors.hosting.worker_resources import Supplies
+
+        collect_rarely()
+        session_id, namespace, making = self._settings
+        place, engine_id, engine = making.place, making.engine_id, making.engine
+        adopted, engines = find_adopted(namespace, self._key)
+        return SessionHost(
+            session_id,
+            Supplies(partial(place.open_store, namespace), place.open_history, engine_id, engine, more=engines),
+            adopted=adopted.get(session_id),
+            max_waits=self._max_waits,
+            node_id=self._node_id,
+            leave=self._leave,
+            keep=partial(keep_adopted, namespace, self._key),
+        )

@@ -1,0 +1,242 @@
+"""A session at home in a process: its core, and the verbs that callers ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from turnwise.actors.cluster.wire import EngineWanted, PackedOutcome, StartAnswer, StillEnding
+from turnwise.actors.hosting.engine_overrides import Adopted
+from turnwise.actors.hosting.reader import READS, Reader, check_stored
+from turnwise.actors.hosting.stored_session import StoredSession, UnattendedError
+from turnwise.actors.hosting.waits import ENDING_S, Waits
+from turnwise.actors.hosting.worker_resources import Supplies
+from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import SessionReads
+from turnwise.errors import CorruptRecordError, TurnwiseError
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.longterm.deletion import Verify
+from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.strategies.compaction import Compaction
+
+ENGINE_TICKS = 3
+"""How many turns of the event loop an engine has to answer before its start is acknowledged without its end."""
+
+END_COMMIT_S = 2.0
+"""How long the acknowledgement of such a start waits for the end to be stored."""
+
+NOTE_S = 5.0
+"""How long a process that is to leave waits for a note of the engines of runs that wait, in seconds."""
+
+Keep = Callable[[str, Adopted, Mapping[str, bytes]], Awaitable[None]]
+"""Notes, for the next process, which engines a session has: session id, engine ids, these engines."""
+
+KeepOwn = Callable[[Adopted, Mapping[str, bytes]], Awaitable[None]]
+"""Likewise, of one session."""
+
+
+_AS_CORE = frozenset(("append", "decide", "fork", "refresh", "use_memory"))
+"""The verbs that are those of `SessionCore`, with its arguments and answers."""
+
+_WITH_ENGINE = frozenset(("compact", "delete", "forget_turn", "memory", "wait_for_memory"))
+"""The verbs that work with the caller's engine, strategy and memories, whose id comes first; `start` sees to it itself,
+since no other caller's may take its place before the run has it."""
+
+
+class Resident(Reader):
+    """One session on the event loop of its process. Verbs may begin in any order, so none relies on an earlier one."""
+
+    __slots__ = (
+        "_engine",
+        "_engine_id",
+        "_keep",
+        "_node_id",
+        "_supplies",
+        "_switching",
+        "calls",
+        "core",
+        "is_deleted",
+        "is_noted",
+        "last_call_s",
+        "waits",
+    )
+
+    def __init__(
+        self, core: SessionCore, adopted: Adopted, supplies: Supplies, keep: KeepOwn, node_id: str, *, waits: Waits
+    ) -> None:
+        self.core = core
+        self.calls = 0
+        """How many verbs are being carried out."""
+        self.waits = waits
+        """Those of these verbs that wait."""
+        self.last_call_s = 0.0
+        """When the last one began or ended, by the clock of the event loop."""
+        self.is_deleted = False
+        """Whether the session was deleted here: another core is to say whether there is one of its id again."""
+        self.is_noted = bool(adopted.engine_ids - {supplies.engine_id})
+        """Whether `keep` was told of the session, by this or an earlier process."""
+        self._engine_id = adopted.engine_id
+        self._engine = supplies.given(adopted.engine_id)
+        self._switching = asyncio.Lock()
+        """Held while a run starts with its manager's engine, so that no other manager's takes its place."""
+        self._supplies = supplies
+        self._keep = keep
+        self._node_id = node_id
+
+    @property
+    def left(self) -> Adopted | None:
+        """The engines that it left with, if runs wait and these are not all of the engine of the process."""
+        waiting = self.core.ownership.left_waiting
+        adopted = _adopted(self._engine_id, waiting)
+        return adopted if waiting and adopted.engine_ids != {self._supplies.engine_id} else None
+
+    async def note(self, waiting: Mapping[str, str]) -> None:
+        """Note which engines runs that wait have, by run id, so that the next process has them, whoever makes it."""
+        if waiting:
+            adopted = _adopted(self._engine_id, waiting)
+            await asyncio.wait_for(self._keep(adopted, self._engines(adopted)), NOTE_S)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything here, and nothing runs or is about to."""
+        return not self.calls and not self.core.is_in_use
+
+    async def carry_out(self, verb: str, args: Sequence[Any], log: str = "") -> Any:
+        """Carry out a verb and return its answer, or raise its error.
+
+        Args:
+            log: what the caller takes for the session's; anything, if empty.
+        """
+        if log and (self.core.reads.is_activated or verb not in READS):
+            await self.core.ownership.check_log(log)
+        elif log:
+            await check_stored(self.core.reads.stores[0], self.core.session_id, log)
+        if verb in _WITH_ENGINE:
+            engine_id, *args = args
+            if not await self._has(engine_id):
+                return EngineWanted()
+        try:
+            return await self.answer(verb, args)
+        except UnattendedError:
+            await self.core.activate()  # and settles, or goes on with, what is waited for
+        except CorruptRecordError:
+            await self.core.ownership.check_own()  # the store may have gone back between two of its reads
+        return await self.answer(verb, args)
+
+    def answer(self, verb: str, args: Sequence[Any]) -> Awaitable[Any]:
+        """See `Reader.answer`."""
+        if verb in _AS_CORE:
+            return cast(Awaitable[Any], getattr(self.core, verb)(*args))
+        return super().answer(verb, args)
+
+    @property
+    def _source(self) -> SessionReads | StoredSession:
+        """The core, once it has the session; its store before, so that to read does not take it over."""
+        reads = self.core.reads
+        return reads if reads.is_activated else StoredSession(self.core.session_id, *reads.stores)
+
+    @property
+    def _process(self) -> tuple[int, str]:
+        return os.getpid(), self._node_id
+
+    async def do_adopt(self, engine_id: str, engine: bytes, verb: str = "", args: Sequence[Any] = ()) -> Any:
+        """Take an engine over, then carry out a verb with it, as one call: no other manager's comes in between."""
+        await self._supplies.take(self.core.session_id, engine_id, engine)
+        return await self.carry_out(verb, (engine_id, *args)) if verb else await self._has(engine_id)
+
+    async def do_warm(self) -> None:
+        await self.core.activate()
+
+    async def do_start(
+        self, engine_id: str, prompts: tuple[Any, ...], settings: Mapping[str, Any], held: Spans
+    ) -> StartAnswer | EngineWanted:
+        async with self._switching:
+            if not await self._switch(engine_id):
+                return EngineWanted()
+            started = await self.core.start(prompts, **settings)
+        # An engine that answers without waiting for anything is done by now: its end goes along and saves a call.
+        for _ in range(ENGINE_TICKS):
+            await asyncio.sleep(0)
+        outcome = None
+        if self.core.reads.is_ending(started.run_id):
+            with suppress(TurnwiseError):  # the start stands, whatever becomes of the end: `wait` will tell
+                outcome = await self.core.wait(started.run_id, END_COMMIT_S)
+        packed = PackedOutcome.pack(outcome, held) if outcome else None
+        return StartAnswer(started.run_id, started.turn_index, packed)
+
+    async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
+        outcome = await self.waits.patiently(
+            self.core.session_id, timeout_s, lambda slice_s: self._source.wait(run_id, slice_s), bool
+        )
+        return PackedOutcome.pack(outcome, held) if outcome else None
+
+    async def do_cancel(self, reason: str, run_id: str | None) -> bool | StillEnding:
+        await self.core.activate()
+        run_id = run_id or self.core.reads.active_run_id
+        cancelled = await self.core.cancel(reason, run_id, ENDING_S)
+        return StillEnding(run_id) if cancelled is None else cancelled
+
+    async def do_end(self) -> bool:
+        return await self.core.end(timeout_s=ENDING_S)
+
+    async def do_delete(self, memory: bool, verify: Verify, updated_at: float | None) -> Forgotten:
+        done = await self.core.delete(memory=memory, verify=verify, updated_at=updated_at)
+        self.is_deleted = True
+        return done
+
+    async def do_memory(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any]:
+        await self.core.activate()
+        return (await getattr(self.core.desk(), verb)(*args, **options),)
+
+    async def do_forget_turn(self, index: int, verify: Verify) -> Forgotten:
+        return await self.core.forget_turn(index, verify=verify)
+
+    async def do_wait_for_memory(self, timeout_s: float | None) -> tuple[bool | None]:
+        ask = self.core.wait_for_memory
+        return (await self.waits.patiently(self.core.session_id, timeout_s, ask, lambda done: done is not None),)
+
+    async def do_compact(self, explain: bool) -> tuple[Compaction | None]:
+        return (await self.core.compact(explain=explain),)
+
+    async def do_events(
+        self, after: int, limit: int, run_id: str | None, timeout_s: float
+    ) -> tuple[list[Event], int, bool]:
+        return await self.waits.patiently(
+            self.core.session_id,
+            timeout_s,
+            lambda slice_s: self._source.events(after, limit, run_id=run_id, timeout_s=slice_s),
+            lambda page: page[2] or page[1] > after,
+        )
+
+    async def _has(self, engine_id: str) -> bool:
+        """Let the session have the caller's engine; return False if that has to be sent first."""
+        async with self._switching:
+            return await self._switch(engine_id)
+
+    async def _switch(self, engine_id: str) -> bool:
+        if engine_id in ("", self._engine_id):
+            if not self._supplies.has(self._engine_id):  # it made room for others' while the session was idle
+                self._supplies.hold(self.core.session_id, self._engine_id, *self._engine)
+            return True
+        if not self._supplies.has(engine_id):
+            return False
+        equipment, engine = self._supplies.given(engine_id)
+        await self.core.activate()  # so that the runs that are open keep the engines that they have
+        adopted = _adopted(engine_id, self.core.engines.ids())
+        self.is_noted = True
+        await self._keep(adopted, self._engines(adopted))
+        self.core.use(*equipment, engine_id=engine_id)
+        self._engine_id, self._engine = engine_id, (equipment, engine)
+        return True
+
+    def _engines(self, adopted: Adopted) -> dict[str, bytes]:
+        own = {self._engine_id: self._engine[1]}  # others may have taken its place in the process
+        return {each: own.get(each) or self._supplies.given(each)[1] for each in adopted.engine_ids}
+
+
+def _adopted(engine_id: str, runs: Mapping[str, str]) -> Adopted:
+    return Adopted(engine_id, {run_id: other for run_id, other in runs.items() if other != engine_id})

@@ -1,0 +1,147 @@
+"""A session that nobody here has: its store is asked, and it stays with whoever has it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from turnwise.actors.session.active_run import ActiveRun
+from turnwise.actors.session.event_log import EventLog
+from turnwise.actors.session.journal import Journal
+from turnwise.actors.session.reads import Outcome, SessionReads
+from turnwise.actors.session.recorded_output import Output
+from turnwise.actors.session.state import SessionState
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.spans import union
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.event_store.encrypted import of_user
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.encrypted.records import check_session
+from turnwise.memory.stores.sharing import rivals
+
+POLL_S = 0.5
+"""How often the store is asked about a run that another Ray runs, in seconds."""
+
+TAIL = 64
+"""How many turns are read to find the last one that has ended; twice as many each further time."""
+
+
+OPEN = ("pending", "queued", "running")
+"""The states of turns that have not ended."""
+
+
+_ABOVE_ALL = 2**63 - 2
+"""No event has a number as high."""
+
+_NO_GEAR: Any = None
+"""What the runs of a session that is only read work with: none of them is run here."""
+
+
+class UnattendedError(Exception):
+    """No other Ray has the store, so the run that is waited for goes on, or ends, when the session is activated."""
+
+
+class StoredSession:
+    """The reads of a session as its store has it: nothing is activated, so no run is interrupted.
+
+    Each read looks anew. Live events, and what runs have spent since their last commits, are not in the store.
+
+    Args:
+        may_settle: whether a wait raises UnattendedError where no other Ray has the store; it goes on if not.
+    """
+
+    def __init__(
+        self, session_id: str, store: SessionStore, history: HistoryStore | None, *, may_settle: bool = True
+    ) -> None:
+        self.session_id = session_id
+        self._journal = Journal(session_id, store, time.time, history)
+        self._state = SessionState(session_id, self._journal)
+        self._may_settle = may_settle
+        self.reads = SessionReads(self._state, self._load)
+        """The reads that wait for nothing; `wait` and `events` below wait for others, who have the session."""
+
+    async def wait(self, run_id: str, timeout_s: float | None = None) -> Outcome | None:
+        """See `SessionReads.wait`.
+
+        Raises:
+            UnattendedError: the run has not ended, and no other Ray can be running it.
+        """
+        await self._look()
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while (record := await self._journal.find_run(run_id)).is_open:
+            if not await self._poll(deadline):
+                return None
+        turn = await self._journal.find_turn_of(record)
+        return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
+
+    async def events(
+        self, after: int = 0, limit: int = 1000, *, run_id: str | None = None, timeout_s: float = 0.0
+    ) -> tuple[list[Event], int, bool]:
+        """See `SessionReads.events`.
+
+        Raises:
+            UnattendedError: there are none, the run has not ended, and no other Ray can be running it.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            found, after, done = await self.reads.events(after, limit, run_id=run_id)
+            if found or done or timeout_s <= 0 or not await self._poll(deadline):
+                return found, after, done
+
+    async def _poll(self, deadline: float | None) -> bool:
+        """Wait until the store is to be asked again; return whether there is time to."""
+        if self._may_settle and not await rivals(self._journal.store):
+            raise UnattendedError
+        left_s = POLL_S if deadline is None else min(POLL_S, deadline - asyncio.get_running_loop().time())
+        await asyncio.sleep(max(0.0, left_s))
+        return left_s > 0
+
+    async def _look(self) -> None:
+        """Read the session's row."""
+        journal = self._journal
+        journal.read_row(check_session(await journal.store.get(self.session_id)))
+        if journal.feed:
+            journal.feed.history = of_user(journal.feed.history, journal.session.user_id)
+
+    async def _load(self) -> None:
+        """Read where the session stands: its row, its last turns, and their runs that are open."""
+        await self._look()
+        journal = self._journal
+        # No event is held, so all are read from the store: also those above the row's number, which come meanwhile.
+        journal.log = EventLog(_ABOVE_ALL)
+        journal.mark_loaded()
+        turns = await self._tail()
+        heads = [turn for turn in turns if turn.status not in OPEN][-1:]
+        self._state.continue_from(heads[0] if heads else None)
+        opened = [turn for turn in turns if turn.status in OPEN]
+        await journal.hold(
+            union(*(part for turn in (*heads, *opened) for part in (turn.prompt, turn.spans, turn.base)))
+        )
+        self._state.set_active(None)
+        self._state.replace_backlog(opened)
+        waiting = {turn.index: turn for turn in opened if turn.status != "pending"}
+        if not waiting:
+            return
+        first, last = min(waiting), max(waiting)
+        for record in await journal.store.runs(self.session_id, after=first - 1, limit=last - first + 1):
+            if record.is_open and record.turn_index in waiting:
+                run = ActiveRun(self._state.view(), record, waiting[record.turn_index], _NO_GEAR)
+                run.output = Output.read(run.turn.output, journal.cache)
+                if record.state == "queued":
+                    self._state.backlog.queue.append(run)
+                else:
+                    self._state.set_active(run)
+
+    async def _tail(self) -> Sequence[TurnRecord]:
+        """Return the last turns, by index, the last one that has ended among them if there is one."""
+        count = TAIL
+        while True:
+            after = max(-1, self._journal.session.next_index - 1 - count)
+            turns = await self._journal.store.turns(self.session_id, after=after, limit=count)
+            if after < 0 or any(turn.status not in OPEN for turn in turns):
+                return turns
+            count *= 2

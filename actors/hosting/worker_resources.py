@@ -1,0 +1,173 @@
+"""What the sessions of one process work with."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from turnwise.actors.hosting.engine_overrides import Adopted
+from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import ConfigError, EngineLimitError
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.user_ids import by_public_id
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.strategy import OverflowStrategy
+
+KEPT = 8
+"""How many managers' equipment a process holds, its own among them."""
+
+Equipment = tuple[EngineBuilder, SessionConfig, OverflowStrategy | None, Sequence[MemorySlot], WorkingMemory | None]
+"""What a manager's sessions work with."""
+
+
+class Supplies:
+    """One store, one history, and the equipment of managers by its id. Opens them at first need, off the event loop.
+
+    Args:
+        engine: the pickled `Equipment` of the manager that made the process, and `engine_id` names it.
+        more: of others, by their ids.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], SessionStore],
+        open_history: Callable[[], HistoryStore | None],
+        engine_id: str,
+        engine: bytes,
+        *,
+        more: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.engine_id = engine_id
+        self.in_use: Callable[[], Collection[str]] = lambda: ()
+        """Returns the ids of equipment that open runs have, so it is held."""
+        self._pickled = {**(more or {}), engine_id: engine}
+        self._open_store = open_store
+        self._open_history = open_history
+        self._opening: asyncio.Task[None] | None = None
+        self._opened: tuple[SessionStore, HistoryStore | None] | None = None
+        self._equipment: OrderedDict[str, Equipment] = OrderedDict()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `open` has returned."""
+        return self._opened is not None
+
+    async def open(self) -> SessionStore:
+        """Open the store and the history, and load the equipment, if that has not been done; return the store.
+
+        Raises:
+            StoreError, StoreURLError: what has to be opened cannot be; the next call tries again.
+        """
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        try:
+            await asyncio.shield(self._opening)
+        except Exception:
+            self._opening = None
+            raise
+        return self._kit[0]
+
+    async def take(self, session_id: str, engine_id: str, engine: bytes) -> None:
+        """Hold equipment that a session is to have.
+
+        Raises:
+            ConfigError: this process cannot load it.
+            EngineLimitError: open runs have as many others as a process holds.
+        """
+        if engine_id not in self._equipment:
+            self.hold(session_id, engine_id, await asyncio.to_thread(_unpickle, engine), engine)
+
+    def has(self, engine_id: str) -> bool:
+        """Return whether the equipment is held."""
+        return engine_id in self._equipment
+
+    def given(self, engine_id: str) -> tuple[Equipment, bytes]:
+        """Return equipment that is held, and its pickle."""
+        self._equipment.move_to_end(engine_id)
+        return self._equipment[engine_id], self._pickled[engine_id]
+
+    def hold(self, session_id: str, engine_id: str, equipment: Equipment, engine: bytes) -> None:
+        """Hold equipment, in the place of that which no open run has and was asked for longest ago.
+
+        Raises:
+            EngineLimitError: there is none such.
+        """
+        if engine_id not in self._equipment and len(self._equipment) >= KEPT:
+            kept = {self.engine_id, *self.in_use()}
+            gone = next((name for name in self._equipment if name not in kept), None)
+            if gone is None:
+                raise EngineLimitError(session_id, "engines", KEPT)
+            del self._equipment[gone], self._pickled[gone]
+        self._equipment[engine_id], self._pickled[engine_id] = equipment, engine
+
+    def make_core(self, session_id: str, adopted: Adopted) -> SessionCore:
+        """Return a new core of a session, with equipment that is held. `open` has returned."""
+        store, history = self._kit
+        session_id, store, history = by_public_id(session_id, store, history)
+        builder, config, overflow, memories, working = self.given(adopted.engine_id)[0]
+        core = SessionCore(
+            session_id,
+            store,
+            builder,
+            config,
+            overflow=overflow,
+            memories=memories,
+            working=working,
+            history=history,
+            engine_id=adopted.engine_id,
+        )
+        self.give_runs(core, adopted)
+        return core
+
+    def give_runs(self, core: SessionCore, adopted: Adopted) -> None:
+        """Let runs that an earlier process had begun have the engines that they had."""
+        for engine_id in set(adopted.runs.values()):
+            runs = [run_id for run_id, other in adopted.runs.items() if other == engine_id]
+            core.use(*self.given(engine_id)[0], engine_id=engine_id, runs=runs)
+
+    @property
+    def config(self) -> SessionConfig:
+        """The settings of the manager that made the process."""
+        return self.given(self.engine_id)[0][1]
+
+    @property
+    def _kit(self) -> tuple[SessionStore, HistoryStore | None]:
+        if self._opened is None:
+            raise RuntimeError("open() has not returned")
+        return self._opened
+
+    async def _open(self) -> None:
+        store = await asyncio.to_thread(self._open_store)
+        for engine_id, engine in self._pickled.items():
+            try:
+                equipment = await asyncio.to_thread(_unpickle, engine)
+            except ConfigError as error:
+                # The session can be read all the same, and a manager with another engine can go on with it.
+                equipment = _Unloadable(error), SessionConfig(), None, (), None
+            self._equipment[engine_id] = equipment
+        self._opened = store, await asyncio.to_thread(self._open_history)
+
+
+class _Unloadable:
+    """Stands for an engine that this process cannot load: its runs fail with the reason."""
+
+    def __init__(self, error: ConfigError) -> None:
+        self._error = error
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        raise self._error
+
+
+def _unpickle(engine: bytes) -> Equipment:
+    try:
+        builder, config, overflow, memories, working = pickle.loads(engine)
+    except Exception as error:
+        why = f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
+        raise ConfigError("engine or overflow", type(error).__name__, why) from error
+    return builder, config, overflow, memories, working

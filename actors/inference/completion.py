@@ -1,0 +1,131 @@
+"""Asking an engine for a text, beside any run: for a summary, for facts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+from turnwise.actors.inference.attempt import checked, leave_behind
+from turnwise.actors.inference.engine import Closable, EngineBuilder, NewEvent, SessionView
+from turnwise.errors import EngineError, SummaryRefusedError
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.session_memory import MemoryDesk
+
+Result = TypeVar("Result")
+
+Bill = Callable[[Usage, str | None], None]
+"""Takes what was spent, and on which model."""
+
+_log = logging.getLogger(__name__)
+
+
+async def ask(
+    builder: EngineBuilder,
+    request: Sequence[Block],
+    context: Asking,
+    off_loop: Callable[..., Awaitable[Any]],
+    grace_s: float,
+) -> list[Block]:
+    """Return what the engine answers to the request. Builds it for this, and closes it: see `within` for a limit.
+
+    Raises:
+        Exception: whatever it raises.
+    """
+    runner = await off_loop(builder.build, context.session)
+    shown = Turn(context.session.session_id, TurnRecord(index=0), BlockCache()).showing(request)
+    try:
+        return await checked(lambda: runner.run(shown, context))
+    finally:
+        if isinstance(runner, Closable):
+            await _put_away(runner, grace_s)
+
+
+class Asking:
+    """The context of an engine that is asked for a text: what it costs counts, and nothing else."""
+
+    def __init__(self, session: SessionView, bill: Bill) -> None:
+        self.session = session
+        self.run_id = "aside"
+        self.labels: Mapping[str, str] = {}
+        self.model: str | None = None
+        self.params: Mapping[str, Any] = {}
+        self.output_type: Mapping[str, Any] | None = None
+        self.calls: Mapping[str, CallState] = {}
+        self.memory: MemoryDesk | None = None
+        self.stop_reason: str | None = None
+        self._bill = bill
+        bill(Usage(calls=1), None)
+
+    def emit(self, part: str | Block) -> None:
+        """Nobody follows it."""
+
+    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
+        self.stop_reason = stop_reason or self.stop_reason
+        if usage:
+            self._bill(replace(usage, calls=0), model)
+
+    def publish(self, kind: type[Event], **values: Any) -> None:
+        """Nobody follows it."""
+
+    def begin_call(self, limit: int | None = None) -> None:
+        """It may be called once: there are no tools, so nothing would lead to a second call."""
+
+    def end_call(self) -> NoReturn:
+        raise SummaryRefusedError("tool_call", "the model called a tool, and is to write")
+
+    async def record(
+        self, *blocks: Block, events: Sequence[NewEvent] = (), calls: Mapping[str, CallState | None] | None = None
+    ) -> NoReturn:
+        self.end_call()
+
+    async def make_room(self, *, too_long: bool = False) -> NoReturn:
+        self.end_call()
+
+
+async def within(work: Callable[[], Awaitable[Result]], timeout_s: float, grace_s: float) -> Result:
+    """Return what comes within `timeout_s`; what does not stop then is left behind after `grace_s`.
+
+    Args:
+        work: called when it is begun, which it is not if the caller is cancelled first.
+
+    Raises:
+        TimeoutError: nothing came.
+        EngineError: it cancelled itself, or wanted the process to end.
+    """
+    task = asyncio.ensure_future(_guarded(work))
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+        if task.cancelled():
+            raise EngineError("it cancelled itself")
+        if task.done():
+            return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=grace_s)
+        if not task.done():
+            leave_behind(task)
+    raise TimeoutError(f"nothing came within {timeout_s:g} s")
+
+
+async def _guarded(work: Callable[[], Awaitable[Result]]) -> Result:
+    try:
+        return await work()
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise EngineError(f"it raised {type(error).__name__}") from error
+
+
+async def _put_away(runner: Closable, grace_s: float) -> None:
+    """Close a runner that has done its work; if that fails, what it gave is good all the same."""
+    try:
+        await within(runner.close, grace_s, grace_s)
+    except Exception:  # noqa: BLE001 - whatever it is, it is logged, and the answer is there
+        _log.exception("%s, which was asked for a text, could not be closed", type(runner).__name__)

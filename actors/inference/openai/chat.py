@@ -1,0 +1,318 @@
+"""The Chat Completions API."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from turnwise.actors.inference.openai.fields import (
+    Asked,
+    arguments_of,
+    broken_off,
+    count,
+    definition,
+    is_object,
+    items,
+    names,
+    part,
+    string,
+    texts,
+    tool_use,
+)
+from turnwise.actors.inference.openai.structured_output import Form, choose, choose_tool, tool_names
+from turnwise.actors.inference.tools.tool import ToolDefinition
+from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolUse
+from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.endpoints import Profile, lessons_of, pack_attached, taught
+from turnwise.memory.providers.openai_chat import ATTACHED, encode
+from turnwise.memory.providers.validation import CHAT, check
+
+if TYPE_CHECKING:
+    import openai
+
+    from turnwise.actors.inference.openai.engine import OpenAIEngine
+
+
+LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+"""What the limit of an answer is called, by one server or another."""
+
+_OTHER_LIMIT = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
+
+
+class ChatAPI:
+    """Asks for completions. What the server takes beside what OpenAI takes is in its profile."""
+
+    rules = CHAT
+
+    def __init__(
+        self,
+        settings: OpenAIEngine,
+        tools: Sequence[ToolDefinition],
+        profile: Profile,
+        refused: Callable[[str], set[str]],
+    ) -> None:
+        self.asked = Asked(settings.model)
+        self._settings = settings
+        self._given = profile
+        self._refused_of = refused
+        self._definitions = tools
+
+    @property
+    def _profile(self) -> Profile:
+        """What the server takes, as far as it is known by now."""
+        return taught(self._given, self._refused)
+
+    def asking(self, asked: Asked) -> ChatAPI:
+        other = copy.copy(self)
+        other.asked = asked
+        return other
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if not self._settings.stream:
+            fields["stream"] = False
+        elif self._profile.stream_options and "stream_options" not in self._refused:
+            fields["stream_options"] = {"include_usage": True}
+        if self._settings.store is not None:
+            fields["store"] = self._settings.store
+        if self._settings.temperature is not None:
+            fields["temperature"] = self._settings.temperature
+        if self._settings.max_output_tokens is not None:
+            fields[self._limit_field] = self._settings.max_output_tokens
+        fields.update(self._settings.extra or {})
+        if self._definitions:
+            fields["tools"] = [*map(self._declared, self._definitions), *fields.get("tools", ())]
+        for name, value in self.asked.params.items():
+            if name == "max_output_tokens":
+                names = [limit for limit in LIMITS if limit in (self._settings.extra or ())]
+                for limit in LIMITS:
+                    fields.pop(limit, None)
+                fields[(*names, self._limit_field)[0]] = value
+            else:
+                fields[self._profile.seed_field if name == "seed" else name] = value
+        return self.asked.of_step(fields)
+
+    @property
+    def _refused(self) -> set[str]:
+        return self._refused_of(self.asked.model)
+
+    @property
+    def _limit_field(self) -> str:
+        field = self._profile.limit_field
+        return _OTHER_LIMIT[field] if field in self._refused else field
+
+    def form(self, output: OutputType) -> Form:
+        return choose(output, self._profile, tool_names(self.fields), self._refused)
+
+    def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
+        check(messages_of(blocks), self.rules)
+        return {"messages": encode(blocks, self._profile), **self.fields, **self._formed(form)}
+
+    def _formed(self, form: Form | None) -> dict[str, Any]:
+        """Return the fields by which it asks for an answer of a form."""
+        if form and form.tool:
+            fields = self.fields
+            tools = [*fields.get("tools", ()), self._declared(form.definition)]
+            return {"tools": tools, **choose_tool(fields, form)}
+        if form and form.json_schema:
+            return {"response_format": {"type": "json_schema", "json_schema": form.json_schema}}
+        return {"response_format": {"type": "json_object"}} if form and form.way == "json_object" else {}
+
+    def _declared(self, tool: ToolDefinition) -> dict[str, Any]:
+        return {"type": "function", "function": definition(tool, self._profile.unknown_keywords)}
+
+    def adapt(self, refused: str, form: Form | None) -> bool:
+        own = [name for name in ("stream_options", self._limit_field) if name in self.fields]
+        own += ["tool_choice"] if form and choose_tool(self.fields, form) else []
+        for field in own:
+            if field not in (self._settings.extra or ()) and names(refused, field):
+                is_new = field not in self._refused
+                self._refused.add(field)
+                return is_new
+        new = lessons_of(refused) or set(form.refused_as(refused) if form else ())
+        new = new - self._refused
+        self._refused.update(new)
+        return bool(new)
+
+    def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
+        return None
+
+    async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
+        stream: openai.AsyncStream[Any] = await client.chat.completions.create(
+            model=self.asked.model,
+            messages=[],
+            stream=True,
+            # What is given here goes out as it is: the client takes up to half a millisecond to look at one message.
+            extra_body=request,
+        )
+        return stream
+
+    def answer(self, form: Form | None) -> ChatAnswer:
+        return ChatAnswer(self._profile.name, form.tool if form else None)
+
+
+class ChatAnswer:
+    """A completion, put together from its chunks: at most one `Thinking`, at most one `Text`, then the calls.
+
+    Args:
+        provider: what it attaches to a call or a thought is kept under this name.
+        answer_tool: the tool whose arguments are the answer, so that they are streamed as its text.
+    """
+
+    def __init__(self, provider: str = "openai", answer_tool: str | None = None) -> None:
+        self.usage = Usage(calls=1)
+        self.stop_reason: str | None = None
+        self.refusal = ""
+        self._provider = provider
+        self._answer_tool = answer_tool
+        self._thoughts: list[str] = []
+        self._texts: list[str] = []
+        self._details: list[dict[str, Any]] = []
+        """What OpenRouter says of thoughts, its pieces joined."""
+        self._signed: list[dict[str, Any]] = []
+        """Thoughts as Claude has signed them, which LiteLLM attaches, their pieces joined."""
+        self._calls: list[_Call] = []
+        self._call_at: dict[int | None, _Call] = {}
+
+    @property
+    def is_cut(self) -> bool:
+        return self.stop_reason == "length"
+
+    def add(self, event: Mapping[str, Any]) -> list[str | Block]:
+        # Groq puts usage beside the chunk.
+        if counted := event.get("usage") or part(event, "x_groq").get("usage"):
+            self.usage = _usage(counted)
+        parts: list[str | Block] = []
+        for choice in items(event, "choices"):
+            if not isinstance(choice, Mapping):
+                raise ValueError(f"a choice is not an object but {type(choice).__name__}")
+            if choice.get("index") in (None, 0):
+                parts += self._add_choice(choice)
+        return parts
+
+    def blocks(self) -> list[Block]:
+        blocks: list[Block] = []
+        attached = {name: found for name, found in zip(ATTACHED, (self._details, self._signed), strict=True) if found}
+        signature = pack_attached(self._provider, **attached) if attached else None
+        if self._thoughts or signature:
+            blocks.append(Thinking(text="".join(self._thoughts), signature=signature))
+        if self._texts:
+            blocks.append(Text(text="".join(self._texts)))
+        return [*blocks, *(self._use(at, call) for at, call in enumerate(self._calls))]
+
+    def _use(self, at: int, call: _Call) -> ToolUse:
+        attached = pack_attached(self._provider, extra_content=call.extra_content) if call.extra_content else None
+        # Some servers give calls no ids; the loop makes them unique in the run.
+        call_id = call.call_id or f"call_{at + 1}"
+        return tool_use(call_id, call.name, call.arguments, is_cut=self.is_cut, signature=attached)
+
+    def _add_choice(self, choice: Mapping[str, Any]) -> list[str | Block]:
+        if choice.get("error") or choice.get("finish_reason") == "error":
+            raise broken_off(choice.get("error") or "it does not say why")
+        self.stop_reason = string(choice, "finish_reason") or self.stop_reason
+        said = part(choice, "delta")
+        # The whole message, from a server that does not stream, or that says all of it at the end once more.
+        if not (self._texts or self._calls or any(said.get(name) for name in _SAYING)):
+            said = part(choice, "message") or said
+        parts: list[str | Block] = []
+        if thought := self._thought(said):
+            self._thoughts.append(thought)
+            parts.append(Thinking(text=thought))
+        refusal = string(said, "refusal")
+        self.refusal += refusal
+        if text := texts(said.get("content"), "content") or refusal:
+            self._texts.append(text)
+            parts.append(text)
+        for delta in items(said, "tool_calls"):
+            call, arguments = self._add_call(delta)
+            if arguments and call.name == self._answer_tool:
+                parts.append(arguments)
+        return parts
+
+    def _thought(self, said: Mapping[str, Any]) -> str:
+        for detail in items(said, "reasoning_details"):
+            self._add_detail(detail)
+        for block in items(said, "thinking_blocks"):
+            self._add_signed(block)
+        if thought := string(said, "reasoning_content") or string(said, "reasoning"):
+            return thought
+        content = said.get("content")  # so Mistral sends them
+        thinking = [each for each in content if string(each, "type") == "thinking"] if isinstance(content, list) else []
+        return "".join(texts(each.get("thinking"), "thinking") for each in thinking)
+
+    def _add_signed(self, block: Any) -> None:
+        kind, text, signature = string(block, "type"), string(block, "thinking"), string(block, "signature")
+        last = self._signed[-1] if self._signed else {}
+        if kind == last.get("type") == "thinking" and not last.get("signature"):
+            last["thinking"] += text
+            last.update({"signature": signature} if signature else {})
+        elif kind == "thinking":
+            self._signed.append({"type": kind, "thinking": text, **({"signature": signature} if signature else {})})
+        elif kind:
+            self._signed.append(dict(block))
+
+    def _add_detail(self, detail: Any) -> None:
+        if not isinstance(detail, Mapping):
+            raise ValueError(f"a reasoning detail is not an object but {type(detail).__name__}")
+        last = self._details[-1] if self._details else {}
+        if detail.get("index") is None or any(detail.get(name) != last.get(name) for name in ("index", "type")):
+            self._details.append(dict(detail))
+            return
+        for name, value in detail.items():
+            grows = name in ("text", "summary", "data") and isinstance(value, str) and isinstance(last.get(name), str)
+            if grows:
+                last[name] += value
+            elif value is not None:
+                last[name] = value
+
+    def _add_call(self, delta: Any) -> tuple[_Call, str]:
+        """Return the call that a piece is of, and the piece of its arguments."""
+        if not isinstance(delta, Mapping):
+            raise ValueError(f"a call is not an object but {type(delta).__name__}")
+        index, call_id, function = delta.get("index"), string(delta, "id"), part(delta, "function")
+        name, arguments = string(function, "name"), arguments_of(function)
+        call = self._call_at.get(index)
+        if call is None or call.is_another(call_id, name):
+            call = self._call_at[index] = _Call()
+            self._calls.append(call)
+        call.call_id = call.call_id or call_id
+        call.name = call.name or name
+        call.arguments += arguments
+        call.extra_content = delta.get("extra_content") or call.extra_content
+        return call, arguments
+
+
+_SAYING = ("content", "refusal", "tool_calls", "reasoning_content", "reasoning")
+"""Fields by which a delta says something."""
+
+
+@dataclass(slots=True)
+class _Call:
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    extra_content: Any = None
+
+    def is_another(self, call_id: str, name: str) -> bool:
+        """Return whether a piece with this id and name begins another call: some servers number each call 0, or none.
+
+        Some say the name again with each piece, so without ids it is another only when this one is whole.
+        """
+        if call_id and self.call_id:
+            return call_id != self.call_id
+        return bool(name and self.name) and (name != self.name or is_object(self.arguments))
+
+
+def _usage(counted: Any) -> Usage:
+    return Usage(
+        input_tokens=count(counted, "prompt_tokens"),
+        output_tokens=count(counted, "completion_tokens"),
+        cached_tokens=count(counted, "prompt_tokens_details", "cached_tokens"),
+        reasoning_tokens=count(counted, "completion_tokens_details", "reasoning_tokens"),
+        calls=1,
+    )

@@ -1,0 +1,373 @@
+"""An engine for OpenAI's two APIs and whatever speaks one of them: its settings."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+import os
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from turnwise.actors.inference.engine import RequestFrame, SessionView
+from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
+from turnwise.actors.inference.openai.chat import LIMITS, ChatAPI
+from turnwise.actors.inference.openai.responses import ResponsesAPI
+from turnwise.actors.inference.openai.runner import OpenAIRunner
+from turnwise.actors.inference.redaction import LONG
+from turnwise.actors.inference.tools.loop import Hook, ToolLoop
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.signature import output_record
+from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
+from turnwise.errors import ConfigError, EngineError
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.model_params import forces_call
+from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.providers.endpoints import CHAT_ONLY, PROFILES, Profile, profile_of
+from turnwise.memory.providers.validation import CHAT, RESPONSES
+from turnwise.memory.stores.urls import redact
+
+if TYPE_CHECKING:
+    import httpx2
+
+_RESERVED = {
+    "chat": {"model", "messages", "stream", "stream_options", "store"},
+    "responses": {"model", "input", "instructions", "stream", "store"},
+}
+
+_NO_FIELDS = {
+    "n": "one answer is kept, so one is asked for",
+    "extra_headers": "it is no field of the body: pass default_headers=",
+    "extra_query": "it is no field of the body: pass default_query=",
+    "extra_body": "put its fields into extra= themselves",
+    "timeout": "it is no field of the body: pass timeout_s=",
+}
+"""What the client of `openai` takes beside the fields of the body, and what to do."""
+
+_REFUSED: dict[tuple[str, str, str], set[str]] = {}
+"""Fields that a server has refused in this process, by base URL, API and model: they are not sent again."""
+
+_NO_KEY = "no-api-key"
+"""What a server that asks for no key is sent as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzureOpenAI:
+    """A resource of Azure OpenAI. The engine's `model` is the name of the deployment."""
+
+    endpoint: str
+    """Such as https://my-resource.openai.azure.com, without a path."""
+    api_version: str | None = None
+    """Such as 2024-10-21: the older path, with a version in each request. The v1 path, which has none, if left out."""
+
+    def __post_init__(self) -> None:
+        _check_url("endpoint", self.endpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIEngine:
+    """Answers with a model behind the Chat Completions API or the Responses API, streamed.
+
+    Holds settings only, so it pickles, its key included: leave `api_key` out and set OPENAI_API_KEY where the sessions
+    run to keep it from travelling. Imports and connects nothing before `build`.
+    """
+
+    model: str
+    """The provider's name for the model."""
+    _: KW_ONLY
+    api: Literal["chat", "responses"] = "chat"
+    """Nearly every server has "chat". With "responses", a model goes on from what it thought before its tool calls and
+    in earlier turns: OpenAI stores nothing, and gets it back encrypted."""
+    provider: str | None = None
+    """Which server it is, where it is not known by the host of `base_url`: one of `PROFILES`, such as "vllm"."""
+    system: str | None = None
+    """Instructions that take the place of the conversation's own system prompt in every request; never stored."""
+    base_url: str | None = None
+    """Where the API is; OPENAI_BASE_URL, else OpenAI's own, if left out. Its query goes along with each request."""
+    azure: AzureOpenAI | None = None
+    """In place of `base_url`."""
+    api_key: str | Callable[[], str | Awaitable[str]] | None = field(default=None, repr=False)
+    """OPENAI_API_KEY if left out; may be missing if there is a base URL. A function is asked before each request, so
+    that it may return tokens which expire; it travels by pickle."""
+    organization: str | None = None
+    """Of OpenAI: whose account is charged; OPENAI_ORG_ID if left out."""
+    project: str | None = None
+    """Of OpenAI, likewise; OPENAI_PROJECT_ID if left out."""
+    default_headers: Mapping[str, str] | None = field(default=None, repr=False)
+    """More headers of each request. They travel by pickle, as the key does."""
+    default_query: Mapping[str, str] | None = None
+    """More of the query of each request."""
+    http_client: Callable[[], httpx2.AsyncClient] | None = None
+    """Makes the HTTP client of a session, for proxies, certificates of one's own and the like; travels by pickle."""
+    stream: bool = True
+    """Whether answers are streamed. Some gateways cannot; then the text comes in one piece."""
+    store: bool | None = None
+    """Whether OpenAI keeps the answer. With "responses" it does not, unless this is True."""
+    connect_timeout_s: float = 5.0
+    """How long a connection may take."""
+    first_byte_s: float | None = None
+    """How long the answer may take to begin, with all retries: raise it for a server that loads its model when it is
+    first asked. As `timeout_s` if left out."""
+    timeout_s: float = 60.0
+    """The longest silence of the provider within its answer. `run(timeout_s=...)` bounds the whole."""
+    max_retries: int = 2
+    """How often the client repeats a request that was refused for now (408, 409, 429, 5xx) or met a dead line."""
+    temperature: float | None = None
+    """0 or more; the model's own if left out."""
+    max_output_tokens: int | None = None
+    """What a model thinks counts too. For a chat server that knows only the older name: `extra={"max_tokens": ...}`."""
+    tools: ToolRegistry | Sequence[Tool] = ()
+    """What the model may call; tools alone are a registry with its defaults."""
+    middleware: Sequence[Middleware] = ()
+    """What each call of the model goes through; the first is outermost."""
+    hooks: Sequence[Hook] = ()
+    """What is shown the turn before and after each call of the model, and after tools. One that fails fails no run."""
+    output_type: Mapping[str, Any] | None = None
+    """What each answer is to be, where a run does not say: see `answering`."""
+    extra: Mapping[str, Any] | None = None
+    """More fields of the request body, as JSON values; `tools` among them come after the engine's own."""
+
+    def __post_init__(self) -> None:
+        _check("model", self.model, bool(self.model.strip()), "name a model")
+        _check("api", self.api, self.api in _RESERVED, "must be 'chat' or 'responses'")
+        _check("provider", self.provider, self.provider in (None, *PROFILES), f"must be one of {', '.join(PROFILES)}")
+        _check_url("base_url", self.base_url)
+        _check("azure", self.azure, self.azure is None or self.base_url is None, "has an endpoint: leave base_url out")
+        is_key = self.api_key is None or callable(self.api_key) or _is_key(self.api_key)
+        _check("api_key", "***", is_key, "must be ASCII text without spaces, or a function that returns such")
+        for name in ("timeout_s", "connect_timeout_s", "first_byte_s"):
+            seconds = getattr(self, name)
+            _check(name, seconds, seconds is None or 0 < seconds < math.inf, "must be more than 0 seconds")
+        for name in ("default_headers", "default_query"):
+            given = getattr(self, name)
+            is_text = given is None or all(isinstance(each, str) for pair in given.items() for each in pair)
+            _check(name, sorted(given or ()), is_text, "must map texts to texts")
+            object.__setattr__(self, name, freeze(given))
+        _check("http_client", self.http_client, self.http_client is None or callable(self.http_client), "is a function")
+        _check("max_retries", self.max_retries, self.max_retries >= 0, "must be 0 or more")
+        _check("temperature", self.temperature, 0 <= (self.temperature or 0) < math.inf, "must be 0 or more")
+        tokens = self.max_output_tokens
+        _check("max_output_tokens", tokens, tokens is None or tokens >= 1, "must be 1 or more")
+        _check("extra", self.extra, self.extra is None or isinstance(self.extra, Mapping), "must be a mapping")
+        _check(
+            "middleware", self.middleware, all(isinstance(one, Middleware) for one in self.middleware), "see Middleware"
+        )
+        _check("hooks", self.hooks, all(map(callable, self.hooks)), "must be callable")
+        object.__setattr__(self, "tools", self.registry)
+        given = self.output_type
+        is_read = given is None or OutputType.is_record({**given, "retries": given.get("retries") or 0})
+        _check("output_type", given, is_read, "is set by answering(), with 0 to 100 retries")
+        taken = sorted(_RESERVED[self.api].intersection(self.extra or ()))
+        _check("extra", taken, not taken, "the engine sets these fields itself")
+        for name, why in _NO_FIELDS.items():
+            _check("extra", name, name not in (self.extra or ()), why)
+        try:
+            object.__setattr__(self, "extra", freeze(self.extra))
+        except TypeError as error:
+            raise ConfigError("extra", self.extra, str(error)) from error
+
+    @property
+    def registry(self) -> ToolRegistry:
+        """Its tools, with the rules for calling them."""
+        return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(*self.tools)
+
+    def answering(self, output: Any, *, retries: int = 2) -> OpenAIEngine:
+        """Return an engine of the same model that calls no tools and answers in JSON of this type.
+
+        Args:
+            output: a pydantic model, or what else pydantic has a schema of an object for; see `Session.run`. Or a JSON
+                schema: then answers are not checked, and whoever asks checks them.
+            retries: how often an answer that does not fit is sent back.
+
+        Raises:
+            InvalidInputError: no schema of an object can be made of it.
+        """
+        wanted = OutputType(schema=freeze(output), retries=None) if isinstance(output, Mapping) else None
+        record = wanted.record if wanted else output_record(output, retries)
+        return replace(self, tools=(), hooks=(), output_type=record)
+
+    def build(self, session: SessionView) -> ToolLoop:
+        """Return a runner with a client of its own.
+
+        Raises:
+            EngineError: there is no key to use, or the environment's OPENAI_BASE_URL or OPENAI_API_KEY is unusable.
+        """
+        runner = self._runner(self.registry.definitions())
+        # What a tool says is its own, but for this engine's key, which it may have come upon in the environment.
+        secrets = [runner.key] if len(runner.key) >= LONG else []
+        loop = wrap(runner, self.middleware)
+        return ToolLoop(
+            loop, self.registry, self.hooks, close=runner.close, secrets=secrets, output_type=self.output_type
+        )
+
+    def refuses(self, block: Block) -> str | None:
+        """See `Selective`. A middleware of one's own may make something of any block, so then all are taken."""
+        known = all(isinstance(one, LogCalls | ReorderResults | SystemPrompt) for one in self.middleware)
+        return (CHAT if self.api == "chat" else RESPONSES).refuses(block) if known else None
+
+    def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
+        """See `Steerable`. What the server does not take, by its profile or its API, is refused, never left out."""
+        found = {name: self._why_not(name, value) for name, value in params.items()}
+        return {name: why for name, why in found.items() if why}
+
+    def _why_not(self, name: str, value: Any) -> str | None:
+        """Return why a parameter is not taken; None if it is."""
+        if self.api == "responses" and name in CHAT_ONLY:
+            return "the Responses API has no such parameter: leave it out, or use api='chat'"
+        profile, is_chat = self._profile, self.api == "chat"
+        variant = f"{name}.{value['type']}" if isinstance(value, Mapping) and "type" in value else name
+        if is_chat and {name, variant}.intersection(profile.lacks):
+            return f"provider {profile.name!r} does not take it: leave it out; see {profile.source}"
+        if is_chat and variant == "response_format.json_schema" and profile.json_mode == "json_object":
+            return f"provider {profile.name!r} takes no schemas: use {{'type': 'json_object'}} and say it in the prompt"
+        if name == "parallel_tool_calls" and not self._tool_names:
+            return "the engine has no tools"
+        if name == "tool_choice" and forces_call(value):
+            wanted = self._tool_names if isinstance(value, str) else (value["function"]["name"],)
+            if not set(wanted).intersection(self._tool_names):
+                return f"the engine has no such tool; it has {', '.join(self._tool_names) or 'none'}"
+        return None
+
+    @property
+    def _profile(self) -> Profile:
+        """That of the server, as far as this process knows which it is."""
+        url = self.azure.endpoint if self.azure else self.base_url or os.environ.get("OPENAI_BASE_URL")
+        return profile_of(self.provider, urlsplit(url or "").hostname or "")
+
+    @property
+    def _tool_names(self) -> tuple[str, ...]:
+        """Of what the model may call, as far as it has names."""
+        others = (self.extra or {}).get("tools", ())
+        named = [each.get("function", each) for each in others]
+        return (*(tool.name for tool in self.registry.definitions()), *(each.get("name") or "" for each in named))
+
+    def frame(self) -> RequestFrame:
+        """See `Framed`.
+
+        `system` is the engine's own, else the text of the last `SystemPrompt` that replaces. One that keeps is left
+        out, as it is sent only where the conversation has none: there, a request holds that text more than this says.
+        What any other middleware changes is not seen. Of several limits of an answer, the largest counts.
+        """
+        replacing = [one for one in self.middleware if isinstance(one, SystemPrompt) and one.if_present == "replace"]
+        fields = self._api(self.registry.definitions(), self.base_url or "", "").fields
+        limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int) and limit > 0]
+        return RequestFrame(
+            model=self.model,
+            system=replacing[-1].text if replacing and self.system is None else self.system,
+            tools=tuple(fields.get("tools") or ()),
+            max_output_tokens=max(limits, default=None),
+        )
+
+    def _api(self, tools: Sequence[ToolDefinition], base_url: str, host: str) -> ChatAPI | ResponsesAPI:
+        def refused(model: str) -> set[str]:
+            return _REFUSED.setdefault((base_url, self.api, model), set())
+
+        made = ChatAPI if self.api == "chat" else ResponsesAPI
+        return made(self, tools, profile_of(self.provider, host), refused)
+
+    def _runner(self, tools: Sequence[ToolDefinition] = ()) -> OpenAIRunner:
+        """Return a runner that tells the model of these tools."""
+        import openai
+
+        base_url = self.base_url or (None if self.azure else os.environ.get("OPENAI_BASE_URL")) or None
+        api_key = self.api_key or os.environ.get("OPENAI_API_KEY") or None
+        if api_key is None and base_url is None:
+            raise EngineError("there is no API key: set OPENAI_API_KEY where the session runs, or pass api_key=")
+        if api_key is not None and not callable(api_key) and not _is_key(api_key):
+            raise EngineError("OPENAI_API_KEY must be ASCII text without spaces")
+        try:
+            _check_url("OPENAI_BASE_URL", base_url)
+        except ConfigError as error:
+            raise EngineError(str(error)) from error
+        base_url, query = _without_query(base_url)
+        settings: dict[str, Any] = {
+            "api_key": (_asked(api_key) if callable(api_key) else api_key) or _NO_KEY,
+            "default_headers": self.default_headers,
+            "default_query": {**query, **(self.default_query or {})} or None,
+            "timeout": openai.Timeout(max(self.begins_within_s, self.timeout_s), connect=self.connect_timeout_s),
+            "max_retries": self.max_retries,
+            "http_client": self.http_client() if self.http_client else _http_client(),
+        }
+        client: openai.AsyncOpenAI
+        if self.azure and self.azure.api_version:
+            token = {"azure_ad_token_provider": settings.pop("api_key")} if callable(api_key) else {}
+            client = openai.AsyncAzureOpenAI(
+                azure_endpoint=self.azure.endpoint,
+                api_version=self.azure.api_version,
+                **token,
+                **settings,
+            )
+        else:
+            base_url = f"{self.azure.endpoint.rstrip('/')}/openai/v1" if self.azure else base_url
+            client = openai.AsyncOpenAI(
+                base_url=base_url, organization=self.organization, project=self.project, **settings
+            )
+        return OpenAIRunner(self, client, self._api(tools, str(client.base_url), client.base_url.host))
+
+    @property
+    def begins_within_s(self) -> float:
+        """How long an answer may take to begin."""
+        return self.timeout_s if self.first_byte_s is None else self.first_byte_s
+
+
+def _without_query(base_url: str | None) -> tuple[str | None, dict[str, str]]:
+    """Return the URL without its query, which the client would lose, and the query."""
+    parts = urlsplit(base_url or "")
+    return base_url and urlunsplit(parts._replace(query="")), dict(parse_qsl(parts.query, keep_blank_values=True))
+
+
+def _asked(api_key: Callable[[], str | Awaitable[str]]) -> Callable[[], Awaitable[str]]:
+    """Return the function as the client takes it: one that is awaited. One that blocks is asked on a thread."""
+
+    async def ask() -> str:
+        if inspect.iscoroutinefunction(api_key):
+            return str(await api_key())
+        found = await asyncio.to_thread(api_key)
+        return str(await found) if inspect.isawaitable(found) else str(found)
+
+    return ask
+
+
+def _http_client() -> httpx2.AsyncClient:
+    import openai
+
+    return openai.DefaultAsyncHttpxClient(verify=_ssl_context())
+
+
+@functools.cache
+def _ssl_context() -> ssl.SSLContext:
+    """Return the certificates that all clients of this process trust: loading them takes 20 ms and 0.8 MB each time."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
+def _check(setting: str, value: object, ok: bool, why: str) -> None:
+    if not ok:
+        raise ConfigError(setting, value, why)
+
+
+def _check_url(setting: str, url: str | None) -> None:
+    _check(
+        setting,
+        url and redact(url),
+        url is None or _is_url(url),
+        "must be an http(s) URL, such as http://127.0.0.1:8000/v1",
+    )
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port that is no number, or an IPv6 address that is none
+        return False
+
+
+def _is_key(key: str) -> bool:
+    return key.isascii() and key.isprintable() and bool(key) and " " not in key

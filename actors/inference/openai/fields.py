@@ -1,0 +1,193 @@
+"""Fields that both APIs have, as they are written, and read with care: the client library checks nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pydantic_core
+
+from turnwise.actors.inference.tools.tool import ToolDefinition
+from turnwise.memory.conversation.blocks import ToolUse
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.model_params import forces_call
+
+UNPARSED = "unparsed"
+"""The argument under which a call carries what the model wrote in place of a JSON object."""
+
+
+class BrokenOffError(Exception):
+    """The provider says within its answer that it failed: its message, and its code if there is one."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message, code)
+        self.message = message
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run asks, over the engine's settings."""
+
+    model: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """See `ModelParams`."""
+    is_later: bool = False
+    """Whether the model has been asked in this run before, and has called tools."""
+
+    def of_step(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields; in a later step they leave the model to decide whether it calls a tool.
+
+        Where there are no tools nothing is said of their choice: there is none, and providers refuse to hear of one.
+        """
+        if not fields.get("tools"):
+            return {name: value for name, value in fields.items() if name not in ("tool_choice", "parallel_tool_calls")}
+        if self.is_later and forces_call(fields.get("tool_choice")):
+            fields["tool_choice"] = "auto"
+        return fields
+
+
+def broken_off(error: Any) -> BrokenOffError:
+    """Return what an error says: a text, or an object whose message may be a text or an object too."""
+    if not isinstance(error, Mapping):
+        return BrokenOffError(error if isinstance(error, str) else json.dumps(error)[:500])
+    message, code = error.get("message"), error.get("code") or error.get("type")
+    if isinstance(message, Mapping):
+        message = message.get("message") or json.dumps(message)
+    said = message if isinstance(message, str) and message else json.dumps(dict(error))
+    return BrokenOffError(said[:500], str(code) if code else None)
+
+
+def names(said: str, field: str) -> bool:
+    """Return whether a text names a field of the request, as a word of its own."""
+    return re.search(rf"(?<!\w){re.escape(field)}(?!\w)", said) is not None
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is a whole JSON object."""
+    try:
+        return isinstance(pydantic_core.from_json(text), dict)
+    except ValueError:
+        return False
+
+
+def string(holder: Any, name: str) -> str:
+    """Return a text, empty if it is missing; ValueError if it is none."""
+    value = _get(holder, name) or ""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is not a string but {type(value).__name__}")
+    # Half of a surrogate pair is valid JSON, but no text that can be stored or sent back.
+    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def items(holder: Any, name: str) -> list[Any]:
+    """Return a list, empty if it is missing; ValueError if it is none."""
+    value = _get(holder, name) or []
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is not a list but {type(value).__name__}")
+    return value
+
+
+def part(holder: Any, name: str) -> Mapping[str, Any]:
+    """Return an object, empty if it is missing; ValueError if it is none."""
+    value = _get(holder, name) or {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is not an object but {type(value).__name__}")
+    return value
+
+
+def count(holder: Any, *names: str) -> int:
+    """Return the number under these names, one inside the other; 0 if there is none, so that no answer fails by it."""
+    for name in names:
+        holder = _get(holder, name)
+    is_count = isinstance(holder, int | float) and not isinstance(holder, bool) and 0 <= holder < _MOST_TOKENS
+    return int(holder) if is_count else 0
+
+
+_MOST_TOKENS = 2**40
+
+
+def _get(holder: Any, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, Mapping) else None
+
+
+def texts(value: Any, name: str) -> str:
+    """Return a text, or the texts of a list of parts, joined; ValueError if it is neither."""
+    if not isinstance(value, list):
+        return string({name: value}, name)
+    return "".join(string(each, "text") for each in value if string(each, "type") in ("text", "output_text", ""))
+
+
+def definition(tool: ToolDefinition, unknown: Collection[str] = ()) -> dict[str, Any]:
+    """Return what the model is told of a tool. OpenAI refuses a schema that is not of an object with properties.
+
+    Args:
+        unknown: keywords that the server refuses.
+    """
+    parameters = {"type": "object", "properties": {}, **tool.parameters}
+    if unknown:
+        parameters = _without(unknown, parameters)
+    return {"name": tool.name, "description": tool.description, "parameters": parameters}
+
+
+def _without(unknown: Collection[str], schema: Any) -> Any:
+    """Return a schema without these keywords, in others as far as they can say the same."""
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return [_without(unknown, each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in unknown:
+            continue
+        if keyword in _NAMING and isinstance(value, Mapping):
+            kept[keyword] = {name: _without(unknown, each) for name, each in value.items()}
+        else:
+            kept[keyword] = value if keyword in _VALUES else _without(unknown, value)
+    if "const" in schema and "const" in unknown:
+        kept.setdefault("enum", [schema["const"]])
+    if "prefixItems" in schema and "prefixItems" in unknown:
+        kept["items"] = {"anyOf": _without(unknown, schema["prefixItems"])}
+    return kept
+
+
+_NAMING = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose value has names for its keys, each with a schema."""
+
+_VALUES = ("enum", "const", "default", "examples")
+"""Keywords whose value is no schema."""
+
+
+def arguments_of(holder: Any) -> str:
+    """Return a call's arguments as JSON text, also where a server has sent them as an object."""
+    value = _get(holder, "arguments")
+    return json.dumps(value) if isinstance(value, Mapping) else string(holder, "arguments")
+
+
+def tool_use(call_id: str, name: str, arguments: str, *, is_cut: bool, signature: str | None = None) -> ToolUse:
+    """Return the call. Arguments that are no JSON object become one, under `UNPARSED`, so that the model is told.
+
+    Args:
+        signature: what the provider attached to it.
+        is_cut: whether the answer met its limit: what was cut off is nobody's mistake, and is not passed on.
+
+    Raises:
+        ValueError: there is no id or no name, or the arguments were cut off.
+    """
+    if not call_id or not name:
+        raise ValueError(f"call {call_id!r} of {name!r} lacks its id or its name")
+    try:
+        # A tool without parameters is often called with no text at all, or with null.
+        parsed = pydantic_core.from_json(arguments or ("" if is_cut else "{}"), allow_inf_nan=False)
+        if parsed is None:
+            parsed = {}
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        if is_cut:
+            raise ValueError(f"the arguments of {name!r} are cut off")
+        parsed = {UNPARSED: arguments}
+    return ToolUse(call_id=call_id, name=name, input=FrozenDict(freeze(parsed)), signature=signature)

@@ -1,0 +1,360 @@
+"""The Responses API, with nothing stored there: what the model said and thought is sent along each time."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from turnwise.actors.inference.openai.fields import (
+    Asked,
+    arguments_of,
+    broken_off,
+    count,
+    definition,
+    items,
+    names,
+    part,
+    string,
+    tool_use,
+)
+from turnwise.actors.inference.openai.structured_output import Form, choose, choose_tool, tool_names
+from turnwise.actors.inference.tools.tool import ToolDefinition
+from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolUse
+from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.endpoints import Profile, lessons_of, taught
+from turnwise.memory.providers.openai_responses import encode, pack_reasoning
+from turnwise.memory.providers.validation import RESPONSES, check
+
+if TYPE_CHECKING:
+    import openai
+
+    from turnwise.actors.inference.openai.engine import OpenAIEngine
+
+_REFUSAL = "response.refusal.delta"
+_TEXT = ("response.output_text.delta", _REFUSAL)
+_THOUGHT = ("response.reasoning_summary_text.delta", "response.reasoning_text.delta")
+_END = ("response.completed", "response.incomplete", "response.failed")
+
+_BETWEEN = "\n\n"
+"""Stands between two messages of one answer, and between two parts of one thought."""
+
+
+class ResponsesAPI:
+    """Asks for responses. Reasoning comes encrypted, and goes back as it came, to the model that it is from."""
+
+    rules = RESPONSES
+
+    def __init__(
+        self,
+        settings: OpenAIEngine,
+        tools: Sequence[ToolDefinition],
+        profile: Profile,
+        refused: Callable[[str], set[str]],
+    ) -> None:
+        self.asked = Asked(settings.model)
+        self._settings = settings
+        self._given = profile
+        self._refused_of = refused
+        self._tools = [_declared(tool) for tool in tools]
+
+    @property
+    def _profile(self) -> Profile:
+        """What the server takes, as far as it is known by now."""
+        return taught(self._given, self._refused)
+
+    def asking(self, asked: Asked) -> ResponsesAPI:
+        other = copy.copy(self)
+        other.asked = asked
+        return other
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"store": bool(self._settings.store)}
+        if not self._settings.stream:
+            fields["stream"] = False
+        if "include" not in self._refused:
+            fields["include"] = ["reasoning.encrypted_content"]
+        if self._settings.temperature is not None:
+            fields["temperature"] = self._settings.temperature
+        if self._settings.max_output_tokens is not None:
+            fields["max_output_tokens"] = self._settings.max_output_tokens
+        fields.update(self._settings.extra or {})
+        if self._tools:
+            fields["tools"] = [*self._tools, *fields.get("tools", ())]
+        for name, value in self.asked.params.items():
+            outer, inner = _INNER.get(name, (name, ""))
+            value = _FORMS[name](value) if name in _FORMS else value  # noqa: PLW2901
+            fields[outer] = {**fields.get(outer, {}), inner: value} if inner else value
+        return self.asked.of_step(fields)
+
+    @property
+    def _refused(self) -> set[str]:
+        return self._refused_of(self.asked.model)
+
+    def form(self, output: OutputType) -> Form:
+        return choose(output, self._profile, tool_names(self.fields), self._refused)
+
+    def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
+        check(messages_of(blocks), self.rules)
+        has_long_ids = self._profile.has_long_ids
+        rules = replace(self.rules, id_limit=sys.maxsize) if has_long_ids else self.rules
+        instructions, given = encode(blocks, self.asked.model, rules)
+        fields: dict[str, Any] = {"input": given, **self.fields, **self._formed(form)}
+        if instructions:
+            fields["instructions"] = instructions
+        return fields
+
+    def _formed(self, form: Form | None) -> dict[str, Any]:
+        """Return the fields by which it asks for an answer of a form."""
+        fields = self.fields
+        if form and form.tool:
+            tools = [*fields.get("tools", ()), _declared(form.definition)]
+            return {"tools": tools, **{name: _flat(choice) for name, choice in choose_tool(fields, form).items()}}
+        kind: dict[str, Any] = {}
+        if form and form.json_schema:
+            kind = {"type": "json_schema", **form.json_schema}
+        elif form and form.way == "json_object":
+            kind = {"type": "json_object"}
+        return {"text": {**fields.get("text", {}), "format": kind}} if kind else {}
+
+    def adapt(self, refused: str, form: Form | None) -> bool:
+        if new := lessons_of(refused) - self._refused:
+            self._refused.update(new)
+            return True
+        # OpenAI's models that do not think refuse it by what it asks for, not by its name.
+        is_include = names(refused, "include") or "encrypted content" in refused.lower()
+        is_choice = form and choose_tool(self.fields, form) and names(refused, "tool_choice")
+        found = [name for name, is_named in {"include": is_include, "tool_choice": is_choice}.items() if is_named]
+        found = [name for name in found if name not in (self._settings.extra or ()) and name not in self._refused]
+        if not found and form:
+            found = form.refused_as(refused)
+        self._refused.update(found)
+        return bool(found)
+
+    def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
+        if "encrypted" not in refused:
+            return None
+        kept = [item for item in request["input"] if item["type"] != "reasoning"]
+        return None if len(kept) == len(request["input"]) else {**request, "input": kept}
+
+    async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
+        stream: openai.AsyncStream[Any] = await client.responses.create(
+            model=self.asked.model,
+            stream=True,
+            # What is given here goes out as it is: the client takes up to half a millisecond to look at one item.
+            extra_body=request,
+        )
+        return stream
+
+    def answer(self, form: Form | None) -> ResponsesAnswer:
+        return ResponsesAnswer(self.asked.model, form.tool if form else None)
+
+
+def _declared(tool: ToolDefinition) -> dict[str, Any]:
+    return {"type": "function", **definition(tool), "strict": False}
+
+
+def _flat(choice: Any) -> Any:
+    """Return a choice of a tool as this API has it: Chat Completions names a function one level deeper."""
+    return choice if isinstance(choice, str) else {"type": "function", **choice["function"]}
+
+
+def _format(form: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": form["type"], **form.get("json_schema", {})}
+
+
+_INNER = {
+    "reasoning_effort": ("reasoning", "effort"),
+    "verbosity": ("text", "verbosity"),
+    "response_format": ("text", "format"),
+}
+"""Parameters that stand within a field."""
+
+_FORMS: Mapping[str, Callable[[Any], Any]] = {"tool_choice": _flat, "response_format": _format}
+"""Parameters that have a form of their own."""
+
+
+class ResponsesAnswer:
+    """A response, put together from its events: a `Thinking` for each reasoning item, at most one `Text`, the calls.
+
+    Args:
+        model: reasoning is kept as this one's.
+        answer_tool: the tool whose arguments are the answer, so that they are streamed as its text.
+    """
+
+    def __init__(self, model: str = "", answer_tool: str | None = None) -> None:
+        self.usage = Usage(calls=1)
+        self.stop_reason: str | None = None
+        self.refusal = ""
+        self._model = model
+        self._answer_tool = answer_tool
+        self._has_answered = False
+        """Whether arguments of that tool were streamed."""
+        self._items: list[_Item] = []
+        self._texts: list[str] = []
+        self._spoke: _Item | None = None
+        """The last item with text."""
+
+    @property
+    def is_cut(self) -> bool:
+        return self.stop_reason == "max_output_tokens"
+
+    def add(self, event: Mapping[str, Any]) -> list[str | Block]:
+        kind = string(event, "type")
+        if kind in _TEXT and (text := string(event, "delta")):
+            self.refusal += text * (kind == _REFUSAL)
+            return [self._speak(self._item(event, "message"), text)]
+        if kind in _THOUGHT and (text := string(event, "delta")):
+            return [Thinking(text=self._item(event, "reasoning").think(text, event.get("summary_index")))]
+        if kind == "response.function_call_arguments.delta":
+            return list(self._argue(self._item(event, "function_call"), string(event, "delta")))
+        if kind in ("response.output_item.added", "response.output_item.done"):
+            self._learn(part(event, "item"), event.get("output_index"), is_done=kind.endswith("done"))
+        elif kind in _END:
+            return list(self._end(kind, part(event, "response")))
+        elif kind == "error":
+            raise broken_off(event)
+        elif event.get("object") == "response":  # all of it, where a stream was asked for
+            return list(self._end(f"response.{string(event, 'status') or 'completed'}", event))
+        return []
+
+    def blocks(self) -> list[Block]:
+        thoughts: list[Block] = []
+        calls: list[Block] = []
+        before = 0
+        """How many items that are no reasoning stand before this one."""
+        has_spoken = False
+        for item in self._items:
+            if item.kind == "reasoning":
+                if thought := item.thought(self._model, before):
+                    thoughts.append(thought)
+            elif item.kind == "function_call":
+                before += 1
+                calls.append(self._use(item, len(calls)))
+            elif item.kind == "message" and not has_spoken:
+                before, has_spoken = before + 1, True
+        texts = [Text(text="".join(self._texts))] if self._texts else []
+        return [*thoughts, *texts, *calls]
+
+    def _use(self, item: _Item, at: int) -> ToolUse:
+        # Some servers give calls no ids; the loop makes them unique in the run.
+        return tool_use(item.call_id or f"call_{at + 1}", item.name, item.arguments, is_cut=self.is_cut)
+
+    def _argue(self, item: _Item, arguments: str) -> Iterator[str]:
+        item.arguments += arguments
+        if arguments and item.name == self._answer_tool:
+            self._has_answered = True
+            yield arguments
+
+    def _speak(self, item: _Item, text: str) -> str:
+        text = _BETWEEN * (self._spoke not in (None, item)) + text
+        self._spoke = item
+        self._texts.append(text)
+        return text
+
+    def _item(self, event: Mapping[str, Any], kind: str) -> _Item:
+        """Return the item that an event is about: by its id, else the newest at its place, else a new one."""
+        return self._find(string(event, "item_id"), event.get("output_index"), kind)
+
+    def _find(self, item_id: str, place: Any, kind: str) -> _Item:
+        for item in reversed(self._items):
+            if item_id and item.id == item_id:
+                return item
+        for item in reversed(self._items):
+            if item.place == place and item.kind == kind and not (item_id and item.id):
+                item.id = item.id or item_id
+                return item
+        self._items.append(_Item(kind, item_id, place))
+        return self._items[-1]
+
+    def _learn(self, given: Mapping[str, Any], place: Any, *, is_done: bool) -> _Item:
+        kind, item_id, call_id = string(given, "type"), string(given, "id"), string(given, "call_id")
+        same = [item for item in self._items if call_id and item.call_id == call_id]
+        item = same[0] if same else self._find(item_id, place, kind)
+        item.learn(given, is_done=is_done)
+        return item
+
+    def _end(self, kind: str, response: Mapping[str, Any]) -> Iterator[str | Block]:
+        """Take in how it ended; yield the text, where none has come before."""
+        self.usage = _usage(response.get("usage")) if response.get("usage") else self.usage
+        has_spoken = bool(self._texts)
+        for place, given in enumerate(items(response, "output")):
+            item = self._learn(given, place, is_done=True)
+            if item.kind == "function_call" and item.name == self._answer_tool and not self._has_answered:
+                self._has_answered = True
+                yield item.arguments
+            if item.kind == "message" and not has_spoken:
+                for content in items(given, "content"):
+                    refusal = string(content, "refusal")
+                    self.refusal += refusal
+                    if text := string(content, "text") or refusal:
+                        yield self._speak(item, text)
+        if kind == "response.completed":
+            called = any(item.kind == "function_call" for item in self._items)
+            self.stop_reason = "tool_calls" if called else "stop"
+        elif kind == "response.incomplete":
+            self.stop_reason = string(part(response, "incomplete_details"), "reason") or "incomplete"
+        else:
+            raise broken_off(response.get("error") or f"it is {string(response, 'status') or kind}")
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """An item of the output: what was streamed of it, in whose place comes what it is in the end."""
+
+    kind: str
+    id: str = ""
+    place: Any = None
+    encrypted_content: str = ""
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    thoughts: list[str] = field(default_factory=list)
+    """Its parts."""
+    part: Any = None
+    """The index of the part of the thought that is being streamed."""
+
+    def think(self, text: str, at: Any) -> str:
+        """Add to the thought; return what was added."""
+        if not self.thoughts:
+            self.thoughts.append(text)
+        elif at != self.part:
+            self.thoughts.append(text)
+            text = _BETWEEN + text
+        else:
+            self.thoughts[-1] += text
+        self.part = at
+        return text
+
+    def learn(self, item: Mapping[str, Any], *, is_done: bool) -> None:
+        if self.kind == "function_call":
+            self.call_id, self.name = string(item, "call_id") or self.call_id, string(item, "name") or self.name
+            self.arguments = arguments_of(item) or self.arguments
+        elif self.kind == "reasoning" and is_done:
+            self.id = string(item, "id") or self.id
+            self.encrypted_content = string(item, "encrypted_content") or self.encrypted_content
+            if parts := items(item, "summary") or items(item, "content"):
+                self.thoughts = [string(part, "text") for part in parts]
+
+    def thought(self, model: str, before: int) -> Thinking | None:
+        """Return the thought if there is anything to show or to send back."""
+        signature = None
+        if self.id and self.encrypted_content:
+            signature = pack_reasoning(self.id, self.encrypted_content, model, before, tuple(map(len, self.thoughts)))
+        text = _BETWEEN.join(self.thoughts)
+        return Thinking(text=text, signature=signature) if text or signature else None
+
+
+def _usage(counted: Any) -> Usage:
+    return Usage(
+        input_tokens=count(counted, "input_tokens"),
+        output_tokens=count(counted, "output_tokens"),
+        cached_tokens=count(counted, "input_tokens_details", "cached_tokens"),
+        reasoning_tokens=count(counted, "output_tokens_details", "reasoning_tokens"),
+        calls=1,
+    )

@@ -1,0 +1,203 @@
+"""How a model is asked for JSON of a schema: in one of several ways, by what its server takes and has refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from turnwise.actors.inference.openai.fields import UNPARSED, names
+from turnwise.actors.inference.tools.tool import ToolDefinition
+from turnwise.memory.conversation.blocks import Block, Text, ToolUse
+from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType
+from turnwise.memory.providers.endpoints import JsonMode, Profile
+
+Way = Literal["strict", "json_schema", "tool", "json_object", "instruction"]
+"""By the schema, to which the server holds the model; by the schema; by a tool whose arguments are the answer; by
+asking for JSON, with the schema in the instructions; by these alone."""
+
+_WAYS: Mapping[JsonMode, Sequence[Way]] = {
+    "json_schema": ("strict", "json_schema", "tool", "instruction"),
+    "tool": ("tool", "instruction"),
+    "json_object": ("json_object", "instruction"),
+}
+"""What is tried one after the other, by what a profile begins with."""
+
+_SCHEMA_SAID = re.compile(
+    r"response[_ ]format|json_schema|json_object|text\.format|structured output|response mime type|grammar",
+    re.IGNORECASE,
+)
+_TOOL_SAID = re.compile(r"\btools?\b|function", re.IGNORECASE)
+
+_GIVE_ANSWER = "Gives your final answer. Call it once, when nothing else is left to do."
+
+
+class _LooseError(Exception):
+    """A part of a schema cannot be held to strictly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to ask for a type of answer."""
+
+    way: Way
+    schema: Mapping[str, Any]
+    """As it is sent this way."""
+    tool: str | None = None
+    """The name of the tool by which the model answers; None where it answers with a text."""
+    is_forced: bool = False
+    """Whether the model is made to call a tool."""
+    has_tools: bool = False
+    """Whether the model may call other tools before it answers."""
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """The tool by which the model answers."""
+        return ToolDefinition(self.tool or ANSWER_TOOL, _GIVE_ANSWER, FrozenDict(self.schema))
+
+    @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """The schema with its name, where it is sent as one."""
+        if self.way not in ("strict", "json_schema"):
+            return None
+        return {"name": "answer", "schema": self.schema, **({"strict": True} if self.way == "strict" else {})}
+
+    @property
+    def told(self) -> str | None:
+        """What the instructions say of it; None if nothing."""
+        if self.tool:
+            return None if self.is_forced else f"Give your final answer by calling {self.tool}."
+        if self.way in ("json_object", "instruction"):
+            when = "When you need no more tools, answer" if self.has_tools else "Answer"
+            return f"{when} with one JSON object of this schema, and nothing else:\n{json.dumps(self.schema)}"
+        return None
+
+    def refused_as(self, said: str) -> list[str]:
+        """Return what to remember if a refusal says that this way is not taken; empty if it says something else."""
+        if self.way == "instruction":
+            return []
+        if self.tool:
+            return ["tool"] if not self.has_tools and _TOOL_SAID.search(said) else []
+        if not _SCHEMA_SAID.search(said):
+            return []
+        if self.way == "json_object":
+            return ["json_object"]
+        if "invalid schema" in said.lower() or names(said, "strict"):  # of this schema only
+            return [_key(self.way, self.schema)]
+        return ["strict", "json_schema"]
+
+    def answer(self, said: Sequence[Block]) -> list[Block]:
+        """Return what the model has said, with a call of the answer's tool as the text that it stands for.
+
+        Where it calls other tools beside that, it answers too early: its answer is left out.
+        """
+        finals = [block for block in said if isinstance(block, ToolUse) and block.name == self.tool]
+        if not finals:
+            return list(said)
+        others = [block for block in said if block not in finals]
+        if any(isinstance(block, ToolUse) for block in others):
+            return others
+        given = finals[0].input
+        text = given[UNPARSED] if given.keys() == {UNPARSED} else json.dumps(given, ensure_ascii=False)
+        return [*(block for block in others if not isinstance(block, Text)), Text(text=text)]
+
+
+def choose(output: OutputType, profile: Profile, tools: Collection[str], refused: Collection[str]) -> Form:
+    """Return how to ask for it: the first way that the server takes, as far as that is known.
+
+    Args:
+        tools: the names of the tools that the model may call beside.
+        refused: what was remembered of the server's refusals.
+    """
+    mode = profile.json_mode if profile.schema_with_tools or not tools else "tool"
+    held = strict(output.schema)
+    schemas = {way: held if way == "strict" else output.schema for way in _WAYS[mode]}
+    way, schema = next(
+        ((way, schema) for way, schema in schemas.items() if schema and not {way, _key(way, schema)} & set(refused)),
+        ("instruction", output.schema),
+    )
+    tool = None
+    if way == "tool":
+        tool = ANSWER_TOOL
+        while tool in tools:
+            tool += "_"
+    is_forced = "tool_choice" not in refused and "tool_choice" not in profile.lacks
+    return Form(way, schema, tool, is_forced, bool(tools))
+
+
+def choose_tool(fields: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    """Return the field by which the model is made to call a tool, as Chat Completions has it; none if it is not.
+
+    Args:
+        fields: of the request; a choice of another tool among them stays.
+    """
+    given = fields.get("tool_choice", "auto")
+    if form.tool is None or given not in ("auto", "none"):
+        return {}
+    if given == "auto":
+        return {"tool_choice": "required"} if form.is_forced else {}
+    named = {"type": "function", "function": {"name": form.tool}}  # none of the other tools
+    return {"tool_choice": named if form.is_forced else "auto"}
+
+
+def tool_names(fields: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tools that a request declares, in either API; empty for one that has none."""
+    return [str(tool.get("function", tool).get("name", "")) for tool in fields.get("tools", ())]
+
+
+def _key(way: Way, schema: Mapping[str, Any]) -> str:
+    return f"{way} {hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()[:16]}"
+
+
+# What OpenAI holds a model to, as it says itself
+
+_STRICT_KEYWORDS = frozenset(
+    {"type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const", "$ref", "$defs"}
+    | {"description", "title", "pattern", "format", "multipleOf", "minItems", "maxItems"}
+    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+)
+_STRICT_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
+
+
+def strict(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the schema as OpenAI's strict mode takes it, with no properties but those named; None if it does not.
+
+    It takes schemas in which each property is required, of a part of JSON schema.
+    """
+    try:
+        return _strict(schema)
+    except _LooseError:
+        return None
+
+
+def _strict(schema: Any) -> dict[str, Any]:
+    if not isinstance(schema, Mapping) or schema.keys() - _STRICT_KEYWORDS or not _says_type(schema):
+        raise _LooseError
+    held = dict(schema)
+    if "$defs" in held:
+        held["$defs"] = {name: _strict(each) for name, each in held["$defs"].items()}
+    if held.get("type") == "object":
+        properties = held.setdefault("properties", {})
+        if set(held.setdefault("required", [])) != set(properties) or held.get("additionalProperties"):
+            raise _LooseError
+        held["properties"] = {name: _strict(each) for name, each in properties.items()}
+        held["additionalProperties"] = False
+    if held.get("type") == "array" and "items" not in held:
+        raise _LooseError
+    if "items" in held:
+        held["items"] = _strict(held["items"])
+    if "anyOf" in held:
+        held["anyOf"] = [_strict(each) for each in held["anyOf"]]
+    if held.get("format", "date") not in _STRICT_FORMATS:
+        raise _LooseError
+    if "$ref" in held and len(held) > 1:  # nothing may stand beside a reference
+        held = {"anyOf": [{"$ref": held.pop("$ref")}], **held}
+    return held
+
+
+def _says_type(schema: Mapping[str, Any]) -> bool:
+    return any(name in schema for name in ("type", "anyOf", "$ref", "enum", "const"))

@@ -1,0 +1,40 @@
+"""An engine as what memories ask: for a text, or for JSON of a schema."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from turnwise.actors.inference.completion import Asking, ask, within
+from turnwise.actors.inference.engine import EngineBuilder, SessionView, Structured
+from turnwise.memory.conversation.blocks import Block, answer_text
+from turnwise.memory.conversation.usage import Usage
+
+TIMEOUT_S, GRACE_S = 60.0, 2.0
+"""How long an answer may take, and how long an engine may take to stop then, in seconds."""
+
+
+class EngineModel:
+    """Asks an engine, for no session: see `memory.text_model.TextModel`. `usage` sums up what it cost."""
+
+    def __init__(self, builder: EngineBuilder, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._builder = builder
+        self._timeout_s = timeout_s
+        self.usage = Usage()
+
+    async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
+        """See `TextModel`. An engine that is not `Structured` is trusted to read the schema's rules in the request.
+
+        Raises:
+            EngineError, TimeoutError: there is no answer.
+        """
+        structured = schema is not None and isinstance(self._builder, Structured)
+        builder = self._builder.answering(schema) if structured else self._builder  # type: ignore[attr-defined]
+        session = SessionView(session_id="memory", user_id="memory", agent=None, metadata={})
+        asked = partial(ask, builder, request, Asking(session, self._bill), asyncio.to_thread, GRACE_S)
+        return answer_text(await within(asked, self._timeout_s, GRACE_S))
+
+    def _bill(self, usage: Usage, model: str | None) -> None:
+        self.usage += usage

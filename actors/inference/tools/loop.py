@@ -1,0 +1,324 @@
+"""The loop of an agent: a model, the tools that it calls, the model again, until it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from inspect import isawaitable
+from typing import Any, Literal
+
+from turnwise.actors.inference.engine import InferenceRunner, NewEvent, RunContext, StepContext, Suspend
+from turnwise.actors.inference.redaction import redacted
+from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
+from turnwise.actors.inference.tools.registry import ToolOutcome, ToolRegistry
+from turnwise.actors.inference.tools.tool import Tool
+from turnwise.errors import ContextOverflowError, OutputError, ToolAbortError
+from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse, answer_text
+from turnwise.memory.conversation.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
+from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, is_sent_back, sent_back
+from turnwise.memory.conversation.tool_calls import CallState, Wants
+from turnwise.memory.conversation.transcript import Ledger
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.usage import Usage
+
+Phase = Literal["before_inference", "after_inference", "after_tools"]
+
+Hook = Callable[[Phase, Turn, RunContext], Awaitable[None] | None]
+"""Is shown the turn as it stands at each phase. Called on the event loop, so it must not block; travels by pickle."""
+
+LOST = "the process was lost while this tool ran, so it may have taken effect or not: find out before you call it again"
+
+MOST_SHRINKS = 8
+"""How often a conversation that a provider refuses as too long is made shorter: to a tenth of what it was."""
+
+STOP_S = 1.0
+"""How long tools may take to stop when another of their answer has aborted the run."""
+
+_log = logging.getLogger(__name__)
+
+
+class ToolLoop:
+    """Asks the model, calls the tools it wants, asks again, until it answers without a call.
+
+    Every result is recorded before the model sees it, and a call is recorded as begun before its tool is called: so a
+    run that is taken up again, after a kill or a decision, goes on behind its last result, and a tool is called twice
+    only if it is `repeatable`. Call ids are unique in a run: one that comes again, as some servers count anew in each
+    answer, is given a number, so that no decision or result is taken for another call's. Calls of one answer run side
+    by side, `max_parallel` at most; their results are in the order of the calls.
+
+    A step costs one commit for the answer and the start of its tools, and one for the results of each moment in which
+    some come in: two, if they come together.
+
+    Args:
+        close: lets go of what the runner holds.
+        secrets: texts that stand as *** in what tools give, such as the engine's key.
+        output_type: what answers are to be where a run does not say; see `RunContext.output_type`.
+    """
+
+    def __init__(
+        self,
+        runner: InferenceRunner,
+        tools: ToolRegistry,
+        hooks: Sequence[Hook] = (),
+        close: Callable[[], Awaitable[None]] | None = None,
+        secrets: Sequence[str] = (),
+        *,
+        output_type: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._runner = runner
+        self._output_type = output_type
+        self._tools = tools
+        self._hooks = tuple(hooks)
+        self._close = close
+        self._secrets = tuple(secrets)
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        """Return the model's last answer; what came before it was recorded.
+
+        Raises:
+            LimitError: the model has been called `max_steps` times, or a budget is used up.
+            OutputError: the answer is not of the type that was asked for, and was sent back as often as it may be.
+            ToolAbortError: a tool failed and the policy is to abort.
+            Suspend: a call waits for a decision.
+        """
+        output = OutputType.read(context.output_type or self._output_type)
+        uses = Ledger(turn.output).uses_without_result()
+        if uses:
+            await _Calls(self._tools, turn, context, self._secrets).settle(uses)
+            turn = await context.make_room()
+        while True:
+            context.begin_call(limit=self._tools.max_steps)
+            await self._show("before_inference", turn, context)
+            turn, answer = await self._ask(turn, context)
+            answer = _with_own_ids(answer, turn.output)
+            uses = [block for block in answer if isinstance(block, ToolUse)]
+            if not uses:
+                await self._show("after_inference", _with(turn, answer), context)
+                if not (output and (errors := _errors(output, answer))):
+                    return answer
+                turn = await _send_back(turn, answer, errors, output, context)
+                continue
+            calls = _Calls(self._tools, turn, context, self._secrets, answer=answer, events=[context.end_call()])
+            await self._show("after_inference", _with(turn, answer), context)
+            turn = await calls.settle(uses)
+            await self._show("after_tools", turn, context)
+            turn = await context.make_room()
+
+    async def _ask(self, turn: Turn, context: StepContext) -> tuple[Turn, Sequence[Block]]:
+        """Return the model's answer, and the turn that it answers: with less in it, if it was too long at first."""
+        for _ in range(MOST_SHRINKS):
+            try:
+                return turn, await self._runner.run(turn, context)
+            except ContextOverflowError as error:
+                try:
+                    turn = await context.make_room(too_long=True)
+                except ContextOverflowError:  # there is no strategy; the provider's own words say more
+                    raise error from None
+        return turn, await self._runner.run(turn, context)
+
+    def check_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Return why a tool cannot be called with these arguments: where they do not fit its schema; None if it can."""
+        refused = self._tools.check(ToolUse(call_id="", name=name, input=dict(arguments)))
+        return refused.text if refused else None
+
+    async def close(self) -> None:
+        """Let go of what the runner holds."""
+        if self._close:
+            await self._close()
+
+    async def _show(self, phase: Phase, turn: Turn, context: StepContext) -> None:
+        for hook in self._hooks:
+            try:
+                shown = hook(phase, turn, context)
+                if isawaitable(shown):
+                    await shown
+            except Exception as error:  # noqa: BLE001 - it is told, and whatever it is, the run goes on
+                name = getattr(hook, "__qualname__", type(hook).__name__)
+                _log.exception("hook %s failed at %s of run %s", name, phase, context.run_id)
+                context.publish(HookFailed, hook=f"{phase}: {name}", why=f"{type(error).__name__}: {error}")
+
+
+class _Calls:
+    """The calls of one answer: those to be made, those being made, those that wait for a decision."""
+
+    def __init__(
+        self,
+        tools: ToolRegistry,
+        turn: Turn,
+        context: StepContext,
+        secrets: Sequence[str],
+        *,
+        answer: Iterable[Block] = (),
+        events: Iterable[NewEvent] = (),
+    ) -> None:
+        self._tools = tools
+        self._turn = turn
+        self._context = context
+        self._secrets = secrets
+        self._signal = CancelSignal()
+        self._ready: deque[ToolUse] = deque()
+        self._running: dict[asyncio.Task[ToolOutcome], ToolUse] = {}
+        self._waits = False
+        self._blocks: list[Block] = list(answer)
+        """What the next commit records, with the events and states."""
+        self._events: list[NewEvent] = list(events)
+        self._states: dict[str, CallState | None] = {}
+
+    async def settle(self, uses: Sequence[ToolUse]) -> Turn:
+        """Return the turn with a result for each call."""
+        for use in uses:
+            self._sort(use)
+        try:
+            while True:
+                self._begin_some()
+                if self._blocks or self._events or self._states:
+                    await self._record()
+                if not self._running:
+                    break
+                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    self._take(self._running.pop(task), task.result())
+        finally:
+            self._signal.set()
+            await self._stop()
+        if self._waits:
+            raise Suspend
+        return self._turn
+
+    def _sort(self, use: ToolUse) -> None:
+        """Decide whether a call is made, waits, or has come to nothing."""
+        state = self._context.calls.get(use.call_id)
+        tool = self._tools.find(use.name)
+        if state and state.is_waiting:
+            self._waits = True
+        elif refused := self._tools.check(use):
+            self._take(use, ToolOutcome(refused, 0.0, 0))
+        elif tool and state and state.started and not tool.repeatable:
+            self._take(use, ToolOutcome(ToolResult(call_id=use.call_id, text=LOST, is_error=True), 0.0, 0))
+        elif tool and not state and (wants := self._wants(tool, use)):
+            self._waits = True
+            self._states[use.call_id] = CallState(name=use.name, wants=wants)
+            asked = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
+            self._events.append((ApprovalRequested, asked))
+        else:
+            self._ready.append(use)
+
+    def _wants(self, tool: Tool, use: ToolUse) -> Wants | None:
+        """Return what a call has to wait for before it is made."""
+        if tool.is_external:
+            return "result"
+        return "approval" if tool.needs_approval(use.input, self._context_of(use)) else None
+
+    def _begin_some(self) -> None:
+        """Note as many of the ready calls as begun as may run; they do when that is recorded."""
+        for use in list(self._ready)[: max(0, self._tools.max_parallel - len(self._running))]:
+            state = self._context.calls.get(use.call_id) or CallState(name=use.name)
+            self._states[use.call_id] = CallState(
+                name=use.name, wants=state.wants, verdict=state.verdict, digest=state.digest, started=True
+            )
+            self._events.append((ToolStarted, {"call_id": use.call_id, "name": use.name}))
+
+    async def _record(self) -> None:
+        blocks, self._blocks = self._blocks, []
+        events, self._events = self._events, []
+        states, self._states = self._states, {}
+        begun = [self._ready.popleft() for kind, _ in events if kind is ToolStarted]
+        self._context.report(usage=Usage(tool_calls=len(begun)))
+        try:
+            self._turn = await self._context.record(*blocks, events=events, calls=states)
+        except BaseException:
+            self._blocks = blocks  # stored or not: `_stop` sees to the results among them
+            raise
+        for use in begun:
+            self._running[asyncio.create_task(self._call(use))] = use
+
+    async def _call(self, use: ToolUse) -> ToolOutcome:
+        try:
+            outcome = await self._tools.call(use, self._context_of(use))
+        except ToolAbortError as error:
+            raise ToolAbortError(error.name, error.call_id, redacted(error.why, self._secrets)) from None
+        text = redacted(outcome.result.text, self._secrets)
+        return replace(outcome, result=outcome.result.model_copy(update={"text": text}))
+
+    def _take(self, use: ToolUse, outcome: ToolOutcome) -> None:
+        state = self._context.calls.get(use.call_id)
+        self._blocks.append(outcome.result)
+        # A call that nobody decided about needs no state any more: its result says it all.
+        self._states[use.call_id] = state if state and state.verdict else None
+        ended = {
+            "call_id": use.call_id,
+            "name": use.name,
+            "is_error": outcome.result.is_error,
+            "seconds": round(outcome.seconds, 6),
+            "tries": outcome.tries,
+        }
+        self._events.append((ToolEnded, ended))
+
+    async def _stop(self) -> None:
+        """Stop what still runs, and let the run keep the results that are there and were not recorded."""
+        for task in self._running:
+            task.cancel()
+        for task in self._running:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                self._blocks.append(task.result().result)
+        for block in self._blocks:
+            if isinstance(block, ToolResult):
+                self._context.emit(block)
+        if self._running:
+            await asyncio.wait(self._running, timeout=STOP_S)
+
+    def _context_of(self, use: ToolUse) -> ToolContext:
+        return ToolContext(
+            session=self._context.session,
+            run_id=self._context.run_id,
+            turn_index=self._turn.index,
+            call_id=use.call_id,
+            labels=self._context.labels,
+            memory=self._context.memory,
+            cancelled=self._signal,
+        )
+
+
+def _errors(output: OutputType, answer: Sequence[Block]) -> str | None:
+    """Return what is wrong with an answer that is to be of a type; None if it fits, or nothing is to be checked."""
+    return output.errors(answer_text(answer)) if output.retries is not None else None
+
+
+async def _send_back(
+    turn: Turn, answer: Sequence[Block], errors: str, output: OutputType, context: StepContext
+) -> Turn:
+    """Record an answer that does not fit, with what is wrong with it; return the turn for the next request.
+
+    How often that was done is seen in the turn, so it is the same after a kill.
+    """
+    times = sum(isinstance(block, ToolResult) and is_sent_back(block) for block in turn.output)
+    if times >= (output.retries or 0):
+        raise OutputError(
+            f"after {times} retries the answer does not fit what was asked for:\n{errors}", "output_invalid"
+        )
+    said, result = sent_back(answer, errors, f"{context.run_id}_{times + 1}")
+    ended = {"call_id": result.call_id, "name": ANSWER_TOOL, "is_error": True}
+    await context.record(*said, result, events=[context.end_call(), (ToolEnded, ended)])
+    return await context.make_room()
+
+
+def _with_own_ids(answer: Sequence[Block], output: Iterable[Block]) -> list[Block]:
+    """Return the answer with ids for its calls that neither the run's output nor another of them has."""
+    taken = {block.call_id for block in output if isinstance(block, ToolUse)}
+    own: list[Block] = []
+    for block in answer:
+        if isinstance(block, ToolUse) and block.call_id:
+            names = (f"{block.call_id}_{number}" for number in itertools.count(2))
+            call_id = block.call_id if block.call_id not in taken else next(name for name in names if name not in taken)
+            taken.add(call_id)
+            block = block if call_id == block.call_id else block.model_copy(update={"call_id": call_id})  # noqa: PLW2901
+        own.append(block)
+    return own
+
+
+def _with(turn: Turn, answer: Sequence[Block]) -> Turn:
+    return turn.showing([*turn.blocks, *answer])

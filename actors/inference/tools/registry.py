@@ -1,0 +1,372 @@
+"""The tools that an agent has, and how one call of them is settled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import json
+import logging
+import random
+import re
+import signal as signals
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import pydantic_core
+
+from turnwise.actors.inference.attempt import storable
+from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
+from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
+from turnwise.errors import ConfigError, ToolAbortError, ToolError
+from turnwise.memory.conversation.blocks import ToolResult, ToolUse
+
+MAX_BACKOFF_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What a call gave, how long it took with its pauses, and how often its tool was called: 0, if it could not be."""
+
+    result: ToolResult
+    seconds: float
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What one try gave. `final`: another try would give the same."""
+
+    text: str
+    is_error: bool = False
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class ToolRegistry:
+    """The tools that a model may call. Holds settings only, so it pickles with the engine that has it.
+
+    Args:
+        tools: made by `tool` or `external_tool`.
+        allow: names of those that may be called; None allows all.
+        deny: names of those that may not, allowed or not.
+        max_parallel: how many calls of a run may be made at once.
+        timeout_s: how long a try may take, in seconds; None: for ever. A tool's own comes first.
+        retries: how often a failed call is tried again under on_error="retry". A tool's own holds under each policy.
+        backoff_s: the pause before the second try; each later one is twice as long, up to 30 s, and all vary by half.
+        on_error: what a call that failed in the end becomes: an error result for the model, at once or after retries;
+            or, with "abort", the end of the run.
+        max_steps: how often a run may call the model.
+        max_result_chars: what is longer is cut, and says so.
+
+    Raises:
+        ConfigError: a setting is out of range, two tools have one name, or `allow` or `deny` names none.
+    """
+
+    tools: tuple[Tool, ...]
+    allow: tuple[str, ...] | None
+    deny: tuple[str, ...]
+    max_parallel: int
+    timeout_s: float | None
+    retries: int
+    backoff_s: float
+    on_error: Literal["continue", "abort", "retry"]
+    max_steps: int
+    max_result_chars: int
+
+    def __init__(
+        self,
+        *tools: Tool,
+        allow: Iterable[str] | None = None,
+        deny: Iterable[str] = (),
+        max_parallel: int = 8,
+        timeout_s: float | None = 60.0,
+        retries: int = 2,
+        backoff_s: float = 0.5,
+        on_error: Literal["continue", "abort", "retry"] = "continue",
+        max_steps: int = 20,
+        max_result_chars: int = 100_000,
+    ) -> None:
+        values = {
+            "tools": tools,
+            "allow": None if allow is None else tuple(allow),
+            "deny": tuple(deny),
+            "max_parallel": max_parallel,
+            "timeout_s": timeout_s,
+            "retries": retries,
+            "backoff_s": backoff_s,
+            "on_error": on_error,
+            "max_steps": max_steps,
+            "max_result_chars": max_result_chars,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        names = set()
+        for tool in self.tools:
+            if not isinstance(tool, Tool):
+                raise ConfigError("tools", tool, "is no Tool: decorate the function with @tool")
+            if tool.name in names:
+                raise ConfigError("tools", tool.name, "two tools have this name: give one another by name=...")
+            names.add(tool.name)
+        for setting in ("allow", "deny"):
+            for name in getattr(self, setting) or ():
+                if name not in names:
+                    raise ConfigError(setting, name, f"is no tool here; the tools are {sorted(names)}")
+        if self.on_error not in ("continue", "abort", "retry"):
+            raise ConfigError("on_error", self.on_error, "must be 'continue', 'abort' or 'retry'")
+        for setting in ("retries", "backoff_s"):
+            if getattr(self, setting) < 0:
+                raise ConfigError(setting, getattr(self, setting), "must be 0 or more")
+        for setting in ("max_parallel", "max_steps", "max_result_chars"):
+            if getattr(self, setting) < 1:
+                raise ConfigError(setting, getattr(self, setting), "must be 1 or more")
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise ConfigError("timeout_s", self.timeout_s, "must be more than 0 seconds, or None")
+
+    def definitions(self) -> tuple[ToolDefinition, ...]:
+        """Return what the model is told: the allowed tools, in their order."""
+        return tuple(tool.definition for tool in self._allowed())
+
+    def find(self, name: str) -> Tool | None:
+        """Return the allowed tool of this name."""
+        return next((tool for tool in self._allowed() if tool.name == name), None)
+
+    def check(self, use: ToolUse) -> ToolResult | None:
+        """Return why this call cannot be made, as an error result for the model; None if it can.
+
+        `call` checks too; this is for asking before a person is asked.
+        """
+        tool = self.find(use.name)
+        if tool is None:
+            return self._unknown(use)
+        try:
+            tool.check(use.input)
+        except ValueError as error:
+            text = f"The arguments do not fit the schema of {use.name!r}: {error}"
+            return self._result(use, _Answer(text, is_error=True))
+        except Exception as error:  # noqa: BLE001 - a validator of the tool's own may raise anything
+            return self._result(use, _failure(error))
+        return None
+
+    async def call(self, use: ToolUse, context: ToolContext) -> ToolOutcome:
+        """Settle one call: check it, make it, retry it, and return its result, which may be an error.
+
+        Cancelling this cancels the call at once, pauses included: a coroutine and a Ray task are cancelled, a thread
+        finds `context.cancelled` set. It does not wait for them, and what they return later is dropped. The same holds
+        of a try that takes too long. Threads are daemons: one that is stuck keeps neither tools nor the exit waiting.
+
+        Raises:
+            ToolAbortError: the tool failed, and on_error is "abort". The model's own mistakes, an unknown tool or
+                arguments that do not fit, are error results under every policy, and are never retried.
+        """
+        started_s = time.monotonic()
+        tool, refused = self.find(use.name), self.check(use)
+        if tool is None or refused is not None:
+            return ToolOutcome(refused or self._unknown(use), time.monotonic() - started_s, 0)
+        retries = tool.retries if tool.retries is not None else self.retries if self.on_error == "retry" else 0
+        tries = 0
+        while True:
+            tries += 1
+            answer = await self._try(tool, use, context, tries)
+            if not answer.is_error or answer.final or tries > retries or context.cancelled.is_set():
+                break
+            await asyncio.sleep(self._pause_s(tries))
+        if answer.is_error and self.on_error == "abort":
+            raise ToolAbortError(tool.name, use.call_id, self._result(use, answer).text)
+        return ToolOutcome(self._result(use, answer), time.monotonic() - started_s, tries)
+
+    async def _try(self, tool: Tool, use: ToolUse, context: ToolContext, number: int) -> _Answer:
+        """Call the tool once, and leave it behind if it takes too long or if this is cancelled."""
+        signal = CancelSignal()
+        context.cancelled.listen(signal.set)
+        told = replace(context, call_id=use.call_id, try_number=number, cancelled=signal)
+        timeout_s = tool.timeout_s if tool.timeout_s is not None else self.timeout_s
+        work = asyncio.create_task(_carry_out(tool, use, told))
+        try:
+            await asyncio.wait({work}, timeout=timeout_s)
+            if not work.done():
+                return _Answer(f"TimeoutError: it has not ended within {timeout_s:g} s", is_error=True)
+            if work.cancelled():
+                return _Answer("CancelledError: the tool cancelled itself", is_error=True)
+            return work.result()
+        finally:
+            context.cancelled.forget(signal.set)
+            signal.set()
+            if not work.done():
+                work.cancel()
+                _LEFT_BEHIND.add(work)
+                work.add_done_callback(_LEFT_BEHIND.discard)
+
+    def _allowed(self) -> Iterable[Tool]:
+        return (
+            tool
+            for tool in self.tools
+            if tool.name not in self.deny and (self.allow is None or tool.name in self.allow)
+        )
+
+    def _unknown(self, use: ToolUse) -> ToolResult:
+        names = ", ".join(tool.name for tool in self._allowed())
+        there_are = f"The tools are: {names}." if names else "There are no tools."
+        return self._result(use, _Answer(f"There is no tool {use.name!r}. {there_are}", is_error=True))
+
+    def _pause_s(self, tries: int) -> float:
+        longest_s = min(MAX_BACKOFF_S, self.backoff_s * 2.0 ** min(tries - 1, 64))
+        return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - it only keeps retries from coming all at once
+
+    def _result(self, use: ToolUse, answer: _Answer) -> ToolResult:
+        text, limit = answer.text, self.max_result_chars
+        if len(text) > limit:
+            text = f"{text[:limit]}\n[cut: these are the first {limit} of {len(text)} characters]"
+        return ToolResult(call_id=use.call_id, text=storable(text), is_error=answer.is_error)
+
+
+_LEFT_BEHIND: set[asyncio.Task[_Answer]] = set()
+"""Calls that did not stop: held so that they are not collected while they run."""
+
+
+# One try
+
+
+async def _carry_out(tool: Tool, use: ToolUse, context: ToolContext) -> _Answer:
+    """Call the tool; whatever it raises is an answer, but for the cancel of this task."""
+    function = tool.function
+    if function is None:
+        return _Answer("its result comes from outside", is_error=True, final=True)
+    try:
+        arguments = tool.with_context(tool.check(use.input), context)  # made anew: a tool may change what it is given
+        if tool.is_remote:
+            value = await _on_ray(function, arguments, context.cancelled)
+        elif tool.is_async:
+            value = await function(**arguments)
+        else:
+            value = await _on_thread(function, **arguments)
+            if inspect.isawaitable(value):
+                value = await value
+        if value is None or isinstance(value, str):
+            return _Answer("done" if value is None else str.__str__(value))
+        answer: _Answer = await _on_thread(_to_json, value)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - SystemExit too: a tool ends its call, not the process
+        return _failure(error)
+    return answer
+
+
+async def _on_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Return what the function returns, on a daemon thread of its own, with this task's context variables.
+
+    Not by `asyncio.to_thread`, whose few threads stuck tools would use up, and for which the exit would wait.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def deliver(value: Any, error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_result((value, error))
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = context.run(function, *args, **kwargs)
+        except BaseException as raised:  # noqa: BLE001 - raised again where it is waited for
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
+            loop.call_soon_threadsafe(deliver, value, error)
+
+    context = contextvars.copy_context()
+    _spawn(work)
+    value, error = await ended
+    if error is not None:
+        raise error
+    return value
+
+
+def _spawn(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="turnwise-tool", daemon=True).start()
+
+
+async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal) -> Any:
+    """Return what the task or the actor's method returns; `signal` cancels it there.
+
+    Raises:
+        BaseException: what it raised there.
+        _LostError: Ray could not carry it out.
+    """
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    _warn_if_deaf()
+
+    def submit() -> Any:
+        ref = function.remote(**arguments)
+        signal.listen(cancel := lambda: _spawn(lambda: ray.cancel(ref)))
+        return ref, cancel
+
+    ref, cancel = await _on_thread(submit)  # the first call of a function exports it, which blocks
+    try:
+        value = await ref
+    except RayError as error:
+        signal.forget(cancel)
+        cause: BaseException = error
+        while isinstance(cause, RayTaskError):
+            cause = cause.cause
+        if not isinstance(cause, RayError):
+            raise cause from error
+        line = re.split(r"\n| \x1b", str(cause))[0]  # what follows names processes and hosts
+        raise _LostError(f"{type(cause).__name__}: {line}") from error
+    signal.forget(cancel)
+    return value
+
+
+@functools.cache
+def _warn_if_deaf() -> None:
+    """Warn, once, if this process is one of a Ray whose workers ignore SIGINT, by which Ray interrupts its tasks."""
+    import ray
+
+    is_worker = ray.get_runtime_context().worker.mode == ray.WORKER_MODE
+    if is_worker and signals.getsignal(signals.SIGINT) is signals.SIG_IGN:
+        _log.warning(
+            "the workers of this Ray ignore SIGINT, as what started it did (by nohup, or & in a script): tools that are"
+            " Ray tasks cannot be cancelled; start Ray with the default handler, as `env --default-signal=INT` does"
+        )
+
+
+class _LostError(Exception):
+    """Ray could not carry a call out, for the reason that the message gives."""
+
+
+# What the model is told
+
+
+def _failure(error: BaseException) -> _Answer:
+    """Return what the model is told of an error: no traceback."""
+    if isinstance(error, ToolError | _LostError):
+        return _Answer(str(error), is_error=True, final=isinstance(error, ToolError))
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - even this may fail
+        message = ""
+    return _Answer(f"{type(error).__name__}: {message}" if message else type(error).__name__, is_error=True)
+
+
+def _to_json(value: Any) -> _Answer:
+    """Return the value as compact JSON; what cannot be written so is an error that no other try would mend."""
+    try:
+        try:
+            return _Answer(pydantic_core.to_json(value, inf_nan_mode="strings").decode())
+        except ValueError:  # lone surrogates, perhaps, which are mended later
+            plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="strings")
+            return _Answer(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))
+    except Exception as error:  # noqa: BLE001 - its own serializers may raise anything
+        text = f"the tool returned {type(value).__name__}, which cannot be written as JSON: {error}"
+        return _Answer(text, is_error=True, final=True)

@@ -1,0 +1,270 @@
+"""Tools: what a model may call."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, Protocol, cast, overload
+
+from pydantic import BaseModel, ValidationError
+
+from turnwise.actors.inference.tools.context import ToolContext
+from turnwise.actors.inference.tools.signature import (
+    Arguments,
+    described,
+    follow_schema,
+    known_schema,
+    parameters_of,
+    plain_function,
+    say,
+    schema_of,
+    without_partial,
+)
+from turnwise.errors import ConfigError
+from turnwise.memory.conversation.frozen_json import FrozenDict
+
+Approval = Callable[[Mapping[str, Any], ToolContext], bool]
+"""Says of a call's arguments whether a person must approve of it. Must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """What the model is told of a tool."""
+
+    name: str
+    description: str
+    parameters: FrozenDict = field(default_factory=FrozenDict)
+    """A JSON schema of an object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """What a model may call, made by `tool` or `external_tool`. Called itself, it is the plain function.
+
+    Pickles as the name of its module's attribute where it stands there, else by value: so a decorated function is
+    found again in another process, and one of a script or a notebook goes along with cloudpickle.
+    """
+
+    name: str
+    description: str
+    parameters: FrozenDict
+    """A JSON schema of an object."""
+    function: Callable[..., Any] | None = None
+    """What is called: a function, synchronous or not, or what has `.remote`; None if the result comes from outside."""
+    model: Arguments | type[BaseModel] | None = field(default=None, compare=False, repr=False)
+    """What checks arguments; without one, the schema itself."""
+    timeout_s: float | None = None
+    """How long a try may take, in seconds; None: as the registry says."""
+    retries: int | None = None
+    """How often a failed call is tried again, whatever the registry's `on_error`; None: as the registry says."""
+    approval: bool | Approval = False
+    """Whether a person must approve of a call before it is made."""
+    repeatable: bool = False
+    """Whether a call may be made once more if the process was lost while it ran."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", self.name):
+            raise ConfigError("name", self.name, "a tool's name has 1 to 64 letters, digits, _ and -: pass name=...")
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise ConfigError("timeout_s", self.timeout_s, f"tool {self.name!r}: must be more than 0 seconds")
+        if self.retries is not None and self.retries < 0:
+            raise ConfigError("retries", self.retries, f"tool {self.name!r}: must be 0 or more")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the plain function, without checks, timeout and retries."""
+        if self.function is None:
+            raise TypeError(f"tool {self.name!r} has no function: its results come from outside")
+        return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        with suppress(ImportError, AttributeError):
+            plain = plain_function(self.function)
+            home = plain.__module__, plain.__qualname__
+            if home[0] != "__main__" and _find(*home) is self:
+                return _find, home
+        return functools.partial(Tool, **{each.name: getattr(self, each.name) for each in fields(self)}), ()
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """What the model is told."""
+        return ToolDefinition(self.name, self.description, self.parameters)
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the result comes from outside, by `ExecutionHandle.provide`."""
+        return self.function is None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it runs on Ray."""
+        return callable(getattr(self.function, "remote", None))
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function, so that it runs on the event loop."""
+        function: Any = self.function
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+    def needs_approval(self, arguments: Mapping[str, Any], context: ToolContext) -> bool:
+        """Whether a person must approve of this call. A predicate that raises means yes: it could not judge."""
+        if isinstance(self.approval, bool):
+            return self.approval
+        try:
+            return bool(self.approval(arguments, context))
+        except Exception:  # noqa: BLE001 - whatever it is, the call was not found harmless
+            return True
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the function takes them, made anew, defaults included, without the context.
+
+        Raises:
+            ValueError: they do not fit the schema; it says where, in words for the model.
+        """
+        document = json.dumps(arguments)  # as the model wrote them: lists, not tuples
+        if self.model is None:
+            return follow_schema(self.parameters, json.loads(document))
+        try:
+            if isinstance(self.model, Arguments):
+                return self.model.check(document)
+            return dict(self.model.model_validate_json(document))
+        except ValidationError as error:
+            raise ValueError(say((each["loc"], each["msg"]) for each in error.errors(include_url=False))) from error
+
+    def with_context(self, arguments: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+        """Return checked arguments with the context, where the function takes it."""
+        names = self.model.contexts if isinstance(self.model, Arguments) else ()
+        return {**arguments, **dict.fromkeys(names, context)}
+
+
+class Remote(Protocol):
+    """What runs on Ray: a task, or an actor's method."""
+
+    @property
+    def remote(self) -> Callable[..., Any]:
+        """Submit a call."""
+
+
+@overload
+def tool(
+    function: Callable[..., Any] | Remote,
+    /,
+    *,
+    like: Callable[..., Any] | None = ...,
+    name: str | None = ...,
+    description: str | None = ...,
+    timeout_s: float | None = ...,
+    retries: int | None = ...,
+    approval: bool | Approval = ...,
+    repeatable: bool = ...,
+) -> Tool: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = ...,
+    description: str | None = ...,
+    timeout_s: float | None = ...,
+    retries: int | None = ...,
+    approval: bool | Approval = ...,
+    repeatable: bool = ...,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
+def tool(
+    function: Callable[..., Any] | Remote | None = None,
+    /,
+    *,
+    like: Callable[..., Any] | None = None,
+    name: str | None = None,
+    description: str | None = None,
+    **options: Any,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool from a typed function: `@tool`, `@tool(timeout_s=5)`, or `tool(function)`.
+
+    The schema comes from the annotations, and describes a parameter by `Annotated[..., Field(description=...)]` or by
+    the docstring's `Args`. A parameter annotated `ToolContext`, or `ToolContext | None`, is not part of it and gets the
+    context. A function may be synchronous, which runs on a thread of its own, or asynchronous; bound methods, partial
+    functions and instances with `__call__` will do too.
+
+    It may as well be a Ray task, or an actor's method with `like=` the function of its class: it then runs there, and a
+    cancel or a timeout cancels it by `ray.cancel`, which interrupts a task, cancels the method of an asyncio actor, and
+    for another actor only sets what `ray.get_runtime_context().is_canceled()` tells. Of an actor, keep the handle, or
+    make it detached: a pickled tool does not keep it alive.
+
+    A result is text as it is, "done" for None, and else compact JSON. What a tool raises becomes an error result:
+    `ToolError` with its own text and at once, anything else as its type and message.
+
+    Args:
+        like: whose signature and docstring the tool has; without one, the function's own.
+        name: the function's, if not given.
+        description: the docstring, if not given.
+        timeout_s: how long a try may take, in seconds; the registry's, if not given.
+        retries: how often a failed call is tried again, whatever the registry's `on_error`.
+        approval: whether a person must approve of a call, or what says so of its arguments and its context.
+        repeatable: whether a call may be made once more if the process was lost while it ran. If not, the model is told
+            that its outcome is not known.
+
+    Raises:
+        ConfigError: the signature has what no schema can say; it names tool and parameter.
+    """
+    if function is None:
+        return functools.partial(tool, like=like, name=name, description=description, **options)
+    is_remote = callable(getattr(function, "remote", None))
+    source = like or (getattr(function, "_function", None) if is_remote else function)
+    if source is None:
+        raise ConfigError(
+            "like", None, "an actor's method needs like=, the function of its class; other remote calls, theirs"
+        )
+    if not callable(source):
+        raise ConfigError("function", source, "a tool is made from a function")
+    bare = without_partial(source)
+    if name is None:
+        name = str(getattr(bare, "__name__", type(bare).__name__))
+    doc = inspect.getdoc(bare) or inspect.getdoc(plain_function(bare)) or ""
+    taken, contexts = parameters_of(name, source, is_method=is_remote and like is not None)
+    try:
+        model = Arguments(taken, contexts)
+        schema = schema_of(model.model, described(doc))
+    except Exception as error:
+        for each in taken:  # which of them is it?
+            try:
+                schema_of(Arguments((each,)).model, {})
+            except Exception as reason:
+                said = str(reason).partition("\n")[0]
+                why = f"tool {name!r}: no schema can be made of {each[1]!r} ({type(reason).__name__}: {said})"
+                raise ConfigError("parameter", each[0], why) from reason
+        raise ConfigError("parameters", [each[0] for each in taken], f"tool {name!r}: {error}") from error
+    return Tool(
+        name=name,
+        description=doc if description is None else inspect.cleandoc(description),
+        parameters=schema,
+        function=cast(Any, function),
+        model=model,
+        **options,
+    )
+
+
+def external_tool(name: str, description: str, parameters: Mapping[str, Any] | type[BaseModel]) -> Tool:
+    """Make a tool without a function: its runs wait for `ExecutionHandle.provide`.
+
+    Args:
+        parameters: a JSON schema of an object, or a model that has one.
+
+    Raises:
+        ConfigError: it is no such schema.
+    """
+    model = parameters if isinstance(parameters, type) else None
+    schema = schema_of(parameters, {}) if isinstance(parameters, type) else known_schema(name, parameters)
+    return Tool(name=name, description=inspect.cleandoc(description), parameters=schema, model=model)
+
+
+def _find(module: str, qualname: str) -> Any:
+    return attrgetter(qualname)(importlib.import_module(module))

@@ -1,0 +1,1 @@
+"""Long-term memory as one session uses it. Imports no Ray."""

@@ -1,0 +1,114 @@
+"""How sessions use long-term memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, get_args
+
+from turnwise.errors import ConfigError
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.longterm.base import Scope
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+
+Setting = TypeVar("Setting")
+
+Saved = Literal["all", "completed", "none"]
+
+
+def _from_environment(name: str, default: Setting, parse: Callable[[str], Setting]) -> Setting:
+    """Return what `TURNWISE_MEMORY_<name>` says; the default if it is not set or empty.
+
+    Raises:
+        ConfigError: it cannot be that.
+    """
+    variable = f"TURNWISE_MEMORY_{name}"
+    given = os.environ.get(variable, "").strip()
+    if not given:
+        return default
+    try:
+        return parse(given)
+    except (ValueError, KeyError) as error:
+        raise ConfigError(variable, given, f"is none of its values: {error}") from error
+
+
+def _boolean(text: str) -> bool:
+    words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+    return words[text.lower()]
+
+
+def _categories(text: str) -> tuple[MemoryCategory, ...]:
+    return tuple(MemoryCategory(name.strip().lower()) for name in text.split(","))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """Settings of what sessions recall and save. What is left out of the first four is as the environment says."""
+
+    enabled: bool = field(default_factory=lambda: _from_environment("ENABLED", True, _boolean))
+    """Whether sessions use their memories at all: `TURNWISE_MEMORY_ENABLED`."""
+
+    max_results: int = field(default_factory=lambda: _from_environment("MAX_RESULTS", 10, int))
+    """How many items each memory is asked for before a run: `TURNWISE_MEMORY_MAX_RESULTS`."""
+
+    categories: Collection[MemoryCategory] = field(
+        default_factory=lambda: _from_environment("CATEGORIES", tuple(MemoryCategory), _categories)
+    )
+    """Of which categories, by name and with commas between them: `TURNWISE_MEMORY_CATEGORIES`. What is for everyone,
+    in memories that are read-only, is asked for in any case."""
+
+    agent_scope: bool = field(default_factory=lambda: _from_environment("AGENT_SCOPE", True, _boolean))
+    """Whether what is episodic or procedural belongs to the session's agent, and not to all of the user's:
+    `TURNWISE_MEMORY_AGENT_SCOPE`."""
+
+    recall: bool = True
+    """Whether what bears on a prompt is recalled by itself before its run. A model's tools, and programs, may recall in
+    any case."""
+
+    max_tokens: int = 2000
+    """What the items of all memories may take in a request together, as `token_counter` counts; else by a quarter of
+    their bytes. If not all fits, each memory and each category has its best, then it goes by score; see
+    `make_sections`. The profile counts elsewhere."""
+
+    profile_tokens: int = 500
+    """What profiles may take in every request: facts about who the user is and how they want to be answered, and what
+    is pinned. 0 for none. It counts in the part of the window that all memories have. None without `recall`."""
+
+    timeout_s: float = 2.0
+    """How long a run waits for them, in seconds; then it goes on without."""
+
+    save: Saved = "all"
+    """Which turns memories are given by themselves: all that stay in the history, those whose run completed, or none.
+    It goes on behind the conversation, and a turn that could not be saved is saved later."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_results", "max_tokens", "timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"memory.{name}", getattr(self, name), "must be more than 0")
+        if isinstance(self.profile_tokens, bool) or not isinstance(self.profile_tokens, int) or self.profile_tokens < 0:
+            raise ConfigError("memory.profile_tokens", self.profile_tokens, "must be a whole number, at least 0")
+        if self.save not in get_args(Saved):
+            raise ConfigError("memory.save", self.save, "must be 'all', 'completed' or 'none'")
+        try:
+            object.__setattr__(self, "categories", tuple(MemoryCategory(name) for name in self.categories))
+        except ValueError as error:
+            known = ", ".join(MemoryCategory)
+            raise ConfigError("memory.categories", self.categories, f"must be of {known}") from error
+        if not self.categories:
+            raise ConfigError("memory.categories", self.categories, "must name one; memory=False recalls none")
+
+    @property
+    def types(self) -> tuple[MemoryType, ...] | None:
+        """The types of the categories; None for all."""
+        chosen = tuple(kind for kind in MemoryType if kind.category in self.categories)
+        return None if len(chosen) == len(MemoryType) else chosen
+
+
+def scope_of(session: SessionRecord, config: MemoryConfig) -> Scope:
+    """Return whose memory a session's is: the user's, or the user's with this agent."""
+    return Scope(
+        user_id=session.user_id,
+        session_id=session.session_id,
+        agent=session.agent if config.agent_scope else None,
+    )

@@ -1,0 +1,164 @@
+"""What a session's memories do for whoever acts in it: a tool, or a program by `session.memory`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
+from typing import Any, Unpack
+
+from turnwise.actors.inference.attempt import reason
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.errors import LongTermMemoryError, NoMemoryError, ReadOnlyMemoryError
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Profiled, Scope, Source, has_profiles, is_read_only
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.working.memory import WorkingMemory
+
+
+class Desk:
+    """See `MemoryDesk`. A text is saved in the first memory that may be written; all are asked and searched.
+
+    Args:
+        scope: whose memory it is.
+        is_reading: whether nothing may be saved, changed or deleted.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        slots: Sequence[MemorySlot],
+        working: WorkingMemory | None,
+        *,
+        turn_index: int | None = None,
+        is_reading: bool = False,
+    ) -> None:
+        self._scope = scope
+        self._slots = slots
+        self._working = working
+        self._source = Source(session_id=scope.session_id, turn_index=turn_index)
+        self._is_reading = is_reading
+
+    async def save(
+        self,
+        text: str,
+        *,
+        type: MemoryType = MemoryType.GENERAL,
+        topic: str | None = None,
+        id: str | None = None,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        expires_at: float | None = None,
+    ) -> str:
+        """See `MemoryDesk.save`."""
+        slot = self._writable("remember")[0]
+        item = MemoryItem(
+            id=id or new_id(),
+            text=text,
+            type=type,
+            topic=topic,
+            name=name,
+            aliases=tuple(aliases),
+            source=self._source,
+            created_at=time.time(),
+            expires_at=expires_at,
+        )
+        if item.id not in await slot.memory.remember(self._scope, [item]):
+            raise LongTermMemoryError(f"{slot.name} did not take {item.id!r}")
+        return item.id
+
+    async def recall(
+        self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
+    ) -> list[MemoryItem]:
+        """See `MemoryDesk.recall`. Of several memories the best of each come first, then the second best.
+
+        Each item says which memory it is of.
+        """
+        if not self._slots:
+            raise self._no_memory()
+        asked = [slot.memory.recall(self._scope, query, limit=limit, types=types, as_of=as_of) for slot in self._slots]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        failed = [result for result in results if isinstance(result, BaseException)]
+        if len(failed) == len(results):
+            names = zip(self._slots, failed, strict=True)
+            raise LongTermMemoryError("; ".join(f"{slot.name}: {reason(error)}" for slot, error in names))
+        named = [
+            [replace(item, memory=slot.name) for item in result]
+            for slot, result in zip(self._slots, results, strict=True)
+            if not isinstance(result, BaseException)
+        ]
+        ranks = zip_longest(*named)
+        found: dict[str, MemoryItem] = {}
+        for item in filter(None, chain.from_iterable(ranks)):
+            found.setdefault(item.text, item)
+        return list(found.values())[:limit]
+
+    async def update(
+        self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
+    ) -> bool:
+        """See `MemoryDesk.update`. One memory after the other is asked, until one has it, also if one fails."""
+        failure: Exception | None = None
+        for slot in self._writable("update"):
+            try:
+                if await slot.memory.update(self._scope, id, text, type=type, **changes):
+                    return True
+            except Exception as error:  # noqa: BLE001 - another may have it; it is raised if none has
+                failure = failure or error
+        if failure:
+            raise failure
+        return False
+
+    async def pin(self, id: str, pinned: bool) -> bool:
+        """Take an item into the user's profile, or no longer; return whether it was there and holds.
+
+        For programs, not for tools. One memory after the other is asked, until one has it.
+        """
+        memories = [slot.memory for slot in self._writable("pin") if has_profiles(slot.memory)]
+        if not memories:
+            raise NoMemoryError(self._scope.session_id or "", "memory with profiles")
+        for memory in memories:
+            if isinstance(memory, Profiled) and await memory.pin(self._scope, id, pinned):
+                return True
+        return False
+
+    async def delete(self, ids: Collection[str]) -> int:
+        """See `MemoryDesk.delete`. All memories are asked, also if one fails."""
+        slots = self._writable("forget")
+        asked = [slot.memory.forget(self._scope, ids) for slot in slots] if ids else []
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return min(len(set(ids)), sum(map(int, results)))  # type: ignore[arg-type]
+
+    async def read_notes(self) -> str:
+        """See `MemoryDesk.read_notes`."""
+        return await self._notes().read(self._scope)
+
+    async def replace_notes(self, content: Any) -> str:
+        """See `MemoryDesk.replace_notes`."""
+        return await self._notes(changes=True).replace(self._scope, content)
+
+    async def merge_notes(self, content: Any) -> str:
+        """See `MemoryDesk.merge_notes`."""
+        return await self._notes(changes=True).merge(self._scope, content)
+
+    def _writable(self, verb: str) -> list[MemorySlot]:
+        found = [slot for slot in self._slots if not is_read_only(slot.memory)]
+        if not self._slots:
+            raise self._no_memory()
+        if self._is_reading or not found:
+            raise ReadOnlyMemoryError(self._slots[0].name if not found else "the session's memory", verb)
+        return found
+
+    def _notes(self, *, changes: bool = False) -> WorkingMemory:
+        if self._working is None:
+            raise NoMemoryError(self._scope.session_id or "", "working memory")
+        if changes and self._is_reading:
+            raise ReadOnlyMemoryError("the session's working memory", "replace")
+        return self._working
+
+    def _no_memory(self) -> NoMemoryError:
+        return NoMemoryError(self._scope.session_id or "", "long-term memory")

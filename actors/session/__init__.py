@@ -1,0 +1,1 @@
+"""One session: its state, its transactions, its runs, its window, its memories. Imports no Ray."""

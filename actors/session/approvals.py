@@ -1,0 +1,154 @@
+"""Decisions about the calls of a run that wait for one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from turnwise.actors.inference.attempt import reason, storable
+from turnwise.actors.inference.engine import CallChecker, NewEvent
+from turnwise.actors.session.active_run import ActiveRun
+from turnwise.actors.session.recorded_output import Output
+from turnwise.actors.session.run_events import about
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.transactor import Transactor
+from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError, shown
+from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse
+from turnwise.memory.conversation.events import CallDecided, RunResumed
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.tool_calls import CallState, Verdict, decode_calls, encode_calls
+from turnwise.memory.conversation.transcript import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What somebody decided about a call.
+
+    `input`: for an approved call, arguments in place of the model's. `text`: why it was rejected, or the result that is
+    provided, which `is_error` marks as one of a failure.
+    """
+
+    verdict: Verdict
+    input: Mapping[str, Any] | None = None
+    text: str = ""
+    is_error: bool = False
+
+    @property
+    def digest(self) -> str:
+        """The same for the same decision."""
+        parts = (self.verdict, self.input, self.text, self.is_error)
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def block(self, call_id: str, use: ToolUse | None) -> Block | None:
+        """Return what it adds to the transcript: a result, or the edited call; None for a plain approval."""
+        if self.verdict == "approved":
+            edited = self.input is not None and use is not None
+            return use.model_copy(update={"input": freeze(self.input)}) if edited and use else None
+        text = storable(self.text)
+        if self.verdict == "rejected":
+            return ToolResult(call_id=call_id, text=f"rejected: {text}" if text else "rejected", is_error=True)
+        return ToolResult(call_id=call_id, text=text, is_error=self.is_error)
+
+
+class Approvals:
+    """Stores what somebody decided about a call that waits, and lets the run go on when nothing is left to decide."""
+
+    def __init__(self, state: SessionState, transactor: Transactor, engines: SessionEngines) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+
+    async def decide(self, run_id: str, call_id: str, decision: Decision) -> None:
+        """Decide about a call that waits; durable on return. The run goes on when nothing is left to decide.
+
+        Idempotent: the same decision again changes nothing, whatever has become of the run. What a rejection or a
+        provided result says is in the run's output at once, so it is kept even if the run is cancelled meanwhile.
+
+        Raises:
+            RunNotFoundError: the session has no such run.
+            CallNotFoundError: the run has no such call that waits or waited.
+            CallDecidedError: it was decided otherwise, or the run has ended.
+            InvalidInputError: such a call takes no such decision, or no such arguments; nothing was stored.
+            EngineError: the engine, which knows what the call takes, cannot be built; nothing was stored.
+        """
+        await self._transactor.loaded()
+        if decision.input is not None:
+            await self._check_arguments(run_id, call_id, decision.input)
+
+        async def change() -> None:
+            run = self._state.open_run(run_id)
+            record = run.record if run else await self._journal.find_run(run_id)
+            calls = decode_calls(record.calls)
+            state = calls.get(call_id)
+            if state is None or state.wants is None:
+                raise CallNotFoundError(self._state.session_id, run_id, call_id)
+            if state.digest == decision.digest:
+                return
+            if state.verdict or run is None:
+                why = f"it was {state.verdict}" if state.verdict else f"the run is {record.state}"
+                raise CallDecidedError(self._state.session_id, run_id, call_id, why)
+            _check_decision(state, decision)
+            decided = replace(state, verdict=decision.verdict, digest=decision.digest)
+            await self._decide(run, call_id, decision, {**calls, call_id: decided})
+
+        await self._transactor.run(change)
+
+    async def _check_arguments(self, run_id: str, call_id: str, arguments: Mapping[str, Any]) -> None:
+        """Raise InvalidInputError if a call that waits for approval cannot be made with these arguments."""
+        run = self._state.open_run(run_id)
+        state = decode_calls(run.record.calls).get(call_id) if run else None
+        if run is None or state is None or state.verdict or state.wants != "approval":
+            return  # the decision itself is refused, or was made
+        try:
+            runner = await self._engines.runner(run)
+        except Exception as error:
+            why = f"the engine cannot be built, so the arguments of {state.name!r} cannot be checked: {reason(error)}"
+            raise EngineError(why) from error
+        refused = runner.check_call(state.name, arguments) if isinstance(runner, CallChecker) else None
+        if refused:
+            raise InvalidInputError("input", shown(arguments), refused)
+
+    async def _decide(self, run: ActiveRun, call_id: str, decision: Decision, calls: Mapping[str, CallState]) -> None:
+        ledger = Ledger(run.output.blocks)
+        uses = (block for block in run.output.blocks if isinstance(block, ToolUse) and block.call_id == call_id)
+        block = decision.block(call_id, next(uses, None))
+        if isinstance(block, ToolUse):
+            ledger.replace_use(block)
+        elif block and call_id in {use.call_id for use in ledger.uses_without_result()}:
+            ledger.append(block)
+        turn, new, session = run.with_output(ledger.blocks(), self._journal.session)
+        goes_on = run.record.state == "awaiting_approval" and not any(state.is_waiting for state in calls.values())
+        state: RunState = "running" if goes_on else run.record.state
+        record = replace(run.record, state=state, calls=encode_calls(calls), usage=run.bill())
+        said = {**about(record), "call_id": call_id, "verdict": decision.verdict}
+        if new:
+            said |= {"span": (session.log_size - 1, session.log_size), "blocks": tuple(new)}
+        events: list[NewEvent] = [(CallDecided, said)]
+        if goes_on:
+            events.append((RunResumed, {**about(record), "why": "all is decided"}))
+        turns = [turn] if new else []
+        await self._transactor.commit(run.charged(session, record), events, blocks=new, turns=turns, runs=[record])
+        run.turn, run.output = turn, Output.read(turn.output, self._journal.cache)
+        run.billed(record)
+        if run.attempt and isinstance(block, ToolUse):
+            # An attempt that waits to learn whether its call was stored takes the edited one when it does.
+            if call_id in {use.call_id for use in run.attempt.ledger.uses_without_result()}:
+                run.attempt.ledger.replace_use(block)
+        elif run.attempt and block:
+            run.attempt.ledger.append(block)
+        if goes_on:
+            run.decided.set()
+
+
+def _check_decision(state: CallState, decision: Decision) -> None:
+    """Raise if a call that waits for this takes no such decision."""
+    if state.wants == "result" and decision.verdict == "approved":
+        raise InvalidInputError("approve", shown(state.name), "it runs outside: provide() its result, or reject() it")
+    if state.wants == "budget" and (decision.verdict == "provided" or decision.input is not None):
+        raise InvalidInputError(decision.verdict, shown(state.name), "a budget is approved or rejected, nothing else")

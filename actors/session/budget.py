@@ -1,0 +1,68 @@
+"""Budgets: what runs may spend, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from turnwise.errors import ConfigError
+from turnwise.memory.conversation.usage import Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Limits; None is no limit. They are looked at before each call of the model: the call that passes one is finished.
+
+    So a run spends at most one call more than its budget, and what it has is kept.
+    """
+
+    tokens: int | None = None
+    """In and out together, as the provider counts them."""
+    calls: int | None = None
+    """Of the model."""
+    tool_calls: int | None = None
+    seconds: float | None = None
+    """In which runs are running, to the millisecond; waiting for a person is free."""
+    cost: float | None = None
+    """In the currency of `SessionConfig.prices`."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"Budget.{limit.name}", value, "must be more than 0, or None for no limit")
+
+    def exceeded(self, spent: Usage, times: int = 1) -> str | None:
+        """Return which limit is reached and how far, if the budget is given `times` over; None if none is."""
+        for limit in fields(self):
+            allowed = getattr(self, limit.name)
+            used = spent.input_tokens + spent.output_tokens if limit.name == "tokens" else getattr(spent, limit.name)
+            if allowed is not None and used >= allowed * times:
+                return f"{used:g} of {allowed * times:g} {limit.name.replace('_', ' ')}"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What a model's tokens cost, for a million of each."""
+
+    input: float
+    output: float
+    cached: float | None = None
+    """Of input that the provider had cached; like `input` if left out."""
+
+    def __post_init__(self) -> None:
+        for price in fields(self):
+            value = getattr(self, price.name)
+            if value is not None and not value >= 0:
+                raise ConfigError(f"Price.{price.name}", value, "must be 0 or more")
+
+    def of(self, usage: Usage) -> float:
+        """Return what this usage costs."""
+        cached = self.input if self.cached is None else self.cached
+        fresh = usage.input_tokens - usage.cached_tokens
+        return (fresh * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output) / 1_000_000
+
+
+def priced(usage: Usage, price: Price | None) -> Usage:
+    """Return the usage with its cost, if there is a price and the engine gave none."""
+    return replace(usage, cost=price.of(usage)) if price and not usage.cost else usage

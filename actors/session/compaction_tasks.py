@@ -1,0 +1,343 @@
+"""Of a compaction, what leads outside its session: counting, asking models, handing over to memories."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from turnwise.actors.inference.completion import Asking, Bill, ask, within
+from turnwise.actors.inference.engine import (
+    EngineBuilder,
+    Framed,
+    RequestFrame,
+    SessionView,
+)
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import ConfigError, LongTermMemoryError, SummaryRefusedError, TurnwiseError
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import Block, Summary, System
+from turnwise.memory.conversation.runs import CUT_SHORT, RunRecord
+from turnwise.memory.conversation.spans import Span, Spans, join, overlap, size, subtract
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
+from turnwise.memory.longterm.turn_items import Own
+from turnwise.memory.tokens.context_windows import window_of
+from turnwise.memory.tokens.counter import ByteCounter, counter_for
+from turnwise.memory.tokens.index import TokenIndex
+from turnwise.strategies.compaction import Compaction
+from turnwise.strategies.flush_task import FlushTask, HandedOver, unacknowledged
+from turnwise.strategies.plan import Plan
+from turnwise.strategies.ranges import Ranges
+from turnwise.strategies.strategy import OverflowStrategy, decide
+from turnwise.strategies.summary_task import SummaryTask
+from turnwise.strategies.window import TokenBudget, Window
+
+Result = TypeVar("Result")
+
+COUNTED_AT_ONCE = 64
+"""How many blocks are counted on the event loop; more are counted off it."""
+
+RESERVE_SHARE, RESERVE_MOST = 8, 4096
+"""Of the window, what is kept free for the answer if nobody says."""
+
+
+def check_overflow(strategy: OverflowStrategy, builder: EngineBuilder, config: SessionConfig) -> None:
+    """Raise if the strategy could not work: it is asked about an empty window.
+
+    Raises:
+        ConfigError: of its settings, or nobody says what a request may take.
+        StrategyError: it raised something else.
+    """
+    nothing = Window((), BlockCache(), TokenIndex(ByteCounter()))
+    decide(strategy, nothing, TokenBudget(token_limit(strategy, frame_of(builder), config)))
+
+
+def token_limit(strategy: OverflowStrategy, frame: RequestFrame, config: SessionConfig) -> int:
+    """Return what a request may take, in tokens.
+
+    Raises:
+        ConfigError: nobody says, or nothing is left of the window.
+    """
+    window = config.max_context_tokens or window_of(frame.model)
+    if window is None:
+        limit = getattr(strategy, "max_tokens", None)
+        if isinstance(limit, int):
+            return limit
+        why = f"the window of model {frame.model!r} is not known: pass SessionConfig(max_context_tokens=...)"
+        raise ConfigError("max_context_tokens", None, why)
+    reserve = config.reserve_output_tokens
+    if reserve is None:
+        reserve = frame.max_output_tokens or min(window // RESERVE_SHARE, RESERVE_MOST)
+    if reserve >= window:
+        raise ConfigError("reserve_output_tokens", reserve, f"must be less than the window, {window} tokens")
+    return window - reserve
+
+
+def frame_of(builder: EngineBuilder) -> RequestFrame:
+    """Return what the engine says of its requests."""
+    return builder.frame() if isinstance(builder, Framed) else RequestFrame()
+
+
+SHRINKS_TO = 0.75
+"""What part of a request that was refused as too long the next one may take."""
+
+
+class Compactor:
+    """Looks at a session's windows with the eyes of a strategy. Changes nothing.
+
+    Each block is counted once. The first window takes the counter's vocabulary, and whatever is in the window already,
+    off the event loop; each later one takes what is new.
+    """
+
+    def __init__(
+        self,
+        strategy: OverflowStrategy,
+        builder: EngineBuilder,
+        config: SessionConfig,
+        off_loop: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self.strategy = strategy
+        self.config = config
+        self.off_loop = off_loop
+        self._frame = frame_of(builder)
+        self._limit = token_limit(strategy, self._frame, config)
+        self._index: TokenIndex | None = None
+        self._counting = asyncio.Lock()
+        self.budget = TokenBudget(self._limit)
+        """Of a request; with its overhead once there was a window."""
+
+    def recount(self) -> None:
+        """Forget what was counted, so that only what is in a window is counted from now on. Windows keep theirs."""
+        if self._index and not self._counting.locked():
+            self._index = TokenIndex(self._index.counter)
+
+    def of_run(self, run: RunRecord) -> Compactor:
+        """Return one whose requests fit the model that the run asks, and leave room for the answer that it allows.
+
+        They are never larger than those of the engine's own model: its counter and its strategy were made for that.
+        """
+        answer = run.params.get("max_output_tokens")
+        if run.model is None and answer is None:
+            return self
+        frame, config = replace(self._frame, model=run.model or self._frame.model), self.config
+        try:
+            if (own := window_of(frame.model)) and config.max_context_tokens:
+                config = replace(config, max_context_tokens=min(own, config.max_context_tokens))
+            if answer is not None:
+                config = replace(config, reserve_output_tokens=answer)
+            limit = token_limit(self.strategy, frame, config)
+        except ConfigError:
+            return self  # nobody knows that model, or it leaves no room for such an answer: the provider says so
+        other = copy.copy(self)
+        other.budget = replace(self.budget, max_tokens=min(limit, self._limit))
+        return other
+
+    def beside(self, more: Block | None) -> Compactor:
+        """Return one whose requests hold another block too, if there is one. For when there was a window."""
+        if more is None or self._index is None:
+            return self
+        other = copy.copy(self)
+        other.budget = replace(self.budget, overhead=self.budget.overhead + self._index.counter.count(more))
+        return other
+
+    async def shrink(self, turn: TurnRecord, cache: BlockCache, more: Block | None) -> None:
+        """Allow requests less than what this turn takes with another block: a provider has refused it as too long.
+
+        By a quarter each time: no server counts tokens as another does, and few say how many they take.
+        """
+        window = await self.window(turn, cache)
+        taken = window.taken(self.beside(more).budget)
+        self._limit = max(1, min(self._limit, int(taken * SHRINKS_TO)))
+        self.budget = replace(self.budget, max_tokens=self._limit)
+
+    async def window(self, turn: TurnRecord, cache: BlockCache, *, base: bool = False) -> Window:
+        """Return a view of what the turn holds, or, as its `base`, of what it hands on; the cache has all of it.
+
+        Raises:
+            ConfigError: the counter raised.
+        """
+        spans = turn.base if base else turn.spans
+        try:
+            index = await self._counted(spans, cache)
+        except TurnwiseError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                "token_counter", type(self.config.token_counter).__name__, f"it raised {error!r}"
+            ) from error
+        newest = _newest_turn(turn, spans, index)
+        return Window(spans, cache, index, sends_system=self._frame.system is None, newest_turn=newest)
+
+    async def _counted(self, spans: Spans, cache: BlockCache) -> TokenIndex:
+        async with self._counting:
+            if self._index is None:
+                counter = self.config.token_counter or await self.off_loop(counter_for, self._frame.model)
+                overhead = await self.off_loop(counter.overhead, self._frame.system, self._frame.tools)
+                self.budget = TokenBudget(self._limit, overhead)
+                self._index = TokenIndex(counter)
+            missing = self._index.missing(spans)
+            if size(missing) > COUNTED_AT_ONCE:
+                # Whoever waits may be cancelled while the thread goes on, so it must not write into the index.
+                self._index.take(await self.off_loop(self._index.count, missing, cache))
+            else:
+                self._index.cover(spans, cache)
+            return self._index
+
+
+def _newest_turn(turn: TurnRecord, spans: Spans, index: TokenIndex) -> int | None:
+    """Return the place of the first of the turn's own blocks that are no system prompts, which may stand elsewhere."""
+    own = join(turn.prompt, turn.output)
+    held = overlap(spans, own)
+    systems = [Span(span.log, at, at + 1) for span in held for at in index.places(span, System)]
+    rest = overlap(held, subtract(own, systems))
+    if not rest:
+        return None
+    before, first = 0, rest[0]
+    for span in spans:
+        if span.log == first.log and span.start <= first.start < span.stop:
+            return before + first.start - span.start
+        before += span.stop - span.start
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan, and all that it waited for."""
+
+    plan: Plan
+    window: Window
+    summary: Summary | None
+
+    def spans(self, at: Span | None) -> Spans:
+        """Return what takes the window's place; the summary, if there is one, is stored `at`."""
+        return self.plan.spans(self.window, at)
+
+    def outcome(self) -> Compaction:
+        """Return what becomes of the window."""
+        explained = self.plan.explain()
+        if self.summary is None or self.plan.summary is None:
+            return replace(explained, done=True)
+        spared = self.plan.summary.max_tokens - self.window.counter.count(self.summary)
+        tokens = explained.tokens_after - spared
+        return replace(explained, tokens_after=tokens, summary=self.summary.text, done=True)
+
+
+class Preparation:
+    """What a plan waits for, as it comes in. What is there stays, so another attempt asks only for what is missing.
+
+    Args:
+        turns_of: finds the session's turns that added blocks.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        window: Window,
+        compactor: Compactor,
+        session: SessionView,
+        turns_of: Callable[[Spans], Awaitable[Sequence[Own]]],
+    ) -> None:
+        self.plan = plan
+        self._window = window
+        self._compactor = compactor
+        self._session = session
+        self._turns_of = turns_of
+        self._parts: list[Ranges] | None = None
+        """What is to be summed up yet, in parts that a model takes at once."""
+        self._summary: str | None = None
+        """Of those before."""
+        self._handed: Sequence[HandedOver] | None = None
+        self._taken: list[set[str]] = [set() for _ in plan.flush.memories] if plan.flush else []
+
+    async def attempt(self, bill: Bill, check_purse: Callable[[], None]) -> None:
+        """Ask for what is missing.
+
+        Args:
+            check_purse: raises if no model may be asked; is asked before each call of one.
+
+        Raises:
+            Exception: whatever a model or a memory raises, or that it took too long.
+        """
+        if self.plan.summary:
+            await self._sum_up(self.plan.summary, bill, check_purse)
+        if self.plan.flush:
+            await self._hand_over(self.plan.flush)
+
+    def prepared(self) -> Prepared | None:
+        """Return what may be carried out with what is there; None if that is nothing.
+
+        What some memory did not take stays in the window, which may then still be over its budget.
+        """
+        plan, block = self.plan, None
+        if plan.summary:
+            if self._summary is None or self._parts:
+                return None
+            block = plan.summary.block(self._window, self._summary)
+        if plan.flush and (stays := self._stays(plan.flush)):
+            retained = plan.retaining(self._window, self._compactor.budget, stays)
+            if retained is None or plan.summary:
+                return None
+            plan = retained
+        return Prepared(plan, self._window, block)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        prepared = self.prepared()
+        return prepared is not None and prepared.plan is self.plan
+
+    def _stays(self, task: FlushTask) -> Ranges:
+        return task.ranges if self._handed is None else unacknowledged(self._handed, self._taken)
+
+    async def _sum_up(self, task: SummaryTask, bill: Bill, check_purse: Callable[[], None]) -> None:
+        if self._parts is None:
+            model_window = task.model_window or window_of(frame_of(task.model).model)
+            self._parts = await self._compactor.off_loop(task.parts, self._window, model_window)
+        while self._parts:
+            check_purse()
+            request = task.request(self._window, self._parts[0], self._summary)
+            self._summary = await self._ask(task, request, bill)
+            del self._parts[0]
+
+    async def _ask(self, task: SummaryTask, request: Sequence[Block], bill: Bill) -> str:
+        config = self._compactor.config
+        context = Asking(self._session, bill)
+        asked = partial(ask, task.model, request, context, self._compactor.off_loop, config.cancel_grace_s)
+        answer = await within(asked, config.compaction_timeout_s, config.cancel_grace_s)
+        if context.stop_reason in CUT_SHORT:
+            raise SummaryRefusedError("cut", f"the model stopped at its limit: {context.stop_reason}")
+        return task.accept(answer, self._window.counter)
+
+    async def _hand_over(self, task: FlushTask) -> None:
+        if self._handed is None:
+            turns = await self._turns_of(task.spans(self._window))
+            session_id = self._session.session_id
+            self._handed = await self._compactor.off_loop(task.hand_over, self._window, session_id, turns)
+        items = [item for _, parts in self._handed for item in parts]
+        given = zip(task.memories, self._taken, strict=True)
+        failures = await asyncio.gather(*(self._give(memory, taken, items) for memory, taken in given))
+        if told := [failure for failure in failures if failure]:
+            raise LongTermMemoryError("; ".join(told))
+
+    async def _give(self, memory: LongTermMemory, taken: set[str], items: Sequence[MemoryItem]) -> str | None:
+        """Give a memory what it has not taken; return what went wrong: its failure is no other's."""
+        missing = [item for item in items if item.id not in taken]
+        if not missing:
+            return None
+        session, config = self._session, self._compactor.config
+        scope = Scope(user_id=session.user_id, session_id=session.session_id, agent=session.agent)
+        name = str(getattr(memory, "name", type(memory).__name__))
+        try:
+            has: Collection[str] = await within(
+                partial(memory.remember, scope, missing), config.compaction_timeout_s, config.cancel_grace_s
+            )
+            taken.update(has)
+        except Exception as error:  # noqa: BLE001 - it is told, and what the memory did not take stays
+            why = error.why if isinstance(error, LongTermMemoryError) else str(error)
+            return f"{name}: {why or type(error).__name__}"
+        left = sum(item.id not in taken for item in missing)
+        return f"{name}: it did not take {left} of {len(missing)}" if left else None

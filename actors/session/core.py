@@ -1,0 +1,289 @@
+"""A session's state machine, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.memory.session_memory import Desk
+from turnwise.actors.session.admission import RunAdmission, Started, StartOptions
+from turnwise.actors.session.approvals import Approvals, Decision
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.forgetting import Forgetting
+from turnwise.actors.session.forking import Forking
+from turnwise.actors.session.journal import Journal
+from turnwise.actors.session.memory_ingestion import MemoryIngestion
+from turnwise.actors.session.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.ownership import Ownership
+from turnwise.actors.session.reads import Outcome, SessionReads
+from turnwise.actors.session.recovery import Recovery
+from turnwise.actors.session.run_driver import RunDriver
+from turnwise.actors.session.run_resources import Gear
+from turnwise.actors.session.saving_progress import SavingProgress
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.session_tasks import SessionTasks
+from turnwise.actors.session.spending import Spending
+from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.transactor import Transactor
+from turnwise.actors.session.window_compaction import WindowCompaction
+from turnwise.memory.conversation.blocks import Block, Summary
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.prompts import Prompt
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import PendingCall
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.longterm.deletion import Verify
+from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.stores.base import Activation, SessionStore
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.compaction import Compaction
+from turnwise.strategies.strategy import OverflowStrategy
+
+
+class SessionCore:
+    """One session: its history, its one active run, its queue. Plain asyncio; lives on one event loop.
+
+    Invariants, each held by a test:
+
+    1. At most one run is active. The check and the claim are one step; a finished run gives up its claim before any
+       waiter wakes.
+    2. What a call acknowledged is in the store. A commit (blocks, turns, runs, events) is one transaction, or nothing.
+    3. A run has exactly one terminal event, and it is that run's last.
+    4. The next request to a provider is always valid, whatever was cancelled, failed or crashed.
+    5. A late result (an engine that ignored cancel, a core whose session another has activated) changes nothing: the
+       run's context is closed, and the store refuses the stale epoch.
+
+    How: every state change runs alone, behind one lock, as decide, commit, apply; see `Transactor`. Reads take no lock.
+    A turn costs two commits: one that starts the run, one that ends it (and starts the next in the queue).
+
+    This class puts the parts together and names the verbs; each verb is described where it is carried out. The parts
+    know each other by their public methods only.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        store: SessionStore,
+        builder: EngineBuilder,
+        config: SessionConfig | None = None,
+        *,
+        overflow: OverflowStrategy | None = None,
+        memories: Sequence[MemorySlot] = (),
+        working: WorkingMemory | None = None,
+        history: HistoryStore | None = None,
+        clock: Callable[[], float] | None = None,
+        off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
+        engine_id: str = "",
+    ) -> None:
+        self.session_id = session_id
+        gear = Gear(
+            builder, config or SessionConfig(), overflow, memories, working, engine_id=engine_id, off_loop=off_loop
+        )
+        tasks = SessionTasks(session_id)
+        self.state = state = SessionState(session_id, Journal(session_id, store, clock, history))
+        self.engines = engines = SessionEngines(gear, state, tasks, off_loop)
+        progress, spending = SavingProgress(engines), Spending(state, engines)
+        self.transactor = transactor = Transactor(state, tasks, engines, progress, self._recover)
+        self.reads = SessionReads(state, transactor.loaded)
+        self.retrieval = MemoryRetrieval(state, engines, tasks)
+        self.ingestion = MemoryIngestion(state, transactor, engines, tasks, progress)
+        self.compaction = WindowCompaction(
+            state, transactor, engines, tasks, spending=spending, retrieval=self.retrieval
+        )
+        driver = RunDriver(
+            state,
+            transactor,
+            engines,
+            tasks,
+            spending=spending,
+            compaction=self.compaction,
+            retrieval=self.retrieval,
+            ingestion=self.ingestion,
+            progress=progress,
+        )
+        self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
+        self._admission = RunAdmission(
+            state, transactor, engines, driver=driver, retrieval=self.retrieval, reads=self.reads
+        )
+        self._approvals = Approvals(state, transactor, engines)
+        self._forgetting = Forgetting(
+            state,
+            transactor,
+            engines,
+            compaction=self.compaction,
+            retrieval=self.retrieval,
+            ingestion=self.ingestion,
+            progress=progress,
+        )
+        self._forking = Forking(state, transactor, self._forgetting)
+        self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
+
+    async def _recover(self, found: Activation) -> None:
+        await self._recovery.recover(found)
+
+    # Owning the session: see Transactor, Ownership, SessionEngines
+
+    async def activate(self) -> None:
+        """See `Transactor.activate`."""
+        await self.transactor.activate()
+
+    def use(
+        self,
+        builder: EngineBuilder,
+        config: SessionConfig,
+        overflow: OverflowStrategy | None = None,
+        memories: Sequence[MemorySlot] = (),
+        working: WorkingMemory | None = None,
+        *,
+        engine_id: str = "",
+        runs: Collection[str] | None = None,
+    ) -> None:
+        """Take another engine, other settings, another overflow strategy and memories over, from the next run on.
+
+        Runs that are open keep what they have: `activate` first, where it is not known which these are.
+
+        Args:
+            engine_id: names all that.
+            runs: ids of runs of an earlier process that had this; only they have it again then.
+        """
+        off_loop = self.engines.off_loop
+        gear = Gear(builder, config, overflow, memories, working, engine_id=engine_id, off_loop=off_loop)
+        if runs is None:
+            self.engines.switch(gear)
+            self.ingestion.begin_anew()
+        else:
+            self.engines.assign(gear, runs)
+
+    async def leave(self, note: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> bool:
+        """See `Ownership.leave`."""
+        return await self.ownership.leave(note)
+
+    @property
+    def is_in_use(self) -> bool:
+        """See `Ownership.is_in_use`."""
+        return self.ownership.is_in_use
+
+    @property
+    def is_lost(self) -> bool:
+        """See `Ownership.is_lost`."""
+        return self.ownership.is_lost
+
+    # Prompts and runs: see RunAdmission, Approvals
+
+    def append(self, prompts: Sequence[Prompt], key: str) -> Coroutine[Any, Any, int]:
+        """See `RunAdmission.append`."""
+        return self._admission.append(prompts, key)
+
+    def start(self, prompts: Sequence[Prompt], **options: Unpack[StartOptions]) -> Coroutine[Any, Any, Started]:
+        """See `RunAdmission.start`."""
+        return self._admission.start(prompts, **options)
+
+    def cancel(
+        self, reason: str, run_id: str | None = None, timeout_s: float | None = None
+    ) -> Coroutine[Any, Any, bool | None]:
+        """See `RunAdmission.cancel`."""
+        return self._admission.cancel(reason, run_id, timeout_s)
+
+    def decide(self, run_id: str, call_id: str, decision: Decision) -> Coroutine[Any, Any, None]:
+        """See `Approvals.decide`."""
+        return self._approvals.decide(run_id, call_id, decision)
+
+    # The session as a whole
+
+    async def end(self, reason: str = "session ended", timeout_s: float | None = None) -> bool:
+        """See `RunAdmission.end_session`."""
+        await self.compaction.stop()
+        return await self._admission.end_session(reason, timeout_s)
+
+    async def refresh(self) -> None:
+        """Commit nothing, so that the session is as if it had been used now; durable on return."""
+        await self._store_row()
+
+    async def use_memory(self, use: MemoryUse) -> None:
+        """Say what later runs do with long-term memory, if they do not say; durable on return."""
+        await self._store_row(memory=use)
+
+    async def _store_row(self, **changes: Any) -> None:
+        async def change() -> None:
+            await self.transactor.commit(replace(self.state.journal.session, **changes))
+
+        await self.transactor.run(change)
+
+    def fork(self, at: int | None, session_id: str) -> Coroutine[Any, Any, SessionRecord]:
+        """See `Forking.fork`."""
+        return self._forking.fork(at, session_id)
+
+    def delete(
+        self, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
+    ) -> Coroutine[Any, Any, Forgotten]:
+        """See `Forgetting.delete`."""
+        return self._forgetting.delete(memory=memory, verify=verify, updated_at=updated_at)
+
+    # Memory and the window: see Forgetting, MemoryIngestion, MemoryRetrieval, WindowCompaction
+
+    def forget_turn(self, index: int, *, verify: Verify = False) -> Coroutine[Any, Any, Forgotten]:
+        """See `Forgetting.forget_turn`."""
+        return self._forgetting.forget_turn(index, verify=verify)
+
+    def wait_for_memory(self, timeout_s: float | None = None) -> Coroutine[Any, Any, bool | None]:
+        """See `MemoryIngestion.wait_for_memory`."""
+        return self.ingestion.wait_for_memory(timeout_s)
+
+    def desk(self) -> Desk:
+        """See `MemoryRetrieval.desk`."""
+        return self.retrieval.desk()
+
+    def compact(self, *, explain: bool = False) -> Coroutine[Any, Any, Compaction | None]:
+        """See `WindowCompaction.compact`."""
+        return self.compaction.compact(explain=explain)
+
+    # Reads: see SessionReads
+
+    def wait(self, run_id: str, timeout_s: float | None = None) -> Coroutine[Any, Any, Outcome | None]:
+        """See `SessionReads.wait`."""
+        return self.reads.wait(run_id, timeout_s)
+
+    def run(self, run_id: str) -> Coroutine[Any, Any, RunRecord]:
+        """See `SessionReads.run`."""
+        return self.reads.run(run_id)
+
+    def pending(self, run_id: str) -> Coroutine[Any, Any, list[PendingCall]]:
+        """See `SessionReads.pending`."""
+        return self.reads.pending(run_id)
+
+    def session(self) -> Coroutine[Any, Any, SessionRecord]:
+        """See `SessionReads.session`."""
+        return self.reads.session()
+
+    def latest(self) -> Coroutine[Any, Any, Turn | None]:
+        """See `SessionReads.latest`."""
+        return self.reads.latest()
+
+    def turns(self, after: int = -1, limit: int = 100) -> Coroutine[Any, Any, list[Turn]]:
+        """See `SessionReads.turns`."""
+        return self.reads.turns(after, limit)
+
+    def turn(self, index: int) -> Coroutine[Any, Any, Turn]:
+        """See `SessionReads.turn`."""
+        return self.reads.turn(index)
+
+    def runs(self, after: int = -1, limit: int = 100) -> Coroutine[Any, Any, list[RunRecord]]:
+        """See `SessionReads.runs`."""
+        return self.reads.runs(after, limit)
+
+    def events(
+        self, after: int = 0, limit: int = 1000, *, run_id: str | None = None, timeout_s: float = 0.0
+    ) -> Coroutine[Any, Any, tuple[list[Event], int, bool]]:
+        """See `SessionReads.events`."""
+        return self.reads.events(after, limit, run_id=run_id, timeout_s=timeout_s)
+
+    def expand(self, summary: Summary) -> Coroutine[Any, Any, tuple[Block, ...]]:
+        """See `SessionReads.expand`."""
+        return self.reads.expand(summary)

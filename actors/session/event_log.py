@@ -1,0 +1,93 @@
+"""The recent events of a session, for those who follow it live."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from turnwise.memory.conversation.events import Event
+
+
+class EventLog:
+    """Numbers a session's events and holds those of its last runs, live ones among them.
+
+    Order is by number, and a reader behind number n has seen all up to n: while a commit's numbers are reserved, live
+    events wait, so none is published ahead of it. Publishing never waits for a reader.
+    """
+
+    def __init__(self, last_seq: int) -> None:
+        self.last_seq = last_seq
+        """The last number given."""
+        self.published = last_seq
+        """No event up to this number is to come."""
+        self.start = last_seq + 1
+        """Every event from this number on is held."""
+        self._held: list[Event] = []
+        self._waiting: list[Callable[[int], Event | None]] = []
+        self._reserved = False
+        self._news: asyncio.Future[None] | None = None
+
+    def reserve(self, count: int) -> int:
+        """Take the next `count` numbers for events that are about to be stored; return the first."""
+        self._reserved = True
+        first = self.last_seq + 1
+        self.last_seq += count
+        return first
+
+    def catch_up(self, events: Sequence[Event], upto: int) -> None:
+        """Take in what was stored unnoticed, and number later events from above `upto`; live ones wait on."""
+        self._reserved = True
+        self._held.extend(events)
+        self.last_seq = self.published = max(self.last_seq, upto)
+        self._wake()
+
+    def publish(self, events: Sequence[Event] = ()) -> None:
+        """Publish the events of the reserved numbers, those that were stored, and then the live ones that waited."""
+        self._reserved = False
+        self._held.extend(events)
+        self.published = self.last_seq
+        waiting, self._waiting = self._waiting, []
+        for make in waiting:
+            self.publish_live(make)
+        self._wake()
+
+    def abandon(self) -> None:
+        """Publish nothing more: another owner may give the numbers that come now. Wake those who wait for news."""
+        self._reserved = True
+        self._waiting.clear()
+        self._wake()
+
+    def publish_live(self, make: Callable[[int], Event | None]) -> None:
+        """Publish the event, if any, that `make` returns for its number, behind all that is being stored."""
+        if self._reserved:
+            self._waiting.append(make)
+        elif event := make(self.last_seq + 1):
+            self.last_seq = self.published = event.seq
+            self._held.append(event)
+            self._wake()
+
+    def trim(self, before: int) -> None:
+        """Let go of the events with a number below `before`."""
+        if before > self.start:
+            del self._held[: self._index(before - 1)]
+            self.start = before
+
+    def since(self, after: int, limit: int) -> list[Event]:
+        """Return up to `limit` held events with a number above `after`."""
+        index = self._index(after)
+        return self._held[index : index + limit]
+
+    async def news(self, timeout_s: float) -> None:
+        """Return when something is published, or after `timeout_s`."""
+        if self._news is None:
+            self._news = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._news], timeout=timeout_s)
+
+    def _index(self, after: int) -> int:
+        return bisect_right(self._held, after, key=lambda event: event.seq)
+
+    def _wake(self) -> None:
+        if self._news is not None:
+            self._news.set_result(None)
+            self._news = None

@@ -1,0 +1,283 @@
+"""How a session forgets a turn, or is deleted with all that memories have of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from turnwise.actors.inference.attempt import reason
+from turnwise.actors.memory.attached import Eraser, MemorySlot
+from turnwise.actors.memory.config import scope_of
+from turnwise.actors.session.memory_ingestion import MemoryIngestion
+from turnwise.actors.session.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.saving_progress import SavingProgress
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.summary_expansion import originals
+from turnwise.actors.session.transactor import Transactor
+from turnwise.actors.session.window_compaction import WindowCompaction
+from turnwise.errors import (
+    CorruptRecordError,
+    LongTermMemoryError,
+    SessionBusyError,
+    SessionChangedError,
+    SessionNotFoundError,
+    TurnNotFoundError,
+)
+from turnwise.memory.conversation.blocks import Summary
+from turnwise.memory.conversation.events import TurnForgotten
+from turnwise.memory.conversation.spans import Seen, Span, Spans, cut, join, overlap, size, subtract
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.longterm.base import Scope, is_read_only
+from turnwise.memory.longterm.deletion import Erasure, Verify, erase
+from turnwise.memory.longterm.deletion_report import Forgotten
+
+
+class Forgetting:
+    """Takes a turn out of all that comes after it: requests, summaries, long-term memories.
+
+    | await in forgetting | what else may run there | what a kill there leaves |
+    |---|---|---|
+    | the commit | reads; a compaction, which then finds that the conversation has moved on | all of it or nothing |
+    | the compaction under way, to stop | reads | a turn that is forgotten here; to be repeated |
+    | memories | all else; they are not given the turn any more, a run that begins may recall it | as above |
+    | memories, for such a run | all else | all of it |
+
+    The history keeps the turn as it was, until the session is deleted. A delete is one change: memories first, so that
+    one that fails can be repeated; a kill within it leaves the session, of which memories know less.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        *,
+        compaction: WindowCompaction,
+        retrieval: MemoryRetrieval,
+        ingestion: MemoryIngestion,
+        progress: SavingProgress,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._compaction = compaction
+        self._retrieval = retrieval
+        self._ingestion = ingestion
+        self._progress = progress
+
+    async def forget_turn(self, index: int, *, verify: Verify = False) -> Forgotten:
+        """Forget what a turn added; return what was removed. May be repeated, and is to be if a memory fails.
+
+        Args:
+            verify: how what memories forget is looked for afterwards: see `erasing.Verify`.
+
+        Raises:
+            TurnNotFoundError: there is no such turn, or it has not ended.
+            SessionBusyError: a run is active, whose request may hold it.
+            LongTermMemoryError: memories failed; names them. The session has forgotten it, the others too.
+        """
+        await self._transactor.loaded()
+        done = Forgotten()
+
+        async def change() -> None:
+            nonlocal done
+            if active := self._state.active:
+                raise SessionBusyError(self._state.session_id, active.run_id)
+            turn = await self._journal.find_turn(index)
+            if turn.status in ("pending", "queued", "running"):
+                raise TurnNotFoundError(self._state.session_id, index)
+            if not turn.forgotten:
+                done = Forgotten(turns=1, summaries=await self._leave_out(turn))
+            # Also where the answer to the commit was lost, and this is the next attempt.
+            done += Forgotten(waiting=int(self._progress.make_private(index)))
+            await self._compaction.stop()  # it may be giving the turn to a memory
+            self._compaction.watch()
+
+        await self._transactor.run(change)
+        done += await self._forget_in_memories(index, verify=verify)
+        await self._retrieval.recall_anew()
+        return done
+
+    async def delete(
+        self, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
+    ) -> Forgotten:
+        """Delete the session for good, and what memories have of it; forks keep what they span.
+
+        The memories first, so that a delete that fails can be repeated.
+
+        Args:
+            memory: whether memories forget it too.
+            verify: see `forget_turn`.
+            updated_at: when its last commit is to have been.
+
+        Raises:
+            SessionBusyError: a run is active or queued; nothing was deleted.
+            SessionChangedError: its last commit was at another time; nothing was deleted.
+            LongTermMemoryError: memories failed; the session was not deleted.
+        """
+
+        async def change() -> Forgotten:
+            if active := self._state.active:
+                raise SessionBusyError(self._state.session_id, active.run_id)
+            if updated_at not in (None, self._journal.session.updated_at):
+                raise SessionChangedError(self._state.session_id)
+            await self._compaction.stop()
+            done = Forgotten(sessions=1, waiting=await self._ingestion.stop())
+            try:
+                if memory:
+                    done += await self._forget_in_memories(verify=verify)
+                await self._journal.delete()
+            except BaseException:
+                self._ingestion.load()
+                raise
+            self._mark_deleted()
+            return done
+
+        try:
+            return await self._transactor.run(change)
+        except CorruptRecordError:
+            if not self._journal.stale:
+                raise
+        async with self._transactor.alone:
+            return await self._delete_unread(updated_at, memory=memory, verify=verify)
+
+    async def _delete_unread(self, updated_at: float | None, *, memory: bool, verify: Verify) -> Forgotten:
+        """Delete a session that cannot be loaded, since something of it cannot be read.
+
+        Raises:
+            CorruptRecordError: its own record cannot be read, so nobody knows whose it is in memories.
+        """
+        done = Forgotten(sessions=1)
+        try:
+            session = await self._journal.store.get(self._state.session_id)
+        except CorruptRecordError:
+            if memory and self._engines.current.all_memories:
+                raise
+            await self._journal.store.delete(self._state.session_id)
+        else:
+            if updated_at not in (None, session.updated_at):
+                raise SessionChangedError(self._state.session_id)
+            self._journal.read_row(session)
+            if memory:
+                done += await self._forget_in_memories(verify=verify)
+            await self._journal.delete()
+        self._mark_deleted()
+        return done
+
+    def _mark_deleted(self) -> None:
+        lost = SessionNotFoundError(self._state.session_id)
+        self._journal.lose(lost)
+        self._journal.log.publish()
+        self._transactor.give_up(lost)
+
+    async def _leave_out(self, turn: TurnRecord) -> int:
+        """Let the next turn go on without this one; return in how many summaries it was."""
+        head = self._state.head
+        if head is None:
+            raise TurnNotFoundError(self._state.session_id, turn.index)
+        own = join(turn.prompt, turn.output)
+        left, summaries = await self._without(head.base, own)
+        forgotten = replace(turn, forgotten=True)
+        if head.index == turn.index:
+            forgotten = head = replace(head, forgotten=True, carried=left)
+            turns = [head]
+        elif left == head.base:
+            turns = [forgotten]
+        else:
+            head = _carrying(head, left)
+            turns = [forgotten, head]
+        await self._journal.hold(head.base)
+        await self._transactor.commit(self._journal.session, [(TurnForgotten, {"turn_index": turn.index})], turns=turns)
+        self._state.continue_from(head)
+        return summaries
+
+    async def as_forked(self, turn: TurnRecord) -> TurnRecord:
+        """Return a turn that has ended, such that a fork goes on with what it holds, but for what is forgotten.
+
+        Reads the turns up to it.
+        """
+        gone: list[Span] = []
+        after = -1
+        while after < turn.index and (page := await self._journal.store.turns(self._state.session_id, after=after)):
+            after = page[-1].index
+            gone += (span for each in page if each.forgotten for span in join(each.prompt, each.output))
+        turn = replace(turn, carried=())
+        held = turn.spans
+        left, _ = await self._without(held, tuple(gone)) if gone else (held, 0)
+        return turn if left == held else _carrying(turn, left)
+
+    async def _without(self, spans: Spans, own: Spans) -> tuple[Spans, int]:
+        """Return the spans without some blocks, and with what is left of each summary that stands for one of them."""
+        parts: list[Span] = []
+        summaries = 0
+        for span, block in zip(_places(spans), await self._journal.read(spans), strict=True):
+            if isinstance(block, Summary) and overlap(stands_for := await originals(block, self._journal.read), own):
+                parts += _less(stands_for, own)
+                summaries += 1
+            else:
+                parts += _less((span,), own)
+        seen = Seen()
+        return join(part for span in parts for part in seen.take(span)), summaries
+
+    async def _forget_in_memories(self, index: int | None = None, *, verify: Verify = False) -> Forgotten:
+        """Let memories forget the session, or a turn of it; what is on its way to them arrives before.
+
+        Raises:
+            LongTermMemoryError: some failed; all were asked.
+        """
+        await self._ingestion.wait_for_gifts()
+        gear = self._engines.current
+        slots = [slot for slot in gear.all_memories if not is_read_only(slot.memory)]
+        results = await asyncio.gather(
+            *(self._forget_in(slot, index, verify=verify) for slot in slots), return_exceptions=True
+        )
+        items: dict[str, int] = {}
+        erased: dict[str, Erasure] = {}
+        failures: list[str] = []
+        for slot, result in zip(slots, results, strict=True):
+            if isinstance(result, BaseException):
+                failures.append(f"{slot.name}: {reason(result)}")
+            elif isinstance(result, Erasure):
+                items[slot.name], erased[slot.name] = result.items, result
+            else:
+                items[slot.name] = result
+        if failures:
+            raise LongTermMemoryError(f"{'; '.join(failures)}. Forget it again")
+        self._retrieval.memories_forgot()
+        notes = 0
+        if index is None and gear.notes is not None:
+            notes = await gear.notes.forget(self._scope)
+        return Forgotten(items=items, erased=erased, notes=notes)
+
+    @property
+    def _scope(self) -> Scope:
+        return scope_of(self._journal.session, self._engines.config.memory)
+
+    async def _forget_in(self, slot: MemorySlot, index: int | None, *, verify: Verify) -> int | Erasure:
+        which: dict[str, Any] = {} if index is None else {"turn_index": index}
+        if not verify:
+            return await slot.memory.forget(self._scope, **which)
+        if isinstance(slot.memory, Eraser):
+            return await slot.memory.erase(self._scope, files=verify == "files", **which)
+        if verify == "files":
+            from turnwise.memory.longterm.file_search import erase_and_search  # whose numpy few processes need
+
+            return await erase_and_search(slot.memory, self._scope, **which)
+        return await erase(slot.memory, self._scope, **which)
+
+
+def _places(spans: Spans) -> list[Span]:
+    return [Span(log, at, at + 1) for log, start, stop in spans for at in range(start, stop)]
+
+
+def _less(spans: Spans, own: Spans) -> list[Span]:
+    """Return the spans without some positions, in their order."""
+    return [part for span in spans for part in subtract([span], own)]
+
+
+def _carrying(turn: TurnRecord, base: Spans) -> TurnRecord:
+    """Return a turn that has ended, such that the next one continues from `base`, which ends with its output."""
+    return replace(turn, carried=base if turn.forgotten else cut(base, size(base) - size(turn.output))[0])

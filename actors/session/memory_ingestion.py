@@ -1,0 +1,275 @@
+"""How a session's turns get into its long-term memories."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from turnwise.actors.inference.attempt import reason
+from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.memory.config import scope_of
+from turnwise.actors.session.saving_progress import ENDED, SavingProgress
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.session_tasks import SessionTasks
+from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.transactor import Transactor
+from turnwise.errors import CorruptRecordError, ExtractionError, InvalidMemoryError, LongTermMemoryError
+from turnwise.memory.background import ended, persist, tell
+from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, TurnNotSaved
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.turn_items import Own, turn_item
+
+AT_ONCE = 16
+"""How many turns a memory is given at once."""
+
+DELAY_S = 0.05
+"""How long a memory is left in peace after a turn: a prompt that comes at once has it to itself."""
+
+PAGE = 100
+"""How many turns are read at once, of those that an earlier process left."""
+
+ATTEMPTS = 3
+"""How often a memory's model is asked about a turn that it has nothing sensible to say of."""
+
+PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
+"""How long a memory that failed is left alone; doubled each time, up to the second."""
+
+
+class MemoryIngestion:
+    """Gives each turn that has ended to each memory that may be written, in order, beside the conversation.
+
+    How far each memory is, `SavingProgress` says. Its mark goes along with the session's next commit, and the session
+    does not leave before it is stored. What was saved and not noted when a process was lost is given again, under the
+    same ids, and changes nothing.
+
+    A memory that fails delays no run and no other memory; it is given what it lacks again and again, with growing
+    pauses, and followers are told that it is behind and when it has caught up. A turn that it cannot keep is told too
+    and left out.
+
+    | await in saving | what else may run there | what a kill there leaves |
+    |---|---|---|
+    | the store, to read | all else; a turn that is forgotten meanwhile is not given | a turn unsaved |
+    | a memory | all else; what forgets waits for it, what cancels does not stop it | a turn that is given again |
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        tasks: SessionTasks,
+        progress: SavingProgress,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._tasks = tasks
+        self._progress = progress
+        self._is_held = False
+        """Whether memories are given nothing for now."""
+        self._finding: asyncio.Task[None] | None = None
+        self._savers: dict[str, asyncio.Task[None]] = {}
+        self._unreadable: set[int] = set()
+        """Turns above the mark that are corrupt."""
+        self._gifts: set[asyncio.Task[Any]] = set()
+        """What is on its way to memories."""
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether some memory is being given something, or is about to."""
+        return bool(self._at_work)
+
+    @property
+    def _at_work(self) -> list[asyncio.Task[None]]:
+        tasks = [*self._savers.values(), *([self._finding] if self._finding else [])]
+        return [task for task in tasks if not task.done()]
+
+    def begin_anew(self) -> None:
+        """Begin with the memories that there are now: the session has other engines and settings."""
+        self._cancel_savers()
+        self._progress.begin_anew()
+        self.save_soon()
+
+    def load(self) -> None:
+        """Take over from the store how far the memories are. For when the session was loaded."""
+        self._cancel_savers()
+        self._is_held = False
+        self._progress.load(self._journal.session, self._state.head)
+        self.save_soon()
+
+    def _cancel_savers(self) -> None:
+        for saver in self._savers.values():
+            saver.cancel()
+        self._savers = {}
+
+    # What there is to be saved
+
+    def save_soon(self) -> None:
+        """See to it that all memories get what they lack. Does not wait."""
+        if not self._progress.writable or self._is_held or (self._finding and not self._finding.done()):
+            return
+        if self._progress.is_behind:
+            self._finding = self._keep_at(self._find_unsaved, "finding what is to be saved")
+            return
+        for slot in self._progress.writable:
+            saver = self._savers.get(slot.name)
+            if self._progress.lacking(slot) and (saver is None or saver.done()):
+                self._savers[slot.name] = self._keep_at(partial(self._save_to, slot), f"saving in {slot.name}")
+
+    def _keep_at(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
+        """Start work beside the conversation that is begun again after whatever error it meets."""
+        return self._tasks.spawn(persist(work, self._tasks.name(what), until=self._transactor.is_final))
+
+    async def _find_unsaved(self) -> None:
+        """Read what an earlier process, or one without memories, has left; a page at a time, so that runs may start.
+
+        A turn that is corrupt, or whose run is, is told and left out.
+        """
+        after = self._progress.saved
+
+        async def change() -> CorruptRecordError | None:
+            nonlocal after
+            try:
+                try:
+                    last = await self._note_page(after, PAGE)
+                except CorruptRecordError:
+                    last = await self._note_page(after, 1)
+            except CorruptRecordError as error:
+                after += 1
+                self._progress.set_behind(after + 1 < self._journal.session.next_index)
+                return error
+            self._progress.set_behind(last is not None)
+            after = after if last is None else last
+            return None
+
+        while True:
+            if error := await self._transactor.run_until_stored(change):
+                await self._tell_unreadable(after, error)
+            if not self._progress.is_behind:
+                break
+        self._finding = None
+        self.save_soon()
+
+    async def _note_page(self, after: int, limit: int) -> int | None:
+        """Note the next turns that have ended; return the index of the last that was read, None if there is none."""
+        page = await self._journal.store.turns(self._state.session_id, after=after, limit=limit)
+        if not page:
+            return None
+        runs = await self._journal.store.runs(self._state.session_id, after=after, limit=page[-1].index - after)
+        uses = {run.run_id: run.memory for run in runs}
+        for turn in page:
+            if turn.status in ENDED and turn.index > self._progress.saved:
+                self._progress.add(turn, uses.get(turn.run_id or "", "off"))
+        return page[-1].index
+
+    async def _tell_unreadable(self, index: int, error: CorruptRecordError) -> None:
+        """Tell once that no memory is given a turn, since it cannot be read."""
+        if index in self._unreadable:
+            return
+        self._unreadable.add(index)
+        tell(self._tasks.name(f"to save turn {index}"), error, ", so no memory is given it")
+        for slot in self._progress.writable:
+            said = {"turn_index": index, "memory": slot.name, "why": f"corrupt record {error.key}"}
+            await self._tell_of_saving((TurnNotSaved, said))
+
+    # Saving
+
+    async def _save_to(self, slot: MemorySlot) -> None:
+        failures = refused = 0
+        alone = -1  # turns up to this index are given one by one
+        await asyncio.sleep(DELAY_S)
+        while not self._journal.lost and (turns := self._progress.lacking(slot)[:AT_ONCE]):
+            turns = turns[:1] if turns[0].index <= alone else turns
+            try:
+                await self._give(slot, turns)
+            except (InvalidMemoryError, ExtractionError, CorruptRecordError) as error:
+                refused += 1
+                alone = max(alone, turns[-1].index)
+                if len(turns) == 1 and (refused >= ATTEMPTS or not isinstance(error, ExtractionError)):
+                    said = {"turn_index": turns[0].index, "memory": slot.name, "why": reason(error)}
+                    await self._tell_of_saving((TurnNotSaved, said))
+                    self._progress.add_given(slot, turns)
+                    refused = 0
+                elif len(turns) > 1:
+                    refused = 0
+            except Exception as error:  # noqa: BLE001 - whatever a memory raises, it is told and tried again
+                failures += 1
+                if failures == 1:
+                    await self._tell_of_saving((MemoryBehind, {"memory": slot.name, "why": reason(error)}))
+                await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), MOST_PAUSE_S))
+            else:
+                self._progress.add_given(slot, turns)
+                refused = 0
+                if failures:
+                    failures = 0
+                    await self._tell_of_saving((MemoryCaughtUp, {"memory": slot.name}))
+
+    async def _give(self, slot: MemorySlot, turns: Sequence[Own]) -> None:
+        read = [(turn, await self._item(turn)) for turn in turns]
+        # A turn that was forgotten meanwhile has become private.
+        items = [item for turn, item in read if item and self._progress.is_current(turn)]
+        if not items:
+            return
+        gift = self._tasks.spawn(_remember(slot, scope_of(self._journal.session, self._engines.config.memory), items))
+        self._gifts.add(gift)
+        gift.add_done_callback(self._gifts.discard)
+        await ended(gift, self._tasks.name(f"saving in {slot.name}"))
+        if gift.cancelled():
+            raise LongTermMemoryError("it cancelled itself")
+        has = gift.result()
+        if left := sum(item.id not in has for item in items):
+            raise LongTermMemoryError(f"it did not take {left} of {len(items)}")
+
+    async def _item(self, turn: Own) -> MemoryItem | None:
+        if turn.is_private:
+            return None
+        return turn_item(self._state.session_id, turn, turn.spans, await self._journal.read(turn.spans))
+
+    async def _tell_of_saving(self, event: NewEvent) -> None:
+        async def commit() -> None:
+            await self._transactor.commit(self._journal.session, [event])
+
+        await self._transactor.run_until_stored(commit)
+
+    async def store_mark(self) -> None:
+        """Store how far the memories are, if the store does not know. Within a change."""
+        if not self._journal.stale and self._progress.saved > self._journal.session.saved:
+            await self._transactor.commit(self._journal.session)
+
+    async def wait_for_memory(self, timeout_s: float | None = None) -> bool | None:
+        """Wait until all memories have all turns that have ended; return whether they have, None after `timeout_s`.
+
+        Raises:
+            SessionFencedError, SessionNotFoundError: the session is another's by now, or deleted.
+        """
+        await self._transactor.loaded()
+        self.save_soon()
+        deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        while tasks := self._at_work:
+            left_s = None if deadline is None else deadline - asyncio.get_running_loop().time()
+            if left_s is not None and left_s <= 0:
+                return None
+            await asyncio.wait(tasks, timeout=left_s)
+        await self._transactor.loaded()
+        return not (self._progress.is_behind or self._unreadable or self._progress.missing)
+
+    async def stop(self) -> int:
+        """Give memories no more, and let what is on its way arrive; return how many turns some memory lacks."""
+        lacking = {turn.index for turn in self._progress.missing if not turn.is_private}
+        self._is_held = True
+        self._cancel_savers()
+        await self.wait_for_gifts()
+        return len(lacking)
+
+    async def wait_for_gifts(self) -> None:
+        """Return when what is on its way to memories has arrived, or failed."""
+        if self._gifts:
+            await asyncio.wait(set(self._gifts))
+
+
+async def _remember(slot: MemorySlot, scope: Scope, items: Sequence[MemoryItem]) -> set[str]:
+    return set(await slot.memory.remember(scope, items))

@@ -1,0 +1,228 @@
+"""How a session draws on long-term memory before its model is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from turnwise.actors.inference.attempt import reason
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.memory.config import MemoryConfig, scope_of
+from turnwise.actors.memory.session_memory import Desk
+from turnwise.actors.session.active_run import ActiveRun
+from turnwise.actors.session.run_resources import Gear
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.session_tasks import SessionTasks
+from turnwise.actors.session.state import SessionState
+from turnwise.memory.conversation.blocks import Block, Document, Recalled, System, User
+from turnwise.memory.conversation.events import LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
+from turnwise.memory.longterm.base import (
+    MemoryItem,
+    Profiled,
+    ProfiledRecall,
+    Scope,
+    has_profiles,
+    is_read_only,
+    trouble_of,
+)
+from turnwise.memory.longterm.prompt_sections import Profile, make_profile, make_sections
+from turnwise.memory.longterm.prompt_sections import Recalled as Found
+from turnwise.memory.longterm.search.query import question_of
+from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
+
+MOST_ASKED = 8000
+"""Characters of a prompt that memories are asked about."""
+
+SHARE = 2
+"""What all memories have may take one part of so many of a request."""
+
+
+_Answer = tuple[MemorySlot, Sequence[MemoryItem] | ProfiledRecall | BaseException]
+
+
+class MemoryRetrieval:
+    """Asks all memories at once what bears on a run's prompt, and puts what they have into the run's requests.
+
+    Once for a run: its later requests have the same, so that what a provider has cached stays good. It is in no turn,
+    so it is never summed up, remembered or extracted from again. A memory that fails, or takes too long, is left out:
+    the run goes on and an event says so. The working memory stands in front.
+    """
+
+    def __init__(self, state: SessionState, engines: SessionEngines, tasks: SessionTasks) -> None:
+        self._state = state
+        self._engines = engines
+        self._tasks = tasks
+        self._forgets = 0
+        """How often memories have forgotten: what was asked before may be gone."""
+
+    @property
+    def _scope(self) -> Scope:
+        return scope_of(self._state.journal.session, self._engines.config.memory)
+
+    def desk(self) -> Desk:
+        """Return what the memories do for whoever acts in the session."""
+        return Desk(self._scope, self._engines.current.memories, self._engines.current.working)
+
+    async def recall(self, run: ActiveRun) -> None:
+        """Let the run's requests have what memories know; asks them once."""
+        memories, working = run.gear.memories, run.gear.working
+        if run.record.memory == "off" or not (memories or working):
+            return
+        is_reading = run.record.memory == "read"
+        run.memory = Desk(self._scope, memories, working, turn_index=run.turn.index, is_reading=is_reading)
+        if run.has_asked_memories:
+            return
+        run.has_asked_memories = True
+        while True:
+            notes, (found, forgets) = await asyncio.gather(self._noted(run), self._found(run))
+            run.asked = None
+            if forgets == self._forgets:
+                break
+        counter = _counter(run.gear)
+        profile = run.profile.text
+        sections = make_sections(
+            found.values(),
+            now=time.time(),
+            counter=counter,
+            max_tokens=_room(run, counter),
+            notes=notes,
+            profile=profile,
+        )
+        if sections.text:
+            run.recalled = Recalled(text=sections.text)
+        run.found = {name: len(each.items) for name, each in found.items()}
+        sent = dict(zip(found, map(len, sections.items), strict=True))
+        self._tell_recalled(run, sent, dict(zip(found, map(dict, sections.left_out), strict=True)))
+
+    def leave_out(self, run: ActiveRun) -> None:
+        """Send the run's next requests without what was recalled for it, and tell so."""
+        run.recalled = None
+        window: dict[str, dict[LeftOut, int]] = {name: {"window": count} for name, count in run.found.items()}
+        counts = run.profile.items.items()
+        run.profile = Profile(left_out={name: {"window": len(items)} for name, items in counts if items})
+        self._tell_recalled(run, dict.fromkeys(run.found, 0), window)
+
+    def _tell_recalled(self, run: ActiveRun, sent: dict[str, int], left_out: dict[str, dict[LeftOut, int]]) -> None:
+        profile = run.profile
+        if any(run.found.values()) or profile.text or profile.left_out:
+            left_out = {name: reasons for name, reasons in left_out.items() if any(reasons.values())}
+            told: dict[str, Any] = {"query": run.query, "found": run.found, "sent": sent, "left_out": left_out}
+            told["profile"] = {name: len(items) for name, items in profile.items.items()}
+            told["profile_left_out"] = {name: dict(reasons) for name, reasons in profile.left_out.items()}
+            self._state.publish_live(run, MemoryRecalled, told)
+
+    def memories_forgot(self) -> None:
+        """Memories have forgotten something: what they were asked before is asked again."""
+        self._forgets += 1
+
+    async def recall_anew(self) -> None:
+        """Let the active run's next requests have what memories know by now."""
+        if (run := self._state.active) and run.recalled:
+            run.recalled, run.has_asked_memories = None, False
+            await self.recall(run)
+
+    async def _noted(self, run: ActiveRun) -> str:
+        working = run.gear.working
+        if working is None:
+            return ""
+        try:
+            return await asyncio.wait_for(working.section(self._scope), run.gear.config.memory.timeout_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without, and it is told
+            self._state.publish_live(run, MemoryFailed, {"memory": "working memory", "why": reason(error)})
+            return ""
+
+    def ask_early(self, run: ActiveRun, prompt: Sequence[Block]) -> None:
+        """Ask memories about a prompt that is about to be stored, so that one does not wait for the other."""
+        if run.gear.memories and run.gear.config.memory.recall and run.record.memory != "off":
+            run.asked = self._tasks.spawn_logged(self._ask_all(run.gear, prompt), "asking its memories")
+
+    def _before(self) -> Sequence[Block]:
+        """Return the prompt of the turn before, as far as this process has it."""
+        head, cache = self._state.head, self._state.journal.cache
+        if head is None or head.forgotten or cache.missing(head.prompt):
+            return ()
+        return cache.read(head.prompt)
+
+    async def _ask_all(self, gear: Gear, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
+        """Return what each memory has, how often they had forgotten when they were asked, and what they were asked."""
+        query, slots, forgets = _query(prompt, self._before()), gear.memories, self._forgets
+        if not query:  # as that of a picture: who asks is known all the same
+            slots = [slot for slot in slots if _has_profile(slot, gear.config.memory)]
+        results = await asyncio.gather(
+            *(self._ask(slot, query, gear.config.memory) for slot in slots), return_exceptions=True
+        )
+        return list(zip(slots, results, strict=True)), forgets, query
+
+    async def _found(self, run: ActiveRun) -> tuple[dict[str, Found], int]:
+        """Return what memories have, by their names, and how often they had forgotten when they were asked."""
+        config = run.gear.config.memory
+        if not config.recall:
+            return {}, self._forgets
+        results, forgets, run.query = await (
+            run.asked or self._ask_all(run.gear, self._state.journal.cache.read(run.turn.prompt))
+        )
+        counter, answers = _counter(run.gear), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
+        profiles: dict[str, Sequence[MemoryItem]] = {}
+        for slot, result in results:
+            if isinstance(result, BaseException):
+                self._state.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
+                continue
+            if isinstance(result, ProfiledRecall):
+                profiles[slot.name] = result.profile
+            answers.append((slot, result.found if isinstance(result, ProfiledRecall) else result))
+        at_most = min(config.profile_tokens, _share(run) // SHARE)
+        run.profile = make_profile(profiles, counter=counter, max_tokens=at_most)
+        found: dict[str, Found] = {}
+        for slot, items in answers:
+            others = run.profile.without(items)[: config.max_results]
+            found[slot.name] = Found(items=others, section=slot.section)
+            if trouble := trouble_of(items):
+                self._state.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
+        return found, forgets
+
+    async def _ask(self, slot: MemorySlot, query: str, config: MemoryConfig) -> Sequence[MemoryItem] | ProfiledRecall:
+        """Ask a memory; one with profiles for both at once, and for twice as much: some may be in the profile."""
+        types = None if is_read_only(slot.memory) else config.types
+        if _has_profile(slot, config) and isinstance(slot.memory, Profiled):
+            limit = 2 * config.max_results
+            return await slot.memory.recall_with_profile(self._scope, query, limit=limit, types=types)
+        return await slot.memory.recall(self._scope, query, limit=config.max_results, types=types)
+
+
+def _share(run: ActiveRun) -> int:
+    """Return how many tokens of a request all memories may take, profiles included."""
+    compactor = run.gear.compactor
+    return compactor.budget.max_tokens // SHARE if compactor else sys.maxsize
+
+
+def _room(run: ActiveRun, counter: TokenCounter) -> int:
+    """Return how many tokens the items of all memories may take beside the run's profile."""
+    taken = counter.count(System(text=run.profile.text)) if run.profile.text else 0
+    return min(run.gear.config.memory.max_tokens, _share(run) - taken)
+
+
+def _has_profile(slot: MemorySlot, config: MemoryConfig) -> bool:
+    return config.profile_tokens > 0 and has_profiles(slot.memory)
+
+
+def _counter(gear: Gear) -> TokenCounter:
+    return gear.config.token_counter or _QuarterCounter()
+
+
+def _query(prompt: Sequence[object], before: Sequence[object] = ()) -> str:
+    """Return what memories are asked about a prompt: what it says, with the one before it where it refers to that."""
+    return question_of(_said(prompt), _said(before))[:MOST_ASKED]
+
+
+def _said(prompt: Sequence[object]) -> str:
+    return "\n".join(block.text for block in prompt if isinstance(block, User | Document) and block.text)
+
+
+class _QuarterCounter(ByteCounter):
+    """Takes a token for four bytes: good enough for a limit, and needs no vocabulary."""
+
+    def text(self, text: str) -> int:
+        return (super().text(text) + 3) // 4

@@ -1,0 +1,42 @@
+"""The part of a run's output that is in the session's log already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.spans import Span, Spans, join
+
+
+class Output:
+    """Blocks in reading order, and where each is stored: parallel tools settle in any order, so these orders differ.
+
+    Immutable. A block is known by identity: one that was stored is never stored again, whatever comes around it.
+    """
+
+    def __init__(self, blocks: Sequence[Block] = (), places: Sequence[tuple[str, int]] = ()) -> None:
+        self.blocks = tuple(blocks)
+        self._places = tuple(places)
+
+    @classmethod
+    def read(cls, spans: Spans, cache: BlockCache) -> Self:
+        """Return what `spans` hold, all of which is in `cache`."""
+        return cls(cache.read(spans), [(span.log, at) for span in spans for at in range(span.start, span.stop)])
+
+    @property
+    def spans(self) -> Spans:
+        """Where the blocks are, in reading order."""
+        return join(Span(log, at, at + 1) for log, at in self._places)
+
+    def missing(self, blocks: Sequence[Block]) -> list[Block]:
+        """Return those of `blocks` that are not stored, in order."""
+        stored = set(map(id, self.blocks))
+        return [block for block in blocks if id(block) not in stored]
+
+    def grown(self, blocks: Sequence[Block], span: Span) -> Output:
+        """Return the output with these blocks in this order, of which the missing ones are stored as `span`."""
+        known = {id(block): place for block, place in zip(self.blocks, self._places, strict=True)}
+        new = iter(range(span.start, span.stop))
+        return Output(blocks, [known.get(id(block)) or (span.log, next(new)) for block in blocks])

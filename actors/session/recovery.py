@@ -1,0 +1,165 @@
+"""What an activation finds in the store, put in order: runs whose process was lost, runs that wait, the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+
+from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.session.active_run import ActiveRun
+from turnwise.actors.session.memory_ingestion import MemoryIngestion
+from turnwise.actors.session.recorded_output import Output
+from turnwise.actors.session.run_driver import RunDriver
+from turnwise.actors.session.run_events import about, end_event, start_event
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.transactor import Transactor
+from turnwise.errors import RunNotFoundError
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.events import RunResumed
+from turnwise.memory.conversation.transcript import Ledger
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.stores.base import Activation
+
+LOST = "the session's process was lost, or another took the session over, while it ran"
+
+
+class Recovery:
+    """Takes over what the store says of a session: at its first activation here, and after a store error.
+
+    | await in recovery | what else may run there | what a kill there leaves |
+    |---|---|---|
+    | the store, to read | reads, streaming; live events wait | the session as the last owner left it |
+    | the commit | reads, streaming; live events wait | the same, or each lost run ended or resumed |
+
+    It may fail at any of them; the next change then activates the session anew.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        driver: RunDriver,
+        ingestion: MemoryIngestion,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._driver = driver
+        self._ingestion = ingestion
+
+    async def recover(self, found: Activation) -> None:
+        """Take over what the store says, and put in order what a lost owner left. Within a change."""
+        self._state.continue_from(found.head)
+        self._ingestion.load()
+        known = {run.run_id: run for run in self._state.known_runs}
+        await self._drop_ended(known.values(), {record.run_id for record in found.open_runs})
+        turns = {turn.index: turn for turn in found.open_turns}
+        self._engines.keep_for(known.values())
+        self._state.replace_backlog(found.open_turns)
+        lost: list[ActiveRun] = []
+        waiting: list[ActiveRun] = []
+        for record in found.open_runs:
+            turn = turns[record.turn_index]
+            gear = self._engines.of_run(record.run_id)
+            run = known.get(record.run_id) or ActiveRun(self._state.view(), record, turn, gear)
+            if run.record.state != record.state:
+                run.restart_clock()
+            if record.usage != run.record.usage:
+                run.billed(record)  # by a commit that was stored while only the store's answer was lost
+            run.record, run.turn = record, turn
+            run.output = Output.read(run.turn.output, self._journal.cache)
+            if run.is_waiting:
+                run.decided.clear()
+            else:
+                run.decided.set()
+            if run is self._state.active:
+                continue
+            if record.state == "awaiting_approval":
+                waiting.append(run)
+            else:
+                (self._state.backlog.queue if record.state == "queued" else lost).append(run)
+        self._state.set_unsettled(lost)
+        for run in waiting:
+            self._driver.launch(run)
+        if lost or self._state.backlog.queue or self._state.active:
+            await self._settle(lost)
+        else:
+            self._journal.log.publish()
+        self._engines.taken_over()
+
+    async def _drop_ended(self, known: Iterable[ActiveRun], open_runs: Container[str]) -> None:
+        """Let go of the runs whose end was stored while only the store's answer was lost."""
+        for run in known:
+            if run.run_id in open_runs or run.done.done():
+                continue
+            try:
+                record = await self._journal.find_run(run.run_id)
+            except RunNotFoundError:
+                await self._journal.revert()
+                raise
+            turn = await self._journal.find_turn_of(record)
+            await self._journal.hold(turn.spans if turn else ())
+            self._driver.note_end(run, record, turn)
+            run.request_cancel("the run has ended", discard=False)
+            run.close()
+        if self._state.active and self._state.active.done.done():
+            self._state.set_active(None)
+
+    async def _settle(self, lost: Sequence[ActiveRun]) -> None:
+        """See, in one commit, to the runs whose process was lost, and to the queue.
+
+        They go on or end as interrupted, by `on_lost`; the queue goes on or, in an ended session, ends too. Where a run
+        is active, the commit alone matters: live events have numbers above it.
+        """
+        session, now = self._journal.session, self._journal.clock()
+        goes_on = session.status == "active"
+        resumed = [run for run in lost if goes_on and _resumes(run)]
+        ending = [run for run in lost if run not in resumed]
+        given_up = " too often" if self._engines.config.on_lost == "resume" and goes_on else ""
+        ends = [run.ended("interrupted", LOST + given_up, now) for run in ending]
+        events: list[NewEvent] = []
+        blocks: list[Block] = []
+        turns: list[TurnRecord] = []
+        for run, end in zip(ending, ends, strict=True):
+            settled_output = Ledger(run.output.blocks).settled(LOST, interrupted=True)
+            turn, new, session = run.with_output(settled_output, session, status="interrupted")
+            turns.append(turn)
+            blocks += new
+            events.append(end_event(end, new, session))
+        head = turns[-1] if turns else self._state.head
+        gone = [] if goes_on else list(self._state.backlog.queue)
+        given = self._driver.hand_back(gone, discard=False)
+        cancelled = [run.ended("cancelled", "session ended", now) for run in gone]
+        begun = self._driver.begin_next(head) if goes_on and self._state.active is None and not resumed else []
+        again = [replace(run.record, resumes=run.record.resumes + 1) for run in resumed]
+        events += [*map(end_event, cancelled), *(start_event(record) for _, record, _ in begun)]
+        events += [(RunResumed, {**about(record), "why": LOST}) for record in again]
+        await self._transactor.commit(
+            session,
+            events,
+            blocks=blocks,
+            turns=[*turns, *given, *(turn for _, _, turn in begun)],
+            dropped_turns=[run.turn.index for run in gone],
+            runs=[*ends, *cancelled, *again, *(record for _, record, _ in begun)],
+            live=bool(begun or resumed or self._state.active),
+        )
+        self._state.continue_from(head)
+        self._state.set_unsettled(())
+        self._state.backlog.apply(given, gone)
+        for run, end, turn in zip(ending, ends, turns, strict=True):
+            self._driver.note_end(run, end, turn)
+        for run, end in zip(gone, cancelled, strict=True):
+            self._driver.note_end(run, end, None)
+        for run, record in zip(resumed, again, strict=True):
+            run.record = record
+            self._driver.launch(run)
+        self._driver.launch_next(begun)
+        self._ingestion.save_soon()
+
+
+def _resumes(run: ActiveRun) -> bool:
+    config = run.gear.config
+    return config.on_lost == "resume" and run.record.resumes < config.max_resumes

@@ -1,0 +1,314 @@
+"""How a session's runs run: each is begun, records what its engine hands in, suspends, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+from turnwise.actors.inference.attempt import REFUSED, Attempt, Ending
+from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.session.active_run import ActiveRun
+from turnwise.actors.session.memory_ingestion import MemoryIngestion
+from turnwise.actors.session.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.recorded_output import Output
+from turnwise.actors.session.refused_attachments import leave_out
+from turnwise.actors.session.run_events import about, end_event, placed, request_event, start_event
+from turnwise.actors.session.saving_progress import SavingProgress
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.session_tasks import SessionTasks
+from turnwise.actors.session.spending import Spending
+from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.transactor import Doubt, Transactor
+from turnwise.actors.session.window_compaction import WindowCompaction
+from turnwise.errors import EngineError, StoreError, TurnwiseError
+from turnwise.memory.background import persist
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.spans import join, union
+from turnwise.memory.conversation.tool_calls import CallState, encode_calls
+from turnwise.memory.conversation.transcript import Ledger
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.conversation.usage import Usage
+
+Begun = tuple[ActiveRun, RunRecord, TurnRecord]
+"""A run, and its record and turn as they are when it has the claim."""
+
+
+class RunDriver:
+    """Drives a session's active run: begins it, records what it hands in, ends it, begins the next of the queue.
+
+    The run's engine works beside the session's changes, in a task that nobody cancels (`_drive`); what it hands in
+    comes back as a change (see `inference.attempt.Desk`).
+
+    | await in a run | what else may run there | what a kill there leaves |
+    |---|---|---|
+    | building the engine, memories, room in the window | all else | a run that was lost |
+    | the engine | all else; what it records is a change of its own | a run that was lost, with what it recorded |
+    | a decision | all else | a run that waits |
+    | the commit of its end, and of the next one's start | reads, streaming | all of it or nothing |
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        tasks: SessionTasks,
+        *,
+        spending: Spending,
+        compaction: WindowCompaction,
+        retrieval: MemoryRetrieval,
+        ingestion: MemoryIngestion,
+        progress: SavingProgress,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._tasks = tasks
+        self._spending = spending
+        self._compaction = compaction
+        self._retrieval = retrieval
+        self._ingestion = ingestion
+        self._progress = progress
+
+    # Beginning
+
+    def begin(self, record: RunRecord, turn: TurnRecord, head: TurnRecord | None) -> tuple[RunRecord, TurnRecord]:
+        """Return a run and its turn as running, on top of `head`."""
+        turn = replace(
+            turn,
+            status="running",
+            parent=f"{self._state.session_id}#{head.index}" if head else None,
+            input=join(head.base if head else (), turn.prompt),
+        )
+        return replace(record, state="running", started_at=self._journal.clock()), turn
+
+    def begin_next(self, head: TurnRecord | None, given: Sequence[TurnRecord] = ()) -> list[Begun]:
+        """Return the head of the queue as running, in a list; its turn is the first of `given` if there is one."""
+        queue = list(self._state.backlog.queue)[:1]
+        return [(run, *self.begin(run.record, next(iter(given), run.turn), head)) for run in queue]
+
+    def launch_next(self, begun: Sequence[Begun]) -> None:
+        """Make the head of the queue active, as a commit stored it."""
+        for run, record, turn in begun:
+            self._state.backlog.queue.remove(run)
+            run.record, run.turn = record, turn
+            self.launch(run)
+
+    def launch(self, run: ActiveRun) -> None:
+        """Make a run active that a commit stored as running, or waiting, and set its engine to work."""
+        self._state.trim_events(run)
+        self._state.set_active(run)
+        self._drop_old_blocks()
+        run.restart_clock()
+        self._tasks.spawn_logged(self._drive(run), f"run {run.run_id!r}")
+
+    def _drop_old_blocks(self) -> None:
+        """Let go, now and then, of the blocks that neither the next request nor an open turn shows."""
+        if self._journal.stale:
+            return  # what the last owner left is being put in order, and may need them
+        compactor = self._engines.current.compactor
+        if self._journal.let_go(union(*self._state.shown_spans)) and compactor:
+            compactor.recount()
+
+    # Running
+
+    async def _drive(self, run: ActiveRun) -> None:
+        """Run the engine, as often as it suspends, and store how it ended, however often the store has to be asked.
+
+        Nobody cancels this task.
+        """
+        try:
+            while not run.done.done():
+                calls = run.record.calls
+                if run.record.state == "awaiting_approval":
+                    ending = await self._decided(run)
+                else:
+                    ending = await self._attempt(run)
+                if ending and ending.state == "suspended" and not ending.calls and run.record.calls == calls:
+                    ending = Ending("failed", "the engine suspended, and there is nothing to decide")
+                if ending and ending.state == "suspended":
+                    await self._transactor.run_with_retries(partial(self._suspend, run, ending), shielded=False)
+                elif ending:
+                    await self._transactor.run_with_retries(partial(self._end, run, ending), shielded=False)
+                    return
+        except TurnwiseError as error:  # the store, or such as a corrupt row
+            failure = error
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must not wait for ever
+            failure = StoreError(f"the end of run {run.run_id!r} could not be stored: {error!r}")
+        else:
+            return
+        # The store still says that the run is active: whoever activates the session next sees to it.
+        async with self._transactor.alone:  # not in the midst of an activation, which would take it for done
+            self._journal.mark_stale()
+            if self._state.active is run:
+                self._state.set_active(None)
+        run.fail(failure)
+        if self._journal.lost is None:
+            what = self._tasks.name(f"to see to run {run.run_id!r}")
+            await persist(self._transactor.activate, what, until=self._transactor.is_final)
+
+    async def _attempt(self, run: ActiveRun) -> Ending:
+        config = self._engines.config
+        run.attempt = attempt = Attempt(run, self, interval_s=config.delta_interval_s)
+        timeout_s = run.record.timeout_s
+        if timeout_s is not None:
+            timeout_s = max(0.0, timeout_s - run.spent.seconds)
+        return await attempt.drive(
+            lambda: self._answer(run, attempt), timeout_s=timeout_s, grace_s=config.cancel_grace_s
+        )
+
+    async def _answer(self, run: ActiveRun, attempt: Attempt) -> Sequence[Block]:
+        runner = await self._engines.runner(run)
+        self._spending.check_run(run)
+        await self._retrieval.recall(run)
+        return await runner.run(await self._compaction.make_room(run), attempt)
+
+    async def _decided(self, run: ActiveRun) -> Ending | None:
+        """Wait until nothing is left to decide (None), or the run is cancelled. Costs nothing meanwhile."""
+        decided = asyncio.ensure_future(run.decided.wait())
+        first: set[asyncio.Future[Any]] = {decided, run.cancelled, run.done}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        decided.cancel()
+        return Ending("cancelled", run.cancelled.result()) if run.cancelled.done() else None
+
+    async def _suspend(self, run: ActiveRun, ending: Ending) -> None:
+        """Store that the run waits, unless all was decided meanwhile."""
+        if run.done.done() or run.record.state == "awaiting_approval":
+            return
+        calls = {**run.calls, **ending.calls}
+        if not any(state.is_waiting for state in calls.values()):
+            return
+        record = replace(run.record, state="awaiting_approval", calls=encode_calls(calls), usage=run.bill())
+        requests = [
+            request_event(record, call_id, state) for call_id, state in ending.calls.items() if state.is_waiting
+        ]
+        await self._transactor.commit(run.charged(self._journal.session, record), requests, runs=[record])
+        run.billed(record)
+        run.decided.clear()
+
+    # Ending
+
+    async def _end(self, run: ActiveRun, ending: Ending) -> None:
+        """Store the run's end and the start of the next in the queue; then free the claim, wake waiters, go on."""
+        if run.done.done():
+            return
+        drop = run.discard and ending.state == "cancelled"
+        attempt = run.attempt or Attempt(run, self, interval_s=0)
+        state: Literal["completed", "cancelled", "failed"] = "failed" if ending.state == "suspended" else ending.state
+        said: dict[str, Any] = {"usage": run.bill(), "stop_reason": ending.code or attempt.stop_reason}
+        end = run.ended(state, ending.why, self._journal.clock(), code=ending.code, **said)
+        session = run.charged(self._journal.session, end)
+        turn, blocks = run.turn, list[Block]()
+        if not drop:
+            turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **said)
+        ended = end_event(end, blocks, session)
+        if ending.code == REFUSED:
+            turn, texts = leave_out(turn, self._journal.cache, session.log, session.log_size)
+            blocks, session = [*blocks, *texts], replace(session, log_size=session.log_size + len(texts))
+        head = self._state.head if drop else turn
+        given = self.hand_back([run], discard=True) if drop else []
+        begun = self.begin_next(head, given)
+        waiting = [next_turn for _, _, next_turn in begun]
+        await self._transactor.commit(
+            session,
+            [ended, *(start_event(record) for _, record, _ in begun)],
+            blocks=blocks,
+            turns=[*([] if drop else [turn]), *(waiting or given)],
+            dropped_turns=[turn.index] if drop else [],
+            runs=[end, *(record for _, record, _ in begun)],
+            live=bool(begun),
+        )
+        self._state.backlog.apply(() if begun else given)
+        self._state.continue_from(head)
+        self._state.set_active(None)
+        self.note_end(run, end, None if drop else turn)
+        self.launch_next(begun)
+        self._compaction.watch()
+        self._ingestion.save_soon()
+
+    def note_end(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
+        """Note the end of a run whose claim is free, as a commit stored it, and wake its waiters."""
+        self._state.add_ended(run, end, turn)
+        if turn:
+            self._progress.add_ended(turn, end.memory)
+        run.wake_waiters()
+        self._engines.close_unused()
+
+    def hand_back(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
+        """Return the turn, in a list, that gets what `runs` leave when they are cancelled: see `Backlog.hand_back`."""
+        index = self._journal.session.next_index
+        return self._state.backlog.hand_back(runs, discard=discard, index=index, now=self._journal.clock())
+
+    # What an attempt hands in: see Desk
+
+    def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
+        """See `Desk`."""
+        self._state.publish_live(run, kind, values)
+
+    def price(self, usage: Usage, model: str | None) -> Usage:
+        """See `Desk`."""
+        return self._spending.price(usage, model)
+
+    def check_budget(self, run: ActiveRun) -> None:
+        """See `Desk`."""
+        self._spending.check_run(run)
+
+    async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
+        """See `StepContext.make_room`."""
+        if too_long:
+            await self._compaction.shrink(run)
+        return await self._compaction.make_room(run)
+
+    async def record(
+        self,
+        attempt: Attempt,
+        blocks: Sequence[Block],
+        events: Sequence[NewEvent],
+        calls: Mapping[str, CallState | None],
+    ) -> Turn:
+        """See `StepContext.record`."""
+        run = attempt.run
+        doubt = Doubt()
+
+        async def change() -> Turn:
+            if doubt.stored:
+                known = set(map(id, attempt.ledger.blocks()))
+                attempt.ledger.record(block for block in run.output.blocks if id(block) not in known)
+            elif run.done.done() or run.attempt is not attempt:
+                raise EngineError("the run's end is decided: what comes now changes nothing")
+            else:
+                await self._record(attempt, blocks, events, calls, doubt)
+            return self._journal.turn(run.turn)
+
+        return await self._transactor.run_with_retries(change)
+
+    async def _record(
+        self,
+        attempt: Attempt,
+        blocks: Sequence[Block],
+        events: Sequence[NewEvent],
+        calls: Mapping[str, CallState | None],
+        doubt: Doubt,
+    ) -> None:
+        run = attempt.run
+        ledger = Ledger(run.output.blocks)
+        ledger.record(blocks)
+        turn, new, session = run.with_output(ledger.blocks(), self._journal.session)
+        states = {call_id: state for call_id, state in {**run.calls, **calls}.items() if state}
+        record = replace(run.record, calls=encode_calls(states), usage=run.bill())
+        session = run.charged(session, record)
+        if new and not events:
+            events = [attempt.end_call()]
+        numbered = [(kind, {**about(record), **values}) for kind, values in placed(events, new, session)]
+        turns = [turn] if new else []
+        await self._transactor.commit(session, numbered, blocks=new, turns=turns, runs=[record], doubt=doubt)
+        run.output = Output.read(turn.output, self._journal.cache)
+        run.turn = turn
+        run.billed(record)
+        attempt.ledger.record(blocks)

@@ -1,0 +1,79 @@
+"""The events of a run that are stored: what each says, and which blocks it adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from turnwise.actors.inference.engine import NewEvent
+from turnwise.memory.conversation.blocks import Block, ToolResult
+from turnwise.memory.conversation.events import (
+    Appending,
+    ApprovalRequested,
+    RunCancelled,
+    RunCompleted,
+    RunEnded,
+    RunFailed,
+    RunInterrupted,
+    RunStarted,
+    ToolEnded,
+)
+from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.tool_calls import CallState
+
+_END_EVENTS: dict[RunState, type[RunEnded]] = {
+    "completed": RunCompleted,
+    "cancelled": RunCancelled,
+    "failed": RunFailed,
+    "interrupted": RunInterrupted,
+}
+
+
+def about(record: RunRecord) -> dict[str, Any]:
+    """Return what all events of a run have."""
+    return {"turn_index": record.turn_index, "run_id": record.run_id}
+
+
+def start_event(record: RunRecord) -> NewEvent:
+    """Return the event of a run that has the claim."""
+    return RunStarted, about(record)
+
+
+def end_event(end: RunRecord, new: Sequence[Block] = (), session: SessionRecord | None = None) -> NewEvent:
+    """Return the terminal event of a run whose end stores the `new` blocks, the last of the session's log."""
+    values: dict[str, Any] = about(end)
+    if new and session:
+        values |= {"span": (session.log_size - len(new), session.log_size), "blocks": tuple(new)}
+    if end.state == "completed":
+        values |= {"usage": end.usage, "stop_reason": end.stop_reason}
+    else:
+        values["why"] = end.why
+    if end.state == "failed":
+        values["code"] = end.code
+    return _END_EVENTS[end.state], values
+
+
+def request_event(record: RunRecord, call_id: str, state: CallState) -> NewEvent:
+    """Return the event that asks for a decision about a call that stands for no tool's."""
+    asked = {"call_id": call_id, "name": state.name, "wants": state.wants, "why": state.why}
+    return ApprovalRequested, about(record) | asked
+
+
+def placed(events: Sequence[NewEvent], new: Sequence[Block], session: SessionRecord) -> list[NewEvent]:
+    """Return the events with the blocks that each adds: `new`, which are the last of the session's log."""
+    first = session.log_size - len(new)
+    said = [at for at, block in enumerate(new) if not isinstance(block, ToolResult)]
+    results = {block.call_id: at for at, block in enumerate(new) if isinstance(block, ToolResult)}
+    placed: list[NewEvent] = []
+    for kind, values in events:
+        where: list[int] = []
+        if issubclass(kind, ToolEnded):
+            where = [results[values["call_id"]]] if values["call_id"] in results else []
+        elif issubclass(kind, Appending):
+            where, said = said, []
+        if where:
+            span = (first + where[0], first + where[-1] + 1)
+            values = {**values, "span": span, "blocks": tuple(new[where[0] : where[-1] + 1])}  # noqa: PLW2901
+        placed.append((kind, values))
+    return placed

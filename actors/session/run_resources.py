@@ -1,0 +1,53 @@
+"""What the runs of one manager work with in a session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.compaction_tasks import Compactor
+from turnwise.actors.session.config import SessionConfig
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.strategy import OverflowStrategy
+
+
+class Gear:
+    """A manager's engine, settings, overflow strategy and memories. A run keeps those that it was started with.
+
+    The runner is made when a run first needs it, and serves all runs that have this.
+
+    Args:
+        engine_id: what names it; see `identity`.
+    """
+
+    def __init__(
+        self,
+        builder: EngineBuilder,
+        config: SessionConfig,
+        overflow: OverflowStrategy | None,
+        memories: Sequence[MemorySlot],
+        working: WorkingMemory | None,
+        *,
+        engine_id: str,
+        off_loop: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self.builder = builder
+        self.config = config
+        self.engine_id = engine_id
+        self.compactor = Compactor(overflow, builder, config, off_loop) if overflow else None
+        used = tuple(slot for slot in memories if slot.is_used)
+        self.memories: Sequence[MemorySlot]
+        """Those that are used."""
+        self.working: WorkingMemory | None
+        self.memories, self.working = (used, working) if config.memory.enabled else ((), None)
+        self.all_memories = tuple(memories)
+        """Those that may have something of the session."""
+        self.notes = working
+        """Likewise, used or not."""
+        self.runner: InferenceRunner | None = None
+        self.building: asyncio.Task[InferenceRunner] | None = None
+        self.is_retired = False
+        """Whether no run will need the runner any more."""

@@ -1,0 +1,130 @@
+"""Which turns each of a session's memories has yet to be given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import join
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.longterm.base import is_read_only
+from turnwise.memory.longterm.turn_items import Own
+
+ENDED = ("completed", "cancelled", "failed", "interrupted")
+"""The states of turns that have ended."""
+
+
+class SavingProgress:
+    """How far the memories are; asks nobody and awaits nothing.
+
+    `SessionRecord.saved` says up to which turn all of them have what they are to have: the *mark*. It goes along with
+    the session's next commit (see `CommitMark`), so that saving costs the store nothing.
+    """
+
+    def __init__(self, engines: SessionEngines) -> None:
+        self._engines = engines
+        self._saved = -1
+        """The mark."""
+        self._is_behind = False
+        self._unsaved: dict[int, Own] = {}
+        """Turns that have ended and that some memory may lack, by index; private ones only move the mark."""
+        self._has: dict[str, int] = {}
+        """For each memory, by name, up to which turn it has what it is to have."""
+        self.begin_anew()
+
+    @property
+    def writable(self) -> list[MemorySlot]:
+        """The memories that turns are given to."""
+        if self._engines.config.memory.save == "none":
+            return []
+        return [slot for slot in self._engines.current.memories if not is_read_only(slot.memory)]
+
+    @property
+    def saved(self) -> int:
+        """Up to which turn all memories have what they are to have."""
+        return self._saved
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the store has turns above the mark that are not known here."""
+        return self._is_behind
+
+    def lacking(self, slot: MemorySlot) -> list[Own]:
+        """Return the turns that a memory is to be given, in order."""
+        has = self._has[slot.name]
+        return [self._unsaved[index] for index in sorted(self._unsaved) if index > has]
+
+    @property
+    def missing(self) -> list[Own]:
+        """The turns that some memory is to be given, for each such memory."""
+        return [turn for slot in self.writable for turn in self.lacking(slot)]
+
+    def is_current(self, turn: Own) -> bool:
+        """Return whether a turn is still to be given as it was: one that was forgotten meanwhile is not."""
+        return self._unsaved.get(turn.index) == turn
+
+    # What changes it
+
+    def begin_anew(self) -> None:
+        """Begin with the memories that there are now: each has what all of those before had."""
+        self._has = {slot.name: self._saved for slot in self.writable}
+
+    def load(self, session: SessionRecord, head: TurnRecord | None) -> None:
+        """Take over from the store how far the memories are."""
+        self._saved = max(self._saved, session.saved)
+        self._drop_saved()
+        self._has = {name: max(has, self._saved) for name, has in self._has.items()}
+        self._is_behind = head is not None and head.index > self._saved
+
+    def set_behind(self, is_behind: bool) -> None:
+        """Note whether the store has turns that are not known here."""
+        self._is_behind = is_behind
+
+    def add_ended(self, turn: TurnRecord, use: MemoryUse) -> None:
+        """Note a turn that has ended and is in the store; one that is not to be saved only moves the mark."""
+        if turn.index <= self._saved:
+            return
+        if self.writable:
+            self.add(turn, use)
+        else:
+            self._is_behind = True  # the mark stays below what is still to be saved
+
+    def add(self, turn: TurnRecord, use: MemoryUse) -> None:
+        """Note a turn above the mark that memories are to be given, or that is private."""
+        wanted = self._engines.config.memory.save
+        skip = use != "on" or turn.forgotten or (wanted == "completed" and turn.status != "completed")
+        self._unsaved[turn.index] = Own(turn.index, join(turn.prompt, turn.output), turn.created_at, skip)
+
+    def make_private(self, index: int) -> bool:
+        """Give no memory this turn from now on; return whether some was still to be given it."""
+        turn = self._unsaved.get(index)
+        if turn is None or turn.is_private:
+            return False
+        self._unsaved[index] = replace(turn, is_private=True)
+        return True
+
+    def add_given(self, slot: MemorySlot, turns: Sequence[Own]) -> None:
+        """Note that a memory has these, and let go of what all have."""
+        self._has[slot.name] = max(self._has[slot.name], turns[-1].index)
+        self._saved = max(self._saved, min(self._has.values()))
+        self._drop_saved()
+
+    def _drop_saved(self) -> None:
+        self._unsaved = {index: turn for index, turn in self._unsaved.items() if index > self._saved}
+
+    # See CommitMark
+
+    def stamp(self, session: SessionRecord, turns: Iterable[TurnRecord]) -> SessionRecord:
+        """Return the row with the mark; where no memory has to be given anything, the turns that end move it."""
+        saved = self._saved
+        if not (self._is_behind or self._unsaved or self.writable):
+            saved = max([saved, *(turn.index for turn in turns if turn.status in ENDED)])
+        return replace(session, saved=saved) if saved > session.saved else session
+
+    def stored(self, session: SessionRecord) -> None:
+        """Take the mark over that a commit stored."""
+        self._saved = max(self._saved, session.saved)

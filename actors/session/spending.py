@@ -1,0 +1,76 @@
+"""What a session's runs and compactions spend, and when a budget stops them."""
+
+from __future__ import annotations
+
+from turnwise.actors.inference.engine import Suspend
+from turnwise.actors.session.active_run import ActiveRun, grants
+from turnwise.actors.session.budget import priced
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.state import SessionState
+from turnwise.errors import EngineError, LimitError
+from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.usage import Usage
+
+
+class Spending:
+    """Prices what models are asked, and compares it with the budgets of the run and of the session."""
+
+    def __init__(self, state: SessionState, engines: SessionEngines) -> None:
+        self._state = state
+        self._engines = engines
+
+    def price(self, usage: Usage, model: str | None) -> Usage:
+        """Return the usage with its cost.
+
+        Raises:
+            EngineError: a budget limits the cost, and nobody says what the model costs.
+        """
+        config = self._engines.config
+        usage = priced(usage, config.prices.get(model or ""))
+        budgets = (config.run_budget, config.session_budget)
+        # What has no tokens, such as calls of tools, needs no price.
+        unpriced = usage.input_tokens + usage.output_tokens and not usage.cost and model not in config.prices
+        if unpriced and any(budget and budget.cost for budget in budgets):
+            why = f"a budget limits the cost, and model {model!r} has no price: add it to SessionConfig(prices=...)"
+            raise EngineError(why)
+        return usage
+
+    def check_run(self, run: ActiveRun) -> None:
+        """Raise if the run may call no model any more, by its own budget or the session's.
+
+        Raises:
+            LimitError: it is to fail.
+            Suspend: somebody is to decide.
+        """
+        config = run.gear.config
+        if not (config.run_budget or config.session_budget):
+            return
+        spent, calls = run.spent, run.calls
+        times = 1 + grants(calls.values())
+        in_session = self._state.journal.session.usage + (spent - (run.record.usage or Usage()))
+        for budget, of, used in (
+            (config.run_budget, "run", spent),
+            (config.session_budget, "session", in_session),
+        ):
+            # What is granted above a session's budget is granted to this run.
+            over = budget.exceeded(used, times) if budget else None
+            if over is None:
+                continue
+            why = f"the {of} has spent {over}"
+            rejected = any(state.wants == "budget" and state.verdict == "rejected" for state in calls.values())
+            if config.over_budget == "fail" or rejected:
+                raise LimitError(f"{why}: raise SessionConfig({of}_budget=...)", "budget")
+            raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=why)})
+
+    def check_session(self, unstored: Usage) -> None:
+        """Raise if nothing may be spent on the session any more.
+
+        Args:
+            unstored: what was spent that no commit has told of.
+
+        Raises:
+            LimitError: its budget is spent.
+        """
+        budget = self._engines.config.session_budget
+        if budget and (over := budget.exceeded(self._state.journal.session.usage + unstored)):
+            raise LimitError(f"the session has spent {over}: raise SessionConfig(session_budget=...)", "budget")

@@ -1,0 +1,518 @@
+"""How a session keeps what its next request holds within the model's window."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from turnwise.actors.inference.attempt import reason
+from turnwise.actors.inference.engine import NewEvent, Suspend
+from turnwise.actors.session.active_run import ActiveRun
+from turnwise.actors.session.compaction_tasks import Compactor, Preparation, Prepared
+from turnwise.actors.session.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.run_events import about
+from turnwise.actors.session.session_engines import SessionEngines
+from turnwise.actors.session.session_tasks import SessionTasks
+from turnwise.actors.session.spending import Spending
+from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.transactor import Doubt, Transactor
+from turnwise.errors import (
+    CompactionError,
+    ContextOverflowError,
+    EngineError,
+    LimitError,
+    SessionEndedError,
+    TurnwiseError,
+    WindowOverflowError,
+)
+from turnwise.memory.background import ended, shielded
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.events import CompactionFailed, WindowCompacted
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span, Spans, begins_with, cut, join, overlap, size, subtract, union
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.turn_items import Own
+from turnwise.strategies.compaction import Compaction
+from turnwise.strategies.plan import Plan
+from turnwise.strategies.strategy import OverflowStrategy, decide, is_due
+from turnwise.strategies.window import Window
+
+LAST_RESORTS = 8
+"""How many strategies are asked one after the other, each the `otherwise` of the one before."""
+
+PAUSE_S = 1.0
+"""Between two attempts; doubled each time."""
+
+MOST_SKIPPED = 16
+"""After compactions that failed one after the other, so many runs pass before the next, at most."""
+
+_log = logging.getLogger(__name__)
+
+
+class WindowCompaction:
+    """Has an overflow strategy's plans carried out: beside the conversation, and where a request would not fit.
+
+    What a strategy makes of a window goes into the turns that carry it on, never into one that was seen: into the last
+    one that ended, as what it hands on (`carried`), and likewise into the active one; or, where the active one would
+    not fit, into its `input`. Blocks are added, none is changed.
+
+    | await in a compaction | what else may run there | what a kill there leaves |
+    |---|---|---|
+    | a model, a memory | all else; runs that fit start and end | the window as it was; memories know what they took |
+    | the commit | reads, streaming | all of it or nothing |
+
+    A compaction is made for a window, so it is carried out in turns that continue that window (`_rebased`), or not at
+    all. It costs one commit, and one for each attempt that fails.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        tasks: SessionTasks,
+        *,
+        spending: Spending,
+        retrieval: MemoryRetrieval,
+    ) -> None:
+        self._state = state
+        self._journal = state.journal
+        self._transactor = transactor
+        self._engines = engines
+        self._tasks = tasks
+        self._spending = spending
+        self._retrieval = retrieval
+        self._beside: asyncio.Task[Any] | None = None
+        """The compaction beside the conversation."""
+        self._asked: asyncio.Task[Compaction | None] | None = None
+        """The compaction that callers have asked for and that has yet to begin."""
+        self._failures = 0
+        """Compactions that were given up since the last that was carried out."""
+        self._skip = 0
+        """For how many more runs no model and no memory is asked, since those before failed, if it goes without."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a compaction beside the conversation has begun and has not ended."""
+        return self._beside is not None and not self._beside.done()
+
+    # Beside the conversation
+
+    def watch(self) -> None:
+        """Start a compaction, if one is due and none is under way. For when a run has ended; does not wait."""
+        compactor, head = self._engines.current.compactor, self._state.head
+        if compactor is None or head is None or self.is_under_way or self._journal.session.status == "ended":
+            return
+        if self._skip:
+            self._skip -= 1
+        else:
+            self._beside = self._tasks.spawn_logged(self._compact_beside(compactor, head), "compacting")
+
+    async def stop(self) -> None:
+        """Give the compaction beside the conversation up; what it has spent is owed."""
+        if self._beside and self.is_under_way:
+            self._beside.cancel()
+            await asyncio.wait({self._beside}, timeout=self._engines.config.cancel_grace_s)
+
+    async def _compact_beside(self, compactor: Compactor, head: TurnRecord) -> None:
+        try:
+            await self._compact(compactor, head, if_due=True)
+        except TurnwiseError as error:  # followers have been told of the strategy's; the store's shows at the next verb
+            _log.warning("session %s: its window was not compacted: %s", self._state.session_id, error)
+        except Exception:  # noqa: BLE001 - such as a counter's: it will fail the next run too, where its caller sees it
+            _log.exception("session %s: its window was not compacted", self._state.session_id)
+
+    async def compact(self, *, explain: bool = False) -> Compaction | None:
+        """Have the strategy look at what the last turn hands on; return what became of it, None if it is to stay.
+
+        One compaction at a time: this one comes after the one that is under way, and goes on if the caller gives up.
+        All who ask before it begins get its outcome.
+
+        Args:
+            explain: return what would become of it, and do nothing.
+
+        Raises:
+            TurnwiseError: nothing was changed: of the strategy, or CompactionError.
+        """
+        await self._transactor.loaded()
+        if explain:
+            compactor, head = self._engines.current.compactor, self._state.head
+            if compactor is None or head is None:
+                return None
+            window = await compactor.window(head, self._journal.cache, base=True)
+            plan = decide(compactor.strategy, window, compactor.budget)
+            return plan.explain() if plan else None
+        if self._asked is None:
+            self._asked = self._tasks.spawn(self._compact_as_asked())
+        return await shielded(self._asked, self._tasks.name("a compaction"))
+
+    async def _compact_as_asked(self) -> Compaction | None:
+        task: asyncio.Task[Prepared | None] | None = None
+        name = ""
+        try:
+            while task is None:
+                while self._beside and self.is_under_way:
+                    await asyncio.wait({self._beside})
+                compactor, head = self._engines.current.compactor, self._state.head
+                if compactor is None or head is None:
+                    return None
+                async with self._transactor.alone:  # none begins while the session forgets, or is deleted
+                    if self._journal.lost:
+                        raise self._journal.lost
+                    if self._state.head is head and not self.is_under_way:
+                        name = type(compactor.strategy).__name__
+                        task = self._beside = self._tasks.spawn(self._compact(compactor, head))
+        finally:
+            self._asked = None  # who asks from here on asks for the next
+        await ended(task, self._tasks.name("a compaction"))
+        if task.cancelled():
+            if self._journal.session.status == "ended":
+                raise self._journal.lost or SessionEndedError(self._state.session_id)
+            raise self._journal.lost or CompactionError(self._state.session_id, name, "the conversation has moved on")
+        done = task.result()
+        return done.outcome() if done else None
+
+    async def _compact(self, compactor: Compactor, head: TurnRecord, *, if_due: bool = False) -> Prepared | None:
+        """Return what was carried out; None if there is nothing to do.
+
+        Raises:
+            TurnwiseError: nothing was.
+        """
+        window = await compactor.window(head, self._journal.cache, base=True)
+        bill = _Bill(self._spending.price)
+        name = type(compactor.strategy).__name__
+        try:
+            if if_due and not is_due(compactor.strategy, window, compactor.budget):
+                return None
+            plan = decide(compactor.strategy, window, compactor.budget)
+        except TurnwiseError as error:
+            self._gave_up()
+            await self._tell(_failed(name, 1, 1, error), bill, None)
+            raise
+        if plan is None:
+            return None
+        try:
+            prepared, failure = await self._prepare(compactor, plan, window, bill, None)
+            if prepared is None:
+                raise CompactionError(self._state.session_id, name, reason(failure) if failure else "nothing may go")
+            if not await self._carry_out(prepared, bill, None):
+                raise CompactionError(self._state.session_id, name, "the conversation has moved on")
+        finally:
+            self._transactor.owe(bill.unpaid)
+        return prepared
+
+    # Before a request
+
+    def _shown(self, run: ActiveRun) -> Turn:
+        """Return the run's turn as its engine is to see it: with what was recalled for it."""
+        turn = self._journal.turn(run.turn)
+        return turn.recalling(run.recalled) if run.recalled else turn
+
+    async def make_room(self, run: ActiveRun) -> Turn:
+        """See `StepContext.make_room`.
+
+        Waits for no model and no memory as long as the request fits. The compaction beside the conversation goes first.
+        What was recalled for the run goes last, before the run would fail.
+        """
+        try:
+            return await self._fitting(run)
+        except (WindowOverflowError, CompactionError):
+            if run.recalled is None:
+                raise
+            self._retrieval.leave_out(run)
+            return await self._fitting(run)
+
+    async def shrink(self, run: ActiveRun) -> None:
+        """Hold the session's requests below what this run's takes, since the provider refused that as too long."""
+        compactor = run.gear.compactor
+        if compactor is None:
+            raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
+        await compactor.shrink(run.turn, self._journal.cache, run.recalled)
+
+    async def _fitting(self, run: ActiveRun) -> Turn:
+        alone = run.gear.compactor
+        if alone is None:
+            return self._shown(run)
+        strategy: OverflowStrategy | None = alone.strategy
+        failure: Exception | None = None
+        for _ in range(LAST_RESORTS):
+            window = await alone.window(run.turn, self._journal.cache)
+            compactor = alone.of_run(run.record).beside(run.recalled)
+            is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
+            if is_over and self._beside and not self._beside.done():
+                await asyncio.wait({self._beside})
+            if is_over and run.turn.carried:
+                await self._take_over(run)
+                continue
+            if strategy is not compactor.strategy and not is_over:
+                return self._shown(run)
+            if strategy is None:
+                break
+            plan = await self._plan(compactor, strategy, window, run, is_over=is_over)
+            if plan is None or (plan.waits and not is_over):
+                return self._shown(run)
+            if run.turn.carried:
+                await self._take_over(run)  # there is less then, so look again
+                continue
+            if plan.waits and self._skip and plan.otherwise:
+                strategy = plan.otherwise  # it has just failed, and would keep each prompt waiting
+                continue
+            bill = _Bill(self._spending.price, run)
+            prepared, failure = await self._prepare(compactor, plan, window, bill, run)
+            if prepared and await self._carry_out(prepared, bill, run) and prepared.plan is plan:
+                return self._shown(run)
+            strategy = plan.otherwise
+        name = type(alone.strategy).__name__
+        raise CompactionError(
+            self._state.session_id, name, reason(failure) if failure else "nobody makes room"
+        ) from failure
+
+    async def _plan(
+        self, compactor: Compactor, strategy: OverflowStrategy, window: Window, run: ActiveRun, *, is_over: bool
+    ) -> Plan | None:
+        """Return what the strategy decides. If it fails, the run does so only if it could not go on without."""
+        try:
+            return decide(strategy, window, compactor.budget)
+        except TurnwiseError as error:
+            if is_over:
+                raise
+            await self._tell(_failed(type(strategy).__name__, 1, 1, error), _Bill(self._spending.price, run), run)
+            return None
+
+    async def _take_over(self, run: ActiveRun) -> None:
+        """Let the run's requests hold what was compacted beside it."""
+
+        async def change() -> None:
+            _check_open(run)
+            turn = replace(run.turn, input=run.turn.carried or run.turn.input, carried=())
+            await self._transactor.commit(self._journal.session, turns=[turn])
+            run.turn = turn
+
+        await self._transactor.run_with_retries(change)
+
+    # Both
+
+    async def _prepare(
+        self, compactor: Compactor, plan: Plan, window: Window, bill: _Bill, run: ActiveRun | None
+    ) -> tuple[Prepared | None, Exception | None]:
+        """Return the plan with what it waits for, as far as so many attempts got it, and the last one's failure."""
+        preparation = Preparation(plan, window, compactor, self._state.view(), self._turns_of)
+        attempts = compactor.config.compaction_attempts if plan.waits else 1
+        check_purse = partial(self._check_purse, run, bill)
+        failure: Exception | None = None
+        for number in range(1, attempts + 1):
+            try:
+                await preparation.attempt(bill, check_purse)
+                break
+            except Exception as error:
+                failure = error
+                if run and isinstance(error, LimitError | Suspend):
+                    raise
+                await self._tell(_failed(plan.strategy, number, attempts, error), bill, run)
+            if isinstance(failure, LimitError):
+                break
+            if number < attempts:
+                await asyncio.sleep(PAUSE_S * 2 ** (number - 1))
+        if not preparation.is_whole:
+            self._gave_up()
+        elif plan.waits:
+            self._failures = self._skip = 0
+        return preparation.prepared(), failure
+
+    def _gave_up(self) -> None:
+        self._failures += 1
+        self._skip = min(2**self._failures, MOST_SKIPPED)
+
+    async def _carry_out(self, prepared: Prepared, bill: _Bill, run: ActiveRun | None) -> bool:
+        """Store what becomes of the window, in one commit; return whether the conversation still continued it.
+
+        Args:
+            run: whose input it becomes; None for the turns that go on from it.
+        """
+        new = [prepared.summary] if prepared.summary else []
+        outcome = prepared.outcome()
+        done = False
+
+        async def commit(spent: Usage | None, doubt: Doubt) -> None:
+            nonlocal done
+            span, session = self._journal.extend(len(new))
+            was, becomes = prepared.window.spans, prepared.spans(span if new else None)
+            head = self._state.head
+            head = head and (_under(head, was, becomes) if run else _rebased(head, was, becomes))
+            running = run or self._state.active
+            active = running and _rebased(running.turn, was, becomes)
+            if run:
+                _check_open(run)
+                active = active and replace(active, input=active.carried, carried=())
+            done = bool(active if run else head or active)
+            head = head if done else None
+            values: dict[str, Any] = {"strategy": outcome.strategy, "usage": spent}
+            if done:
+                values |= {"tokens_before": outcome.tokens_before, "tokens_after": outcome.tokens_after}
+                values |= {"summary": (span.start, span.stop) if new else None}
+            else:
+                values |= {"attempt": 1, "of": 1, "why": "the conversation has moved on"}
+                session = self._journal.session
+            kind = WindowCompacted if done else CompactionFailed
+            stored = new if done else []
+            turns = [turn for turn in (head, active) if turn]
+            await self._pay(session, (kind, values), spent, run, doubt, blocks=stored, turns=turns)
+            if head:
+                self._state.continue_from(head)
+            if active and running:
+                running.turn = active
+
+        await self._once(commit, bill)
+        return done
+
+    async def _tell(self, event: NewEvent, bill: _Bill, run: ActiveRun | None) -> None:
+        """Store an event, and what was spent until then."""
+
+        async def commit(spent: Usage | None, doubt: Doubt) -> None:
+            kind, values = event
+            await self._pay(self._journal.session, (kind, {**values, "usage": spent}), spent, run, doubt)
+
+        await self._once(commit, bill)
+
+    async def _pay(
+        self,
+        session: SessionRecord,
+        event: NewEvent,
+        spent: Usage | None,
+        run: ActiveRun | None,
+        doubt: Doubt,
+        *,
+        blocks: Sequence[Block] = (),
+        turns: Sequence[TurnRecord] = (),
+    ) -> None:
+        """Commit an event with what was spent: on the run's account while it goes on, else on the session's."""
+        kind, values = event
+        if run and not run.done.done():
+            record = replace(run.record, usage=run.bill())
+            events: list[NewEvent] = [(kind, {**about(record), **values})]
+            await self._transactor.commit(
+                run.charged(session, record), events, blocks=blocks, turns=turns, runs=[record], doubt=doubt
+            )
+            run.billed(record)
+        else:
+            if run is None and spent:
+                session = replace(session, usage=session.usage + spent)
+            await self._transactor.commit(session, [(kind, values)], blocks=blocks, turns=turns, doubt=doubt)
+
+    async def _once(self, commit: Callable[[Usage | None, Doubt], Awaitable[None]], bill: _Bill) -> None:
+        """Have a commit stored that tells of what is unpaid; not again if it was though the store's answer was lost."""
+        doubt = Doubt()
+
+        async def change() -> None:
+            if doubt.stored:
+                return
+            # From here on it is this commit's, also if whoever waits for it is cancelled.
+            spent, bill.unpaid = bill.unpaid, None
+            try:
+                await commit(spent, doubt)
+            except BaseException:
+                bill.unpaid = spent
+                raise
+
+        await self._transactor.run_with_retries(change)
+        bill.unpaid = None
+
+    # Whose, and what of it was told
+
+    def _check_purse(self, run: ActiveRun | None, bill: _Bill) -> None:
+        """Raise if no model may be asked any more: as before each call of a run's own, or for the session's budget."""
+        if run:
+            self._spending.check_run(run)
+        else:
+            self._spending.check_session(self._transactor.owed + (bill.unpaid or Usage()))
+
+    async def _turns_of(self, spans: Spans) -> list[Own]:
+        """Return the turns that added some of these blocks to the session's log, each with all that it added.
+
+        Reads those turns and their runs, and some ten to find the first.
+        """
+        log = self._journal.session.log
+        wanted = union(span for span in spans if span.log == log)
+        found: list[Own] = []
+        after = await self._before_turn_at(wanted[0]) if wanted else -1
+        while wanted and (page := await self._journal.store.turns(self._state.session_id, after=after)):
+            runs = await self._journal.store.runs(self._state.session_id, after=after, limit=page[-1].index - after)
+            private = {run.run_id for run in runs if run.memory != "on"}
+            for turn in page:
+                added = join(turn.prompt, turn.output)
+                if overlap(wanted, added):
+                    is_private = turn.forgotten or turn.run_id in private
+                    found.append(Own(turn.index, added, turn.created_at, is_private))
+                    wanted = subtract(wanted, added)
+            after = page[-1].index
+        return found
+
+    async def _before_turn_at(self, place: Span) -> int:
+        """Return an index such that the turn whose prompt is at this place comes behind it: prompts are in order."""
+        low, high = 0, self._journal.session.next_index
+        while low < high:
+            middle = (low + high) // 2
+            page = await self._journal.store.turns(self._state.session_id, after=middle - 1, limit=1)
+            starts = [span.start for turn in page for span in turn.prompt if span.log == place.log]
+            if page and min(starts, default=-1) <= place.start:
+                low = page[0].index + 1
+            else:
+                high = middle
+        return low - 2
+
+
+class _Bill:
+    """What a compaction spends, from one commit to the next."""
+
+    def __init__(self, price: Callable[[Usage, str | None], Usage], run: ActiveRun | None = None) -> None:
+        self._price = price
+        self._run = run
+        self.unpaid: Usage | None = None
+
+    def __call__(self, usage: Usage, model: str | None) -> None:
+        try:
+            usage = self._price(usage, model)
+        finally:  # it was spent, whatever it costs
+            self.unpaid = self.unpaid + usage if self.unpaid else usage
+            if self._run:
+                self._run.unbilled += usage
+
+
+def _failed(strategy: str, attempt: int, of: int, error: Exception) -> NewEvent:
+    return CompactionFailed, {"strategy": strategy, "attempt": attempt, "of": of, "why": reason(error)}
+
+
+def _check_open(run: ActiveRun) -> None:
+    if run.done.done() or run.closed:
+        raise EngineError("the run's end is decided: what comes now changes nothing")
+
+
+def _under(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
+    """Return the turn that a running one continues such that it hands on what of a window that begins with its own.
+
+    So what was paid for is there also if the running turn is discarded. None if that turn's blocks were touched too.
+    """
+    if not begins_with(was, turn.base):
+        return None
+    own = cut(was, size(turn.base))[1]
+    front, rest = cut(becomes, size(becomes) - size(own))
+    return _rebased(turn, turn.base, front) if rest == join(own) else None
+
+
+def _rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
+    """Return the turn such that it hands on what the window `was` has become; None if it does not continue that window.
+
+    All that came behind the window stays behind what it has become, the turn's output last.
+    """
+    if not begins_with(turn.base, was):
+        return None
+    whole = join(becomes, cut(turn.base, size(was))[1])
+    if turn.forgotten:
+        return replace(turn, carried=whole) if whole else None
+    carried, output = cut(whole, size(whole) - size(turn.output))
+    return replace(turn, carried=carried) if carried and output == join(turn.output) else None

@@ -1,0 +1,195 @@
+"""Sessions that have expired go: first into a file each, if there is a folder for them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from turnwise.errors import (
+    ArchiveError,
+    SessionBusyError,
+    SessionChangedError,
+    SessionFencedError,
+    SessionNotFoundError,
+    StoreError,
+    TurnwiseError,
+)
+from turnwise.memory.archive.export import export_session
+from turnwise.memory.archive.file import ArchiveFile, part_of
+from turnwise.memory.archive.format import read_lines
+from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.base import Page, SessionStore
+
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What became of the sessions that had expired, by their ids."""
+
+    deleted: tuple[str, ...] = ()
+    archived: tuple[str, ...] = ()
+    """Those of them that are in a file now."""
+    busy: tuple[str, ...] = ()
+    """Kept: a run uses them."""
+    used: tuple[str, ...] = ()
+    """Kept: somebody used them meanwhile."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Kept, and why they could not be exported or deleted."""
+
+    def __add__(self, other: Swept) -> Swept:
+        failed = dict(self.failed)
+        for session_id, why in other.failed.items():  # two users may have sessions of one id
+            failed[session_id] = f"{failed[session_id]}; {why}" if session_id in failed else why
+        return Swept(
+            deleted=self.deleted + other.deleted,
+            archived=self.archived + other.archived,
+            busy=self.busy + other.busy,
+            used=self.used + other.used,
+            failed=failed,
+        )
+
+
+def has_expired(session: SessionRecord, now: float) -> bool:
+    """Return whether a session may be swept at this time, in seconds since the epoch."""
+    return session.ttl_s is not None and session.updated_at + session.ttl_s <= now
+
+
+def kept(session_id: str, error: TurnwiseError) -> Swept:
+    """Return what became of a session that this error has kept."""
+    session_id = public_id(session_id)
+    if isinstance(error, SessionBusyError):
+        return Swept(busy=(session_id,))
+    if isinstance(error, SessionChangedError | SessionFencedError):
+        return Swept(used=(session_id,))
+    if isinstance(error, SessionNotFoundError):
+        return Swept()  # somebody else has deleted it
+    return Swept(failed={session_id: str(error)})
+
+
+def damaged(page: Page[SessionRecord]) -> Swept:
+    """Return what became of the expired sessions of a page whose records cannot be read: they are kept."""
+    why = "its record cannot be read, so it was neither exported nor deleted: delete it, or restore it from a backup"
+    return Swept(failed={public_id(session_id): why for session_id in page.unreadable})
+
+
+async def sweep(
+    store: SessionStore, now: float, archive: Path | None = None, history: HistoryStore | None = None
+) -> Swept:
+    """Delete the sessions of a store that have expired by `now`, in seconds since the epoch; return which.
+
+    For stores of which no process is in use: one that has a session without using it finds out at its next commit. See
+    `SessionManager.sweep` for others. May be repeated.
+
+    Args:
+        archive: a folder to which each is exported first. A file is on disk before its session is deleted; its name has
+            the session's id and when it was created, in microseconds.
+        history: where the events are, if not in the store.
+
+    Raises:
+        StoreError: the store or the folder cannot be used. What `Swept` would have told is done all the same.
+    """
+    done, cursor = Swept(), None
+    while True:
+        page = await store.expired(now, cursor=cursor, limit=PAGE)
+        for session in page:
+            done += await sweep_session(store, session, archive, history)
+        done += damaged(page)
+        if (cursor := page.cursor) is None:
+            return done
+
+
+async def sweep_session(
+    store: SessionStore, session: SessionRecord, archive: Path | None, history: HistoryStore | None = None
+) -> Swept:
+    """Delete a session as it was found expired, under an epoch of its own: whoever opens it meanwhile keeps it."""
+    session_id, file = session.session_id, None
+    try:
+        found = await store.activate(session_id)
+        if found.open_runs:
+            raise SessionBusyError(session_id, found.open_runs[0].run_id)
+        if (found.session.log, found.session.updated_at, found.session.epoch) != (
+            session.log,
+            session.updated_at,
+            session.epoch + 1,
+        ):
+            raise SessionChangedError(session_id)
+        file = await archived(store, session, archive, history)
+        await store.delete(session_id, epoch=found.session.epoch, log=found.session.log)
+        if history:
+            await history.delete(session_id)
+    except TurnwiseError as error:
+        if isinstance(error, SessionFencedError) and file:
+            await asyncio.to_thread(file.take_back)
+        return kept(session_id, error)
+    shown = public_id(session_id)
+    return Swept(deleted=(shown,), archived=(shown,) if file else ())
+
+
+async def archived(
+    store: SessionStore, session: SessionRecord, folder: Path | None, history: HistoryStore | None = None
+) -> ArchiveFile | None:
+    """Export a session to a folder, if one is given; return the file, which is on disk under its name.
+
+    What is there from an earlier try is taken, unless the session was used since: some of the session's events may be
+    deleted by now.
+
+    Raises:
+        SessionChangedError: somebody has used the session since it was read.
+        StoreError: the folder cannot be written to.
+    """
+    if folder is None:
+        return None
+    path = folder / _file_name(session)
+    part = part_of(path)
+    try:
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        try:
+            if await asyncio.to_thread(_is_of, path, session):
+                await asyncio.to_thread(shutil.copyfile, path, part)
+            with part.open("a", encoding="ascii", newline="\n") as file:
+                if not file.tell():
+                    await export_session(store, session.session_id, file.write, history=history)
+                file.flush()
+                await asyncio.to_thread(os.fsync, file.fileno())
+            if (await store.get(session.session_id)).updated_at != session.updated_at:
+                raise SessionChangedError(session.session_id)
+            return await asyncio.to_thread(ArchiveFile.put, part, path)
+        except BaseException:
+            with suppress(OSError):  # the error at hand says more
+                part.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StoreError(f"archive {path}: {error}; session {session.session_id!r} was not deleted") from error
+
+
+def _is_of(path: Path, session: SessionRecord) -> bool:
+    """Return whether a file, which is whole if it is there, has the session as of its last commit."""
+    try:
+        with path.open(encoding="ascii") as file:
+            first = next(read_lines(file))
+    except (FileNotFoundError, ArchiveError, ValueError):
+        return False
+    found = first.value.get("session")
+    return isinstance(found, dict) and found.get("updated_at") == session.updated_at
+
+
+_NAME = 120
+"""The most characters of an id in a file's name, which has 255 bytes."""
+
+
+def _file_name(session: SessionRecord) -> str:
+    name = quote(session.session_id, safe=" ").replace(".", "%2E")
+    if len(name) > _NAME:
+        digest = hashlib.sha256(session.session_id.encode(errors="surrogatepass")).hexdigest()
+        name = f"{name[:_NAME]}-{digest[:32]}"
+    return f"{name}@{round(session.created_at * 1e6)}.jsonl"

@@ -1,0 +1,229 @@
+"""The lines of an archive: what each holds, that they come in order, and that they are all there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NoReturn, TypeVar
+
+from turnwise.errors import ArchiveError, CorruptRecordError
+from turnwise.memory.conversation.events import Appending, Event, WindowCompacted, decode_event, encode_body
+from turnwise.memory.conversation.ids import is_own_id, public_id
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.stores.redis.rows import decode_record, encode_record
+
+VERSION = 1
+"""Goes up with every change of the lines that an older turnwise would take wrongly."""
+
+Kind = Literal["session", "block", "turn", "run", "event", "end"]
+
+MAX_LINE = 16 * 1024**2
+"""Characters of a line that is no block's."""
+
+MAX_BLOCK_LINE = 16 * MAX_LINE
+
+MAX_DEPTH = 100
+"""How deeply values of a record may be nested."""
+
+_ORDER: tuple[Kind, ...] = ("session", "block", "turn", "run", "event", "end")
+
+OWN_ID = "own_id"
+"""Stands in the first line if the session's id is its user's own; see `own_names`."""
+
+_OWN = ("session_id", "log", "epoch", "revision")
+"""What of records is the store's own, or in the first line."""
+
+Record = TypeVar("Record", SessionRecord, TurnRecord, RunRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that was read."""
+
+    number: int
+    kind: Kind
+    value: Any
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise ArchiveError."""
+        raise ArchiveError(self.number, why)
+
+    def record(self, cls: type[Record], **others: Any) -> Record:
+        """Return the record that it holds.
+
+        Raises:
+            ArchiveError: it holds something else.
+        """
+        if not isinstance(self.value, dict) or not self.value.keys().isdisjoint(_OWN):
+            self.refuse(f"a {self.kind} is an object, without {', '.join(_OWN)}")
+        try:
+            return decode_record(cls, self.kind, json.dumps(self.value), **others)
+        except CorruptRecordError as error:
+            raise ArchiveError(self.number, error.why) from error
+
+    def text(self) -> str:
+        """Return the text that it holds.
+
+        Raises:
+            ArchiveError: it holds something else.
+        """
+        return self.value if isinstance(self.value, str) else self.refuse(f"a {self.kind} is text")
+
+    def event(self, session_id: str) -> Event:
+        """Return the event that it holds.
+
+        Raises:
+            ArchiveError: it holds something else.
+        """
+        try:
+            seq, at, turn_index, run_id, key, kind, body = self.value
+            _check_values(self.number, json.loads(body))
+            about = {"seq": seq, "at": at, "turn_index": turn_index, "run_id": run_id, "key": key}
+            return decode_event(kind, body, session_id=session_id, **about)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ArchiveError(self.number, f"no event: {error}") from error
+
+
+def record_line(record: SessionRecord | TurnRecord | RunRecord) -> dict[str, Any]:
+    """Return a record as its line has it."""
+    values: dict[str, Any] = json.loads(
+        encode_record(record, [field.name for field in fields(record) if field.name not in _OWN])
+    )
+    return values
+
+
+def event_line(event: Event) -> list[Any]:
+    """Return an event as its line has it."""
+    return [event.seq, event.at, event.turn_index, event.run_id, event.key, *encode_body(event)]
+
+
+def places_of(event: Event) -> Iterator[tuple[int, int]]:
+    """Yield the places in the session's log that an event names."""
+    if isinstance(event, Appending) and event.span:
+        yield event.span
+    if isinstance(event, WindowCompacted) and event.summary:
+        yield event.summary
+
+
+class LineWriter:
+    """Writes lines, and at the end how many there were and their checksum."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._digest = hashlib.sha256()
+        self._count = 0
+
+    def begin(self, session: SessionRecord) -> None:
+        """Write the first line."""
+        about: dict[str, Any] = {"turnwise_archive": VERSION, "session_id": public_id(session.session_id)}
+        if is_own_id(session.session_id):
+            about[OWN_ID] = True
+        self._line({**about, "session": record_line(session)})
+
+    def add(self, kind: Kind, value: Any) -> None:
+        """Write a line."""
+        self._line({kind: value})
+
+    def end(self) -> None:
+        """Write the last line."""
+        self._line({"end": {"lines": self._count, "sha256": self._digest.hexdigest()}})
+
+    def _line(self, value: dict[str, Any]) -> None:
+        # In ASCII, so that no reader takes a character of somebody's text for the end of a line.
+        line = f"{json.dumps(value, separators=(',', ':'))}\n"
+        self._digest.update(line.encode())
+        self._count += 1
+        self._write(line)
+
+
+def read_lines(lines: Iterable[str]) -> Iterator[Line]:
+    """Yield the lines of an archive up to its end; the value of the first is the whole line.
+
+    Raises:
+        ArchiveError: a line is no JSON, of another version or kind, or out of order; lines are missing, changed or too
+            many.
+    """
+    digest, number, place = hashlib.sha256(), 0, 0
+    for number, text in enumerate(lines, 1):
+        if place == len(_ORDER) - 1:
+            raise ArchiveError(number, "there is more behind its end")
+        line = _parsed(number, text, is_first=number == 1)
+        if (rank := _ORDER.index(line.kind)) < place or (number > 1 and rank == 0):
+            line.refuse(f"a {line.kind} behind a {_ORDER[place]}")
+        place = rank
+        if line.kind == "end" and line.value != {"lines": number - 1, "sha256": digest.hexdigest()}:
+            line.refuse("its checksum is another: lines before it were changed, or are missing")
+        digest.update(f"{text.rstrip(_NEWLINES)}\n".encode(errors="surrogatepass"))
+        yield line
+    if place < len(_ORDER) - 1:
+        raise ArchiveError(number + 1, "it ends before its end: it was not written to the last line, or is cut off")
+
+
+_NEWLINES = "\r\n"
+_BLOCK = '{"block":"'
+
+
+def _block_line(text: str) -> dict[str, Any]:
+    """Return a line that holds one text. Of anything else, nothing is made before it is refused."""
+    value, end = json.decoder.scanstring(text, len(_BLOCK))  # type: ignore[attr-defined]
+    if text[end:].rstrip() != "}":
+        raise ValueError("a line of a block holds one text and no more")
+    return {"block": value}
+
+
+def _check_values(number: int, value: Any) -> None:
+    """Raise if a store could not keep what was parsed."""
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_DEPTH:
+            raise ArchiveError(number, "it is nested too deeply")
+        inner: list[Any] = []
+        for found in level:
+            if isinstance(found, dict):
+                inner += (*found, *found.values())
+            elif isinstance(found, list):
+                inner += found
+            elif isinstance(found, str):
+                _check_text(number, found)
+            elif isinstance(found, float) and not math.isfinite(found):
+                raise ArchiveError(number, f"{found} is no number that a session can have")
+            elif isinstance(found, int) and abs(found) >= 2**63:
+                raise ArchiveError(number, "a number has more than 64 bits")
+        level, depth = inner, depth + 1
+
+
+def _check_text(number: int, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ArchiveError(number, "a text holds half a character (a lone surrogate)") from error
+
+
+def _parsed(number: int, text: str, *, is_first: bool) -> Line:
+    is_block = text.startswith(_BLOCK)
+    if len(text) > (MAX_BLOCK_LINE if is_block else MAX_LINE):
+        raise ArchiveError(number, f"it has {len(text)} characters")
+    try:
+        found = _block_line(text) if is_block else json.loads(text)
+    except RecursionError as error:
+        raise ArchiveError(number, "it is nested too deeply") from error
+    except ValueError as error:
+        raise ArchiveError(number, f"it is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ArchiveError(number, "it is no JSON object")
+    _check_values(number, found)
+    if is_first:
+        if (version := found.get("turnwise_archive")) != VERSION:
+            known = f"this turnwise reads version {VERSION}"
+            told = "it is no archive of a session" if version is None else f"it is of version {version!r}"
+            raise ArchiveError(number, f"{told}, and {known}")
+        return Line(number, "session", found)
+    kind = next((kind for kind in _ORDER if found.keys() == {kind}), None)
+    if kind is None:
+        raise ArchiveError(number, f"it is none of {', '.join(_ORDER)}")
+    return Line(number, kind, found[kind])

@@ -1,0 +1,208 @@
+"""A session that comes in from an archive, page by page, under an epoch of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import replace
+
+from turnwise.errors import ArchiveError, SessionFencedError, SessionNotFoundError
+from turnwise.memory.archive.block_order import Order, References
+from turnwise.memory.archive.block_positions import LOG, PAGE, move_summary, move_turn
+from turnwise.memory.archive.format import Line, places_of
+from turnwise.memory.archive.validation import check_event, check_new, check_run, check_turn, checked_block
+from turnwise.memory.conversation.blocks import Summary, encode
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.stores.base import Commit, SessionStore
+
+UNFINISHED: FrozenDict = freeze({"turnwise.import": "unfinished"})
+"""The metadata of a session while it comes in, ended and without a word of what it will be."""
+
+
+class Incoming:
+    """Takes lines in their order and commits a page of them at a time.
+
+    Until `finish` the session is an ended one whose metadata is `UNFINISHED`.
+
+    Args:
+        session: its row when it has come in.
+        named: the id it has in the archive.
+    """
+
+    def __init__(self, store: SessionStore, session: SessionRecord, named: str) -> None:
+        self._store = store
+        self._session = session
+        self._named = named
+        row = replace(session, status="ended", metadata=UNFINISHED, params=FrozenDict(), ttl_s=None)
+        self._row = replace(row, log_size=0, next_index=0, seq=0)
+        self._blocks: list[str] = []
+        self._turns: list[TurnRecord] = []
+        self._events: list[Event] = []
+        self._size = 0
+        """Blocks so far."""
+        self._order = Order()
+        self._references = References()
+        self._is_open = True
+        """Whether blocks may come."""
+        self._base: Spans = ()
+        """What the turn after the last one would continue."""
+        self._owned = Seen()
+        self._owners: list[tuple[Span, int]] = []
+        """What turns have added, with their lines."""
+        self._status: dict[int, tuple[str, str | None]] = {}
+        """Of turns, with the runs that they name."""
+        self._run_ids: set[str] = set()
+        self._keys: set[str] = set()
+        self._event_keys: set[str] = set()
+        self._told = 0
+        """How many blocks events have named."""
+        self._turn = self._run = -1
+        self._seq = 0
+
+    async def begin(self) -> None:
+        """Create the session.
+
+        Raises:
+            SessionExistsError: the id is taken.
+        """
+        self._row = await self._store.create(self._row)
+        self._row = (await self._store.activate(self._row.session_id)).session
+
+    async def take(self, line: Line) -> None:
+        """Take a line in.
+
+        Raises:
+            ArchiveError: it does not fit what came before it.
+        """
+        if line.kind == "block":
+            self._blocks.append(self._block(line))
+            self._size += 1
+        elif self._is_open:
+            self._is_open = False
+            if self._size != self._session.log_size:
+                line.refuse(f"the session has {self._session.log_size} blocks, and {self._size} came")
+            if circle := await self._references.circle():
+                raise ArchiveError(circle, "a summary stands for itself, be it by way of others")
+            for number, spans in self._references:
+                if why := await self._order.check(spans):
+                    raise ArchiveError(number, f"what it stands for cannot be sent to a model: {why}")
+        if line.kind == "turn":
+            self._turns.append(await self._turn_of(line))
+        elif line.kind == "run":
+            await self._commit(new_run=self._run_of(line))
+        elif line.kind == "event":
+            self._events.append(self._event(line))
+        if max(len(self._blocks), len(self._turns), len(self._events)) >= PAGE:
+            await self._commit()
+
+    async def finish(self, line: Line) -> SessionRecord:
+        """Commit what is left and the session's row as it is to be; return it.
+
+        Raises:
+            ArchiveError: turns have parts of what belongs together.
+        """
+        if found := await self._order.check_pairs(sorted(self._owners)):
+            raise ArchiveError(found[0] or line.number, found[1])
+        await self._commit()
+        own = replace(self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision).committed()
+        await self._store.commit(own.session_id, own.epoch, Commit(session=own))
+        return own
+
+    async def withdraw(self) -> None:
+        """Delete what has come in, whoever has opened it meanwhile; nothing if it is not there any more."""
+        try:
+            found = await self._store.get(self._row.session_id)
+            if self._row.log and found.log == self._row.log:
+                await self._store.delete(found.session_id, epoch=found.epoch, log=found.log)
+        except (SessionNotFoundError, SessionFencedError):
+            return
+
+    async def _commit(self, new_run: RunRecord | None = None) -> None:
+        row = self._row.committed(log_size=self._row.log_size + len(self._blocks))
+        parts = Commit(session=row, blocks=self._blocks, turns=self._turns, new_run=new_run, events=self._events)
+        await self._store.commit(row.session_id, row.epoch, parts)
+        await asyncio.sleep(0)
+        self._row, self._blocks, self._turns, self._events = row, [], [], []
+
+    def _block(self, line: Line) -> str:
+        block = checked_block(line)
+        self._order.add(block)
+        if isinstance(block, Summary):
+            block = move_summary(block, lambda span: self._place(line, span, self._session.log_size))
+            self._references.add(self._size, block, line.number)
+        return encode(block)
+
+    def _place(self, line: Line, span: Span, size: int) -> Span:
+        """Return the place of a span in the session's log."""
+        if span.log != LOG or not 0 <= span.start <= span.stop <= size:
+            line.refuse(f"it spans {span.log!r} {span.start} to {span.stop}, and there are {size} blocks")
+        return Span(self._row.log, span.start, span.stop)
+
+    async def _turn_of(self, line: Line) -> TurnRecord:
+        turn = line.record(TurnRecord)
+        if not self._turn < turn.index < self._session.next_index:
+            line.refuse(f"turn {turn.index} behind turn {self._turn}, of {self._session.next_index}")
+        if turn.status in ("queued", "running"):
+            line.refuse(f"a turn that is {turn.status}: an archive has no live run")
+        if self._status.get(self._turn, ("",))[0] == "pending":
+            line.refuse(f"turn {turn.index} behind turn {self._turn}, which is pending")
+        self._turn = turn.index
+        self._status[turn.index] = turn.status, turn.run_id
+        parent = turn.parent
+        if parent and parent.startswith(f"{self._named}#"):
+            parent = f"{public_id(self._session.session_id)}#{parent.removeprefix(f'{self._named}#')}"
+        turn = replace(turn, parent=parent, run_id=self._run_id(turn.run_id))
+        turn = move_turn(turn, lambda span: self._place(line, span, self._size))
+        check_turn(line, turn)
+        if not self._order.is_prompt((*turn.prompt, *turn.appended)):
+            line.refuse(f"turn {turn.index} has a prompt that comes from a run, not from a caller")
+        for span in join(turn.prompt, turn.output):
+            if self._owned.take(span) != [span]:
+                line.refuse(f"turn {turn.index} has added a block that another has added")
+            self._owners.append((span, line.number))
+        if turn.status == "pending" and overlap(turn.prompt, self._base):
+            line.refuse(f"turn {turn.index} has a prompt that was there before")
+        self._base = turn.base
+        for spans in (turn.spans, turn.base):
+            if why := await self._order.check(spans):
+                line.refuse(f"turn {turn.index} cannot be sent to a model: {why}")
+        return turn
+
+    def _run_of(self, line: Line) -> RunRecord:
+        run = line.record(RunRecord, session_id=self._session.session_id)
+        if not self._run < run.turn_index < self._session.next_index:
+            line.refuse(f"the run of turn {run.turn_index} behind that of turn {self._run}")
+        if run.is_open:
+            line.refuse(f"a run that is {run.state}: an archive has no live run")
+        check_run(line, run, self._status.get(run.turn_index), self._session.seq)
+        check_new(line, "run", run.run_id, self._run_ids)
+        check_new(line, "idempotency key", run.idempotency_key, self._keys)
+        self._run = run.turn_index
+        return replace(run, run_id=self._run_id(run.run_id) or "")
+
+    def _event(self, line: Line) -> Event:
+        event = line.event(self._session.session_id)
+        if not self._seq < event.seq <= self._session.seq:
+            line.refuse(f"event {event.seq} behind event {self._seq}, of {self._session.seq}")
+        check_event(line, event)
+        check_new(line, "event key", event.key, self._event_keys)
+        if any(not 0 <= start <= stop <= self._size for start, stop in places_of(event)):
+            line.refuse(f"event {event.seq} names blocks that are not there")
+        self._told += sum(stop - start for start, stop in places_of(event))
+        if self._told > 4 * self._size:
+            line.refuse("events name blocks again and again")
+        self._seq = event.seq
+        return event.model_copy(update={"run_id": self._run_id(event.run_id)})
+
+    def _run_id(self, run_id: str | None) -> str | None:
+        """Return a run's id in the session: runs have their ids among all sessions, so a copy's are others."""
+        if run_id is None or self._named == public_id(self._session.session_id):
+            return run_id
+        name = f"{len(self._session.session_id)} {self._session.session_id} {run_id}"
+        return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=12).hexdigest()

@@ -1,0 +1,100 @@
+"""The end of what is open in a session: an archive has no live run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from turnwise.errors import CorruptRecordError
+from turnwise.memory.archive.block_positions import LOG, PAGE, Places, move_turn, turns_of
+from turnwise.memory.conversation.blocks import decode, encode
+from turnwise.memory.conversation.events import Event, RunInterrupted
+from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span, join
+from turnwise.memory.conversation.transcript import settle
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.stores.base import SessionStore
+
+WHY = "the session was exported while it was open"
+
+
+@dataclass(slots=True)
+class Ends:
+    """What stands in an archive in place of open runs and their turns, and behind the session's blocks and events."""
+
+    session: SessionRecord
+    turns: dict[int, TurnRecord] = field(default_factory=dict)
+    runs: dict[str, RunRecord] = field(default_factory=dict)
+    blocks: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+async def interrupt(store: SessionStore, session: SessionRecord, places: Places) -> Ends:
+    """Return the session's open runs as interrupted, the queued ones too, which keep their prompts.
+
+    What a run has answered is settled, so that the conversation can go on.
+    """
+    ends = Ends(replace(session, log_size=places.size))
+    before: TurnRecord | None = None
+    for run in await _open_runs(store, session.session_id):
+        turn = next(iter(await store.turns(session.session_id, after=run.turn_index - 1, limit=1)), None)
+        if turn is None or turn.index != run.turn_index:
+            raise CorruptRecordError(f"turn {session.session_id}#{run.turn_index}", "missing, and there is its run")
+        moved = move_turn(turn, places.of)
+        if turn.status == "queued":  # what it continues is settled only now
+            before = before or await _head(store, session.session_id, places)
+            parent = f"{public_id(session.session_id)}#{before.index}" if before else None
+            moved = replace(moved, parent=parent, input=join(before.base if before else (), moved.prompt))
+        _end(ends, run, moved, await store.blocks(turn.output))
+        before = ends.turns[turn.index]
+    return ends
+
+
+def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> None:
+    session = ends.session
+    output = [decode(text) for text in texts]
+    spots = [Span(LOG, at, at + 1) for span in turn.output for at in range(span.start, span.stop)]
+    known = {id(block): spot for block, spot in zip(output, spots, strict=True)}
+    settled = settle(output, why=WHY, interrupted=True)
+    first, size = session.log_size, session.log_size
+    spans = []
+    for block in settled:
+        if spot := known.get(id(block)):
+            spans.append(spot)
+            continue
+        ends.blocks.append(encode(block))
+        spans.append(Span(LOG, size, size + 1))
+        size += 1
+    ends.turns[turn.index] = replace(turn, status="interrupted", output=join(spans))
+    ends.runs[run.run_id] = replace(run, state="interrupted", why=WHY, ended_at=session.updated_at)
+    ends.session = replace(session, log_size=size, seq=session.seq + 1)
+    ends.events.append(
+        RunInterrupted(
+            session_id=session.session_id,
+            seq=session.seq + 1,
+            at=session.updated_at,
+            turn_index=turn.index,
+            run_id=run.run_id,
+            why=WHY,
+            span=(first, size) if size > first else None,
+        )
+    )
+
+
+async def _open_runs(store: SessionStore, session_id: str) -> list[RunRecord]:
+    found: list[RunRecord] = []
+    after = -1
+    while page := await store.runs(session_id, after=after, limit=PAGE):
+        found += [run for run in page if run.is_open]
+        after = page[-1].turn_index
+    return found
+
+
+async def _head(store: SessionStore, session_id: str, places: Places) -> TurnRecord | None:
+    head = None
+    async for turn in turns_of(store, session_id):
+        if turn.status not in ("pending", "queued", "running"):
+            head = turn
+    return move_turn(head, places.of) if head else None

@@ -1,0 +1,180 @@
+"""What the records of an archive may say: they are checked as if they came from a caller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from turnwise.errors import InvalidIdError, InvalidInputError, TurnwiseError
+from turnwise.memory.archive.format import Line
+from turnwise.memory.conversation.blocks import Block, Recalled, Summary, decode, encode
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.ids import check_id, public_id
+from turnwise.memory.conversation.model_params import check_params
+from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span, Spans, size, subtract, union
+from turnwise.memory.conversation.tool_calls import decode_calls
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+
+MAX_NUMBER = 2**52
+"""The largest index, number of an event or count: sessions count on from it, and every store keeps it exactly."""
+
+MAX_SPANS = 4096
+"""Of a list, be it a turn's or a summary's."""
+
+
+def check_session_line(line: Line, session: SessionRecord) -> None:
+    """Raise ArchiveError if no session can be like this."""
+    _check_ids(line, {"user id": session.user_id, "agent": session.agent, "parent": _session_of(line, session.parent)})
+    _check_asked(line, session)
+    _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s")
+    if not -1 <= session.saved < max(session.next_index, 1):
+        line.refuse(f"saved={session.saved} is not between -1 and the last turn")
+    _check_usage(line, session.usage)
+
+
+def checked_block(line: Line) -> Block:
+    """Return the block of a line.
+
+    Raises:
+        ArchiveError: it is none, or of a kind that is never stored.
+    """
+    try:
+        block = decode(line.text())
+        encode(block)
+    except (ValueError, RecursionError) as error:
+        line.refuse(f"no block: {_said(error)}")
+    if isinstance(block, Recalled):
+        line.refuse("a recalled block stands in requests, never in a history")
+    if isinstance(block, Summary) and max(len(block.of), len(block.folded)) > MAX_SPANS:
+        line.refuse(f"a summary stands for more than {MAX_SPANS} spans")
+    return block
+
+
+def check_turn(line: Line, turn: TurnRecord) -> None:
+    """Raise ArchiveError if no turn can be like this."""
+    _check_ids(line, {"run id": turn.run_id, "parent": _session_of(line, turn.parent)})
+    _check_numbers(line, turn, "index", "created_at")
+    _check_usage(line, turn.usage)
+    for spans in (turn.prompt, turn.appended, turn.input, turn.output, turn.carried):
+        _check_spans(line, spans)
+    for spans in (turn.spans, turn.base):
+        _check_once(line, spans)
+    if subtract(turn.appended, turn.prompt):
+        line.refuse("what was appended is none of its prompts")
+    if turn.status == "pending" and (turn.run_id or turn.input or turn.output or turn.carried or not turn.prompt):
+        line.refuse("a pending turn has prompts, and neither a run nor an answer")
+
+
+def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, last_seq: int) -> None:
+    """Raise ArchiveError if no run can be like this.
+
+    Args:
+        turn: the status of its turn, and the run that this names; None if the turn was discarded.
+    """
+    _check_ids(line, {"run id": run.run_id, "idempotency key": run.idempotency_key})
+    _check_asked(line, run)
+    if run.output is not None and not OutputType.is_record(run.output):
+        line.refuse("the type of an answer is a schema and a number of retries")
+    _check_numbers(line, run, "turn_index", "first_seq", "created_at", "started_at", "ended_at", "timeout_s", "resumes")
+    _check_usage(line, run.usage)
+    if run.first_seq > last_seq:
+        line.refuse(f"its first event is {run.first_seq}, and the session's last is {last_seq}")
+    if turn and turn != (run.state, run.run_id):
+        line.refuse(f"run {run.run_id!r} is {run.state}, and its turn is {turn[0]} and of run {turn[1]!r}")
+    if not all(isinstance(label, str | int | float) for label in run.labels.values()):
+        line.refuse("a label is text")
+    try:
+        for state in decode_calls(run.calls).values():
+            if not isinstance(state.name, str) or not isinstance(state.digest, str | None):
+                line.refuse("the state of a call is none")
+    except TypeError as error:
+        line.refuse(f"the state of a call is none: {error}")
+
+
+def check_event(line: Line, event: Event) -> None:
+    """Raise ArchiveError if no event can be like this."""
+    _check_ids(line, {"run id": event.run_id, "event key": event.key})
+    _check_numbers(line, event, "seq", "at", "turn_index")
+    usage = getattr(event, "usage", None)
+    if isinstance(usage, Usage):
+        _check_usage(line, usage)
+    if event.live:
+        line.refuse(f"an event of kind {event.kind} is never stored")
+
+
+def check_new(line: Line, kind: str, value: str | None, known: set[str]) -> None:
+    """Raise ArchiveError if a line before has the same value; else note it."""
+    if value in known:
+        line.refuse(f"{kind} {value!r} is there twice")
+    if value is not None:
+        known.add(value)
+
+
+def _check_ids(line: Line, ids: dict[str, str | None]) -> None:
+    for kind, value in ids.items():
+        try:
+            if value is not None:
+                check_id(kind, value)
+        except InvalidIdError as error:
+            line.refuse(str(error))
+
+
+def _session_of(line: Line, turn_id: str | None) -> str | None:
+    """Return the session of a turn's id."""
+    if turn_id is None:
+        return None
+    session_id, _, index = turn_id.rpartition("#")
+    if not (session_id and index.isascii() and index.isdigit() and len(index) <= len(str(MAX_NUMBER))):
+        line.refuse(f"{turn_id[:99]!r} names no turn")
+    return public_id(session_id)
+
+
+def _check_asked(line: Line, record: SessionRecord | RunRecord) -> None:
+    _check_ids(line, {"model": record.model})
+    try:
+        params = check_params("params", record.params)
+    except InvalidInputError as error:
+        line.refuse(str(error))
+    if params != record.params or None in params.values():
+        line.refuse("its parameters are not as they are stored")
+
+
+def _check_numbers(line: Line, record: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and not (_is_number(value) and 0 <= value <= MAX_NUMBER):
+            line.refuse(f"{name}={value!r} is not between 0 and {MAX_NUMBER}")
+
+
+def _check_usage(line: Line, usage: Usage | None) -> None:
+    if usage is not None:
+        _check_numbers(line, usage, *Usage.__dataclass_fields__)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_spans(line: Line, spans: Spans) -> None:
+    if len(spans) > MAX_SPANS:
+        line.refuse(f"{len(spans)} spans are more than {MAX_SPANS}")
+    _check_once(line, spans)
+
+
+def _check_once(line: Line, spans: Iterable[Span]) -> None:
+    spans = tuple(spans)
+    if size(union(spans)) != size(spans):
+        line.refuse("a block stands in a turn twice")
+
+
+def _said(error: Exception) -> str:
+    """Return why something is no block, without what it says."""
+    if isinstance(error, TurnwiseError) or not hasattr(error, "errors"):
+        return str(error)[:200]
+    found = error.errors(include_input=False, include_url=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in found[:3])

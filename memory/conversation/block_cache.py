@@ -1,0 +1,111 @@
+"""The part of some block logs that this process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from turnwise.errors import CorruptRecordError
+from turnwise.memory.conversation.blocks import Block, decode, encode
+from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.spans import Span, Spans, overlap, subtract, union
+
+BLOCK_BYTES = 600
+"""What a block takes in memory beside what it says, in bytes, roughly."""
+
+
+class BlockCache:
+    """Blocks by log and position; only ever grows, so what reads it may share it.
+
+    Who has to bound it puts `only` a part of it in its place: those who share the old one still have all of that.
+    A block that came encoded is decoded when it is first read.
+
+    Args:
+        source: names the cache of the session's process that the blocks are from. Those of another may differ at the
+            same places: a store that went back in time fills them anew.
+    """
+
+    def __init__(self, source: str = "") -> None:
+        self._logs: dict[str, dict[int, Block | str]] = {}
+        self.source = source
+        self.held: Spans = (Span(source, 0, 1),) if source else ()
+        """What is in here, sorted; and a span that is nowhere, named as the source: see `is_of`."""
+        self.size_bytes = 0
+        """What it takes in memory, roughly."""
+
+    def add(self, log: str, start: int, blocks: Sequence[Block | str]) -> None:
+        """Hold `blocks`, decoded or encoded, from position `start` of `log` on."""
+        self.add_spans((Span(log, start, start + len(blocks)),), blocks)
+
+    def only(self, spans: Iterable[Span]) -> BlockCache:
+        """Return a cache of the same source that holds what this one does of `spans`. O(what that is)."""
+        cache = BlockCache(self.source)
+        kept = overlap(union(spans), self.held)
+        cache.add_spans(kept, [self._logs[span.log][at] for span in kept for at in range(span.start, span.stop)])
+        return cache
+
+    def over(self, log: str, blocks: Sequence[Block]) -> BlockCache:
+        """Return a cache that holds what this one does now, and these blocks as a log of their own."""
+        cache = BlockCache()
+        cache._logs = {**self._logs, log: dict(enumerate(blocks))}
+        cache.held = union(self.held, (Span(log, 0, len(blocks)),))
+        return cache
+
+    def add_spans(self, spans: Iterable[Span], blocks: Sequence[Block | str]) -> None:
+        """Hold `blocks` as the positions of `spans`, in order."""
+        spans, at = tuple(spans), 0
+        for log, start, stop in spans:
+            entries = self._logs.setdefault(log, {})
+            for place, block in enumerate(blocks[at : at + stop - start], start):
+                if place not in entries:
+                    self.size_bytes += BLOCK_BYTES + _size(block)
+                entries[place] = block
+            at += stop - start
+        self.held = union(self.held, spans)
+
+    def is_of(self, held: Spans) -> bool:
+        """Return whether a cache that holds these spans has the same source, and so the same blocks."""
+        return Span(self.source, 0, 1) in held
+
+    def missing(self, spans: Iterable[Span]) -> Spans:
+        """Return what of `spans` is not held."""
+        return subtract(spans, self.held)
+
+    def read(self, spans: Iterable[Span]) -> tuple[Block, ...]:
+        """Return the blocks of `spans` in order.
+
+        Raises:
+            CorruptRecordError: a block is missing or cannot be decoded; names its log and position.
+        """
+        return tuple(self._block(span.log, at) for span in spans for at in range(span.start, span.stop))
+
+    def read_encoded(self, spans: Iterable[Span]) -> list[str]:
+        """Return the blocks of `spans` in order, encoded."""
+        found = (self._entry(span.log, at) for span in spans for at in range(span.start, span.stop))
+        return [encode(entry) if isinstance(entry, Block) else entry for entry in found]
+
+    def _entry(self, log: str, at: int) -> Block | str:
+        try:
+            return self._logs[log][at]
+        except KeyError:
+            raise CorruptRecordError(f"block {log}:{at}", "missing") from None
+
+    def _block(self, log: str, at: int) -> Block:
+        entry = self._entry(log, at)
+        if not isinstance(entry, Block):  # nor perhaps text: who knows what is in a damaged database
+            try:
+                entry = self._logs[log][at] = decode(entry)
+            except (ValueError, TypeError, RecursionError) as error:
+                raise CorruptRecordError(f"block {log}:{at}", why_unreadable(error)) from None
+        return entry
+
+
+def _size(value: Any) -> int:
+    """Return what a block, or a part of one, takes in memory, roughly."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Block):
+        return sum(map(_size, vars(value).values()))
+    if isinstance(value, Mapping):
+        return sum(_size(name) + _size(each) for name, each in value.items())
+    return sum(map(_size, value)) if isinstance(value, tuple | list) else 8

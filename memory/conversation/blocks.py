@@ -1,0 +1,311 @@
+"""Blocks: the immutable pieces that a conversation is made of.
+
+A block is one prompt, one stretch of answer, one tool call, one tool result. Its `kind` tells which; on the wire and
+on disk it is a JSON object of that kind. A kind this version does not know is kept as `Unknown` and written back as
+it came, so an older reader loses nothing.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Strict, field_validator, model_validator
+
+from turnwise.memory.conversation.frozen_json import MAX_DEPTH, FrozenDict, JsonObject, freeze, is_deeper
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+Str = Annotated[str, Strict()]
+"""Bytes are refused: pydantic would decode them, as if they had been text."""
+
+
+class Block(BaseModel):
+    """Base of all kinds. Frozen, nested payloads included; equal by value; fields it does not know are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: ClassVar[Role] = "user"
+    """Who speaks: the role of the provider's message that carries this block."""
+
+    kind: str
+
+
+class System(Block):
+    """Instructions to the model. The last one set wins."""
+
+    role: ClassVar[Role] = "system"
+    kind: Literal["system"] = "system"
+    text: Str
+
+
+class User(Block):
+    """A prompt."""
+
+    kind: Literal["user"] = "user"
+    text: Str
+
+
+class Text(Block):
+    """A stretch of the model's answer. `interrupted`: the run ended before the model had finished it."""
+
+    role: ClassVar[Role] = "assistant"
+    kind: Literal["text"] = "text"
+    text: Str
+    interrupted: bool = False
+
+
+class Thinking(Block):
+    """The model's reasoning. `signature` is opaque and goes back unchanged; `redacted` holds what the provider hid."""
+
+    role: ClassVar[Role] = "assistant"
+    kind: Literal["thinking"] = "thinking"
+    text: Str = ""
+    signature: Str | None = None
+    redacted: Str | None = None
+
+
+class ToolUse(Block):
+    """The model asks for a tool call. `call_id` pairs it with its `ToolResult`."""
+
+    role: ClassVar[Role] = "assistant"
+    kind: Literal["tool_use"] = "tool_use"
+    call_id: Str
+    name: Str
+    input: JsonObject = FrozenDict()
+    signature: Str | None = None
+
+
+class ToolResult(Block):
+    """What a tool call gave, or, with `is_error`, why it gave nothing."""
+
+    role: ClassVar[Role] = "tool"
+    kind: Literal["tool_result"] = "tool_result"
+    call_id: Str
+    text: Str
+    is_error: bool = False
+
+
+class _Payload(Block):
+    """What both pictures and files need to say of what they hold."""
+
+    url: Str | None = None
+    data: Str | None = None
+    media_type: Str | None = None
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _is_text(cls, data: Any) -> Any:
+        if isinstance(data, bytes | bytearray | memoryview):
+            raise ValueError("data is base64 text: pass base64.b64encode(data).decode()")
+        return data
+
+    @model_validator(mode="after")
+    def _is_sendable(self) -> Self:
+        """Refuse what no provider takes: it would make every later request invalid."""
+        if not (self.url or self.data or getattr(self, "text", None)):
+            raise ValueError(f"a {self.kind} needs a url, or data with its media_type")
+        if self.data and not self.media_type:
+            raise ValueError(f"a {self.kind} with data needs its media_type, such as image/png")
+        return self
+
+    @cached_property
+    def flaw(self) -> str | None:
+        """Why no provider can take it: its base64, its media type or its url is none. None if nothing is wrong.
+
+        O(its data) when first asked. A block that is stored may have one: older versions did not look.
+        """
+        if self.media_type and (flaw := self._flaw_of_type(self.media_type)):
+            return flaw
+        if self.data and not _is_base64(self.data):
+            return "its data is not base64"
+        if self.url and (found := _DATA_URL.fullmatch(self.url)):
+            flaw = self._flaw_of_type(found[1])
+            return flaw or (None if _is_base64(found[2]) else "its data is not base64")
+        return f"its url is none: {self.url[:99]!r}" if self.url and not _is_url(self.url) else None
+
+    def _flaw_of_type(self, media_type: str) -> str | None:
+        return None if _MEDIA_TYPE.fullmatch(media_type) else f"{media_type[:99]!r} is no media type"
+
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*"
+_MEDIA_TYPE = re.compile(rf"{_NAME}/{_NAME}(; ?{_NAME}=[^;,\s]+)*")
+_DATA_URL = re.compile(r"data:([^,]*);base64,(.*)", re.DOTALL)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[!-~\u00a1-\U0010ffff]+")
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        is_web = parts.scheme in ("http", "https")
+        return bool(_URL.fullmatch(text) and (parts.hostname if is_web else parts.netloc or parts.path))
+    except ValueError:  # of brackets that hold no address
+        return False
+
+
+class Image(_Payload):
+    """A picture, by `url` or as base64 `data` of a `media_type` such as image/png."""
+
+    kind: Literal["image"] = "image"
+
+    def _flaw_of_type(self, media_type: str) -> str | None:
+        flaw = super()._flaw_of_type(media_type)
+        if flaw is None and not media_type.lower().startswith("image/"):
+            return f"an image is of a media type such as image/png, not {media_type[:99]!r}"
+        return flaw
+
+
+class Document(_Payload):
+    """A file, by `url`, as base64 `data` of a `media_type`, or as plain `text`."""
+
+    kind: Literal["document"] = "document"
+    name: Str
+    text: Str | None = None
+
+
+class Citations(Block):
+    """The sources that the answer before it rests on, as the provider gave them."""
+
+    role: ClassVar[Role] = "assistant"
+    kind: Literal["citations"] = "citations"
+    items: tuple[JsonObject, ...]
+
+
+class Summary(Block):
+    """A summary of what other blocks held: where the window is too small for them, it stands in their place.
+
+    `of` has the spans of block logs (log, start, stop) that it stands for, in reading order, and `folded` the places
+    (log, position) of the summaries among them. They are all still there: `session.expand(summary)` returns them.
+    """
+
+    kind: Literal["summary"] = "summary"
+    text: Str
+    of: tuple[tuple[str, int, int], ...] = ()
+    folded: tuple[tuple[str, int], ...] = ()
+
+
+class Recalled(Block):
+    """What long-term memory has about a prompt, as sections of text. Stands in requests, never in a history."""
+
+    kind: Literal["recalled"] = "recalled"
+    text: Str
+
+
+class CacheCheckpoint(Block):
+    """The provider may cache the request up to here."""
+
+    kind: Literal["cache_checkpoint"] = "cache_checkpoint"
+
+
+class Unknown(Block):
+    """A block of a kind that this version does not know. Kept and written back; never sent to a provider."""
+
+    kind: str
+    payload: JsonObject = FrozenDict()
+
+    @model_validator(mode="after")
+    def _is_unknown(self) -> Self:
+        if self.kind in KINDS or "kind" in self.payload:
+            raise ValueError("it would be read as a block of another kind: use that kind's class")
+        return self
+
+
+KINDS: dict[str, type[Block]] = {
+    cls.model_fields["kind"].default: cls
+    for cls in (
+        *(System, User, Text, Thinking, ToolUse, ToolResult),
+        *(Image, Document, Citations, Summary, Recalled, CacheCheckpoint),
+    )
+}
+
+
+_HOLDS_JSON = {"tool_use": "input", "citations": "items"}
+
+
+def is_too_deep(block: Block) -> bool:
+    """Return whether the block's JSON is nested deeper than `MAX_DEPTH`; readers of JSON take 200 levels."""
+    held = getattr(block, _HOLDS_JSON.get(block.kind, "payload"), None)
+    return bool(held) and is_deeper(held, MAX_DEPTH)
+
+
+def encode(block: Block) -> str:
+    """Return the block as a JSON object on one line, without the fields that have their default value.
+
+    Raises:
+        ValueError: it holds lone surrogates, or is too deep.
+    """
+    if is_too_deep(block):
+        raise ValueError(f"its JSON is nested more than {MAX_DEPTH} levels deep")
+    if isinstance(block, Unknown):
+        return pydantic_core.to_json({"kind": block.kind, **block.payload}).decode()
+    body = block.model_dump_json(exclude_defaults=True, exclude={"kind"})
+    return f'{{"kind":"{block.kind}"' + (f",{body[1:]}" if body != "{}" else "}")
+
+
+def decode(encoded: str) -> Block:
+    """Return the block that `encode` wrote. A kind not known here becomes `Unknown`.
+
+    Raises:
+        ValueError: not a JSON object with a `kind`, or its fields do not fit the kind.
+    """
+    try:
+        data: Any = pydantic_core.from_json(encoded)
+        if not isinstance(data, dict) or not isinstance(kind := data.pop("kind", None), str):
+            raise ValueError("a block is a JSON object with a kind")
+        if cls := KINDS.get(kind):
+            return cls.model_validate(data)
+        return Unknown(kind=kind, payload=freeze(data))
+    except TypeError as error:  # of lone surrogates, and of numbers that are none
+        raise ValueError(str(error)) from error
+
+
+def described(block: Image | Document) -> str:
+    """Return what a picture or a file is called where it is not shown: its kind, its name, its media type."""
+    name = f" {block.name[:99]}" if isinstance(block, Document) and block.name else ""
+    return f"{block.kind}{name}{f' ({block.media_type[:99]})' if block.media_type else ''}"
+
+
+def answer_text(blocks: Sequence[Block]) -> str:
+    """Return the text of the blocks that follow the last tool result, joined."""
+    parts: list[str] = []
+    for block in reversed(blocks):
+        if isinstance(block, ToolResult):
+            break
+        if isinstance(block, Text):
+            parts.append(block.text)
+    return "".join(reversed(parts))
+
+
+__all__ = [
+    "KINDS",
+    "Block",
+    "CacheCheckpoint",
+    "Citations",
+    "Document",
+    "Image",
+    "Summary",
+    "System",
+    "Text",
+    "Thinking",
+    "ToolResult",
+    "ToolUse",
+    "Unknown",
+    "User",
+    "answer_text",
+    "decode",
+    "described",
+    "encode",
+]

@@ -1,0 +1,373 @@
+"""Events: what happened in a session, in order.
+
+Every event has a sequence number of its session that only grows. Stored events are appended before they are published;
+the deltas of a running answer are live only, so stored numbers have gaps where deltas were.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, SerializeAsAny
+
+from turnwise.memory.conversation.blocks import Block, answer_text
+from turnwise.memory.conversation.frozen_json import FrozenDict, JsonObject, freeze
+from turnwise.memory.conversation.tool_calls import Verdict, Wants
+from turnwise.memory.conversation.usage import Usage
+
+
+class Event(BaseModel):
+    """Base of all events. `kind` names the class; classes that end a run have `terminal` set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    terminal: ClassVar[bool] = False
+    live: ClassVar[bool] = False
+    """Live events are published, not stored."""
+
+    kind: str
+    session_id: str
+    seq: int
+    at: float
+    """Seconds since the epoch, UTC."""
+    turn_index: int | None = None
+    run_id: str | None = None
+    key: str | None = None
+    """Makes appending idempotent: a session stores one event of a key."""
+
+
+class PromptAppended(Event):
+    """A prompt is stored and waits for the next run."""
+
+    kind: Literal["prompt_appended"] = "prompt_appended"
+
+
+class RunQueued(Event):
+    """A run is accepted and waits for those before it."""
+
+    kind: Literal["run_queued"] = "run_queued"
+
+
+class RunStarted(Event):
+    """A run has the session's claim."""
+
+    kind: Literal["run_started"] = "run_started"
+
+
+class TextDelta(Event):
+    """The next piece of the answer."""
+
+    kind: Literal["text_delta"] = "text_delta"
+    live: ClassVar[bool] = True
+    text: str
+
+
+class ThinkingDelta(Event):
+    """The next piece of the model's reasoning."""
+
+    kind: Literal["thinking_delta"] = "thinking_delta"
+    live: ClassVar[bool] = True
+    text: str
+
+
+class Appending(Event):
+    """Base of the events that add to the transcript. The blocks are in the session's log, and not stored again."""
+
+    span: tuple[int, int] | None = None
+    """Where they are in the session's log: from the first position up to the second."""
+    blocks: tuple[SerializeAsAny[Block], ...] = ()
+
+
+class ModelCallStarted(Event):
+    """The model is asked. What it streamed in an earlier call that came to nothing is void."""
+
+    kind: Literal["model_call_started"] = "model_call_started"
+    live: ClassVar[bool] = True
+    call: int
+    """Counts the run's calls of the model, from 0."""
+
+
+class ModelCallEnded(Appending):
+    """The model has answered and wants tools called. Its last call ends with the run."""
+
+    kind: Literal["model_call_ended"] = "model_call_ended"
+    call: int
+    seconds: float
+    stop_reason: str | None = None
+    usage: Usage | None = None
+
+
+class ToolStarted(Event):
+    """A tool is about to be called."""
+
+    kind: Literal["tool_started"] = "tool_started"
+    call_id: str
+    name: str
+
+
+class ToolEnded(Appending):
+    """A tool call has its result, which the model will see."""
+
+    kind: Literal["tool_ended"] = "tool_ended"
+    call_id: str
+    name: str
+    is_error: bool = False
+    seconds: float = 0.0
+    tries: int = 1
+
+
+class ApprovalRequested(Event):
+    """A call waits for a decision: `execution.approve(call_id)`, `.reject(call_id, reason)`, `.provide(...)`."""
+
+    kind: Literal["approval_requested"] = "approval_requested"
+    call_id: str
+    name: str
+    input: JsonObject = FrozenDict()
+    wants: Wants = "approval"
+    why: str | None = None
+
+
+class CallDecided(Appending):
+    """Somebody has decided about a call. `blocks`: the result that follows from it, or the call as it was edited."""
+
+    kind: Literal["call_decided"] = "call_decided"
+    call_id: str
+    verdict: Verdict
+
+
+class RunResumed(Event):
+    """The run goes on: all is decided that it waited for, or its process was lost and another has it."""
+
+    kind: Literal["run_resumed"] = "run_resumed"
+    why: str
+
+
+class HookFailed(Event):
+    """A hook or a sink raised; the run goes on."""
+
+    kind: Literal["hook_failed"] = "hook_failed"
+    live: ClassVar[bool] = True
+    hook: str
+    why: str
+
+
+LeftOut = Literal["duplicate", "token_budget", "window"]
+"""Why an item is not in a request: its text is there already, the budget of all memories is used up, or the model's
+window has no room for anything that was recalled."""
+
+
+class MemoryRecalled(Event):
+    """Long-term memories found something that bears on the prompt; says how much of it is in the run's requests.
+
+    Published again, with nothing sent, if all of it is left out later because the window has no room.
+    """
+
+    kind: Literal["memory_recalled"] = "memory_recalled"
+    live: ClassVar[bool] = True
+    query: str = ""
+    """What the memories were asked."""
+    found: dict[str, int]
+    """How many items each memory returned, by the name of the memory."""
+    sent: dict[str, int]
+    """How many of them are in the run's requests, by the name of the memory."""
+    left_out: dict[str, dict[LeftOut, int]]
+    """How many of them are not, by the name of the memory and the reason. Only memories with such items."""
+    profile: dict[str, int] = {}
+    """How many items of the user's profile are in the run's requests, by the name of the memory. `found` has none of
+    these."""
+    profile_left_out: dict[str, dict[LeftOut, int]] = {}
+    """How many of the profile are not, likewise. Those may yet be among what was found."""
+
+
+class MemoryFailed(Event):
+    """A long-term memory failed or took too long; the run goes on without it."""
+
+    kind: Literal["memory_failed"] = "memory_failed"
+    live: ClassVar[bool] = True
+    memory: str
+    why: str
+
+
+class MemoryDegraded(Event):
+    """A long-term memory answers, but not as well as it should, such as by words alone; the run goes on."""
+
+    kind: Literal["memory_degraded"] = "memory_degraded"
+    live: ClassVar[bool] = True
+    memory: str
+    why: str
+
+
+class MemoryBehind(Event):
+    """Turns could not be saved in a long-term memory; they are given to it again until it has them."""
+
+    kind: Literal["memory_behind"] = "memory_behind"
+    memory: str
+    why: str
+
+
+class MemoryCaughtUp(Event):
+    """A long-term memory that was behind has all turns."""
+
+    kind: Literal["memory_caught_up"] = "memory_caught_up"
+    memory: str
+
+
+class TurnNotSaved(Event):
+    """A long-term memory cannot keep a turn, and is not given it again. It stays in the history."""
+
+    kind: Literal["turn_not_saved"] = "turn_not_saved"
+    memory: str
+    why: str
+
+
+class TurnForgotten(Event):
+    """No later request holds what the turn added, and no memory is given it. The history keeps it."""
+
+    kind: Literal["turn_forgotten"] = "turn_forgotten"
+
+
+class RunEnded(Appending):
+    """Base of the four ends a run can have: exactly one of them is stored, as the run's last event."""
+
+    terminal: ClassVar[bool] = True
+
+    @property
+    def text(self) -> str:
+        """The answer, whole or as far as it came."""
+        return answer_text(self.blocks)
+
+
+class RunCompleted(RunEnded):
+    """The answer is whole."""
+
+    kind: Literal["run_completed"] = "run_completed"
+    stop_reason: str | None = None
+    usage: Usage | None = None
+
+
+class RunCancelled(RunEnded):
+    """Somebody cancelled the run."""
+
+    kind: Literal["run_cancelled"] = "run_cancelled"
+    why: str
+
+
+class RunFailed(RunEnded):
+    """The engine failed. `code`: see `RunRecord`."""
+
+    kind: Literal["run_failed"] = "run_failed"
+    why: str
+    code: str | None = None
+
+
+class RunInterrupted(RunEnded):
+    """The session's process was lost during the run."""
+
+    kind: Literal["run_interrupted"] = "run_interrupted"
+    why: str
+
+
+class WindowCompacted(Event):
+    """An overflow strategy's plan was carried out: the next request holds less. The history holds what it did."""
+
+    kind: Literal["window_compacted"] = "window_compacted"
+    strategy: str
+    tokens_before: int
+    tokens_after: int
+    summary: tuple[int, int] | None = None
+    """Where the new summary is in the session's log, if there is one: from the first position up to the second."""
+    usage: Usage | None = None
+    """What it cost, failed attempts not included."""
+
+
+class CompactionFailed(Event):
+    """An attempt to carry an overflow strategy's plan out failed, or its outcome came too late; nothing was lost."""
+
+    kind: Literal["compaction_failed"] = "compaction_failed"
+    strategy: str
+    attempt: int
+    """From 1."""
+    of: int
+    """How many there are, at most."""
+    why: str
+    usage: Usage | None = None
+
+
+class SessionEnded(Event):
+    """The session takes no more runs."""
+
+    kind: Literal["session_ended"] = "session_ended"
+
+
+class SessionReverted(Event):
+    """The store went back to an earlier state of the session: turns that were acknowledged before this are missing."""
+
+    kind: Literal["session_reverted"] = "session_reverted"
+
+
+class UnknownEvent(Event):
+    """An event of a kind that this version does not know."""
+
+    payload: JsonObject = FrozenDict()
+
+
+KINDS: dict[str, type[Event]] = {
+    cls.model_fields["kind"].default: cls
+    for cls in (
+        PromptAppended,
+        RunQueued,
+        RunStarted,
+        TextDelta,
+        ThinkingDelta,
+        ModelCallStarted,
+        ModelCallEnded,
+        ToolStarted,
+        ToolEnded,
+        ApprovalRequested,
+        CallDecided,
+        RunResumed,
+        HookFailed,
+        MemoryRecalled,
+        MemoryFailed,
+        MemoryDegraded,
+        MemoryBehind,
+        MemoryCaughtUp,
+        TurnNotSaved,
+        TurnForgotten,
+        RunCompleted,
+        RunCancelled,
+        RunFailed,
+        RunInterrupted,
+        WindowCompacted,
+        CompactionFailed,
+        SessionEnded,
+        SessionReverted,
+    )
+}
+
+_OUTSIDE = {"kind", "blocks", "session_id", "seq", "at", "turn_index", "run_id", "key"}
+"""What of an event is stored in columns of its own, or elsewhere."""
+
+
+def encode_body(event: Event) -> tuple[str, str]:
+    """Return the kind and, as JSON, what is the event's own beside the fields that every event has."""
+    if isinstance(event, UnknownEvent):
+        return event.kind, pydantic_core.to_json(event.payload).decode()
+    return event.kind, event.model_dump_json(exclude=_OUTSIDE, exclude_defaults=True)
+
+
+def decode_event(kind: str, body: str, **columns: Any) -> Event:
+    """Return the event that `encode_body` took apart; a kind not known here becomes `UnknownEvent`.
+
+    Raises:
+        ValueError: the body is not JSON or does not fit the kind.
+    """
+    own = pydantic_core.from_json(body) if body != "{}" else {}
+    cls = KINDS.get(kind)
+    if cls is None:
+        return UnknownEvent(kind=kind, payload=freeze(own), **columns)
+    values = columns | own
+    if len(values) < len(columns) + len(own):
+        raise ValueError("the body names what has a column of its own")
+    return cls.model_validate(values)

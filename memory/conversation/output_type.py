@@ -1,0 +1,211 @@
+"""Structured answers: the type that a run's answer is to be of, as a JSON schema, and what is checked by it.
+
+The schema stands for the type in the run's record, in the session's process and after a kill: it is data, so it can be
+stored, sealed and exported, which a class cannot. The class itself stays with the caller, whose `Turn.parsed` makes an
+instance of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from ipaddress import IPv4Address, IPv6Address
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import pydantic_core
+from pydantic import AnyUrl, Field, TypeAdapter, ValidationError
+from pydantic_core import SchemaError
+
+from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+
+if TYPE_CHECKING:
+    from jsonschema import FormatChecker  # type: ignore[import-untyped]
+
+ANSWER_TOOL = "final_answer"
+"""The tool by which a model answers where it is told of the type as of a tool."""
+
+MAX_RETRIES = 100
+"""How often an answer may be sent back at most."""
+
+_SENT_BACK = "sent_back_"
+"""How the ids of calls begin that stand for answers which were sent back."""
+
+_MOST_ERRORS, _MOST_CHARS = 10, 300
+"""How many errors of an answer are told, and how many characters of each."""
+
+_FORMATS: Mapping[str, Any] = {
+    "date-time": datetime,
+    "date": date,
+    "time": time,
+    "duration": timedelta,
+    "uuid": UUID,
+    "uri": AnyUrl,
+    "ipv4": IPv4Address,
+    "ipv6": IPv6Address,
+}
+"""Formats of texts, and the types of pydantic's that have them in their schemas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputType:
+    """What a run's answer is to be: a JSON object of a schema."""
+
+    schema: FrozenDict
+    """Of an object."""
+    retries: int | None
+    """How often an answer that does not fit is sent back, from 0; None: nothing is checked."""
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any] | None) -> OutputType | None:
+        """Return the type that `record` wrote; None if there is none."""
+        return cls(schema=freeze(record["schema"]), retries=record["retries"]) if record else None
+
+    @staticmethod
+    def is_record(value: Mapping[str, Any]) -> bool:
+        """Return whether a value from outside is what `record` may have written for a run."""
+        retries = value.get("retries")
+        is_count = isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= MAX_RETRIES
+        return value.keys() == {"schema", "retries"} and isinstance(value["schema"], Mapping) and is_count
+
+    @property
+    def record(self) -> FrozenDict:
+        """It as a JSON object, for `RunRecord.output`."""
+        return FrozenDict({"schema": self.schema, "retries": self.retries})
+
+    def errors(self, text: str) -> str | None:
+        """Return what is wrong with an answer, a line for each error, 10 at most; None if it fits."""
+        try:
+            found = pydantic_core.from_json(object_text(text), allow_inf_nan=False)
+        except ValueError as error:
+            return f"the answer is no JSON object: {error}"[:_MOST_CHARS]
+        from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
+
+        try:
+            wrong = list(_validator(self.schema).iter_errors(found))
+        except RecursionError:
+            return "the answer is nested too deeply"
+        return _lines((error.absolute_path, error.message) for error in (best_match([each]) for each in wrong)) or None
+
+
+def read_answer(model: Any, text: str) -> Any:
+    """Return an answer as an instance of a model, or of what else pydantic's `TypeAdapter` takes.
+
+    Raises:
+        ValueError: it is none; says where, 10 errors at most.
+    """
+    try:
+        return TypeAdapter(model).validate_json(object_text(text))
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+        raise ValueError(_lines((each["loc"], each["msg"]) for each in errors)) from error
+
+
+def object_text(text: str) -> str:
+    """Return the JSON object within a text: some models write it in a fence, or between other words."""
+    first, last = text.find("{"), text.rfind("}")
+    return text[first : last + 1] if 0 <= first < last else text
+
+
+def sent_back(answer: Sequence[Block], errors: str, call_id: str) -> tuple[list[Block], ToolResult]:
+    """Return an answer that does not fit as a call, and what is wrong with it as the result of that.
+
+    So it stands in the history where every provider takes it, and is no part of the answer's text. `as_said` undoes it
+    for requests.
+    """
+    text = "".join(block.text for block in answer if isinstance(block, Text))
+    kept = [block for block in answer if not isinstance(block, Text)]
+    call_id = f"{_SENT_BACK}{call_id}"
+    told = f"Your answer does not fit what was asked for:\n{errors}\nGive the whole answer again, corrected."
+    use = ToolUse(call_id=call_id, name=ANSWER_TOOL, input=FrozenDict(text=text))
+    return [*kept, use], ToolResult(call_id=call_id, text=told, is_error=True)
+
+
+def is_sent_back(block: Block) -> bool:
+    """Return whether a block is of an answer that was sent back."""
+    return isinstance(block, ToolUse | ToolResult) and block.call_id.startswith(_SENT_BACK)
+
+
+def as_said(blocks: Iterable[Block]) -> list[Block]:
+    """Return the blocks with each answer that was sent back as the text that it was, and what was said to it."""
+    said: list[Block] = []
+    for block in blocks:
+        if isinstance(block, ToolUse) and is_sent_back(block):
+            said.append(Text(text=str(block.input.get("text", ""))))
+        elif isinstance(block, ToolResult) and is_sent_back(block):
+            said.append(User(text=block.text))
+        else:
+            said.append(block)
+    return said
+
+
+def _lines(errors: Iterable[tuple[Iterable[object], str]]) -> str:
+    lines = [f"{'.'.join(map(str, where)) or 'the object'}: {what}"[:_MOST_CHARS] for where, what in errors]
+    more = [f"and {len(lines) - _MOST_ERRORS} more"] if len(lines) > _MOST_ERRORS else []
+    return "\n".join([*lines[:_MOST_ERRORS], *more])
+
+
+@functools.lru_cache(maxsize=16)
+def _validator(schema: FrozenDict) -> Any:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend  # type: ignore[import-untyped]
+
+    validator = extend(Draft202012Validator, {"pattern": _check_pattern})
+    return validator(_plain(schema), format_checker=_formats())
+
+
+def _check_pattern(_validator: Any, pattern: str, value: object, _schema: Any) -> Iterator[Exception]:
+    """Check a pattern as pydantic does, in linear time; one that it cannot read is Python's, or nobody's."""
+    from jsonschema import ValidationError
+
+    fits = _pattern(pattern)
+    if isinstance(value, str) and fits and not fits(value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(pattern: str) -> Callable[[str], bool] | None:
+    try:
+        adapter = TypeAdapter(Annotated[str, Field(pattern=pattern)])
+    except SchemaError:
+        with suppress(re.error):
+            compiled = re.compile(pattern)
+            return lambda text: compiled.search(text) is not None
+        return None
+
+    def fits(text: str) -> bool:
+        try:
+            adapter.validate_python(text)
+        except ValidationError:
+            return False
+        return True
+
+    return fits
+
+
+def _plain(value: Any) -> Any:
+    """Return a frozen value with lists in the place of tuples, which a validator takes for no arrays."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+@functools.cache
+def _formats() -> FormatChecker:
+    from jsonschema import FormatChecker
+
+    checker = FormatChecker(formats=())
+    for name, kind in _FORMATS.items():
+        checker.checks(name, raises=ValueError)(functools.partial(_has_format, TypeAdapter(kind)))
+    return checker
+
+
+def _has_format(adapter: TypeAdapter[Any], value: object) -> bool:
+    if isinstance(value, str):
+        adapter.validate_json(pydantic_core.to_json(value))
+    return True

@@ -1,0 +1,81 @@
+"""The steps of a run: its calls of the model and of tools, with their times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from turnwise.memory.conversation.events import Event, ModelCallEnded, RunEnded, ToolEnded, ToolStarted
+from turnwise.memory.conversation.usage import Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One call, of the model or of a tool."""
+
+    kind: Literal["model", "tool"]
+    name: str = ""
+    """Of the tool."""
+    call_id: str | None = None
+    started_at: float
+    """Seconds since the epoch, UTC."""
+    seconds: float | None
+    """How long it took; None if it has not ended, or ended with the run."""
+    tries: int = 1
+    is_error: bool = False
+    usage: Usage | None = None
+    stop_reason: str | None = None
+
+
+def steps_of(events: Iterable[Event]) -> list[Step]:
+    """Return the steps that a run's stored events tell of, in the order in which they began.
+
+    The last call of the model ends with the run: it is counted from the event before it, and is missing while the run
+    goes on.
+    """
+    steps: list[Step] = []
+    open_tools: dict[str, int] = {}
+    before = 0.0
+    for event in events:
+        if event.live:
+            continue
+        match event:
+            case ModelCallEnded():
+                steps.append(
+                    Step(
+                        kind="model",
+                        started_at=event.at - event.seconds,
+                        seconds=event.seconds,
+                        usage=event.usage,
+                        stop_reason=event.stop_reason,
+                    )
+                )
+            case ToolStarted():
+                open_tools[event.call_id] = len(steps)
+                steps.append(
+                    Step(kind="tool", name=event.name, call_id=event.call_id, started_at=event.at, seconds=None)
+                )
+            case ToolEnded():
+                step = Step(
+                    kind="tool",
+                    name=event.name,
+                    call_id=event.call_id,
+                    started_at=event.at - event.seconds,
+                    seconds=event.seconds,
+                    tries=event.tries,
+                    is_error=event.is_error,
+                )
+                if event.call_id in open_tools:
+                    steps[open_tools.pop(event.call_id)] = step
+                else:
+                    steps.append(step)
+            case RunEnded() if event.span and before:
+                reason = getattr(event, "stop_reason", None)
+                steps.append(
+                    Step(kind="model", started_at=before, seconds=round(event.at - before, 6), stop_reason=reason)
+                )
+            case _:
+                pass
+        before = event.at
+    return steps

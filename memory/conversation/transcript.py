@@ -1,0 +1,363 @@
+"""Transcripts: what was said, in the order that providers take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, takewhile
+from operator import itemgetter
+from typing import Any, Literal
+
+from turnwise.errors import TranscriptError
+from turnwise.memory.conversation.blocks import (
+    Block,
+    CacheCheckpoint,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Unknown,
+)
+from turnwise.memory.conversation.events import (
+    Appending,
+    Event,
+    ModelCallEnded,
+    ModelCallStarted,
+    RunEnded,
+    RunResumed,
+    TextDelta,
+    ThinkingDelta,
+)
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Neighbours of one side of the conversation. Results stand at the head of the user's side."""
+
+    role: Literal["user", "assistant"]
+    blocks: tuple[Block, ...]
+
+
+def system_of(blocks: Iterable[Block]) -> str | None:
+    """Return the system prompt: the last one set wins."""
+    texts = [block.text for block in blocks if isinstance(block, System)]
+    return texts[-1] if texts else None
+
+
+def messages_of(blocks: Iterable[Block]) -> list[Message]:
+    """Return the conversation as messages of two sides that alternate; `System` blocks are left out.
+
+    Cache checkpoints and blocks of unknown kinds are of neither side: they stay with what stands before them.
+
+    Within a message of the assistant: thoughts, then text and what belongs to it, then calls. Within one of the user:
+    results in the order in which their calls were declared, then the rest. Nothing is added, dropped or repaired: see
+    `settle` and `rules.check`. O(blocks).
+    """
+    messages: list[Message] = []
+    declared: dict[str, int] = {}
+    for is_assistant, entries in groupby(_by_side(blocks), key=itemgetter(0)):
+        neighbours = [block for _, block in entries]
+        if is_assistant:
+            said = tuple(sorted(neighbours, key=_rank))
+            calls = [block.call_id for block in said if isinstance(block, ToolUse)]
+            declared = {call_id: at for at, call_id in enumerate(calls)}
+            messages.append(Message("assistant", said))
+        else:
+            places = declared
+            messages.append(Message("user", tuple(sorted(neighbours, key=lambda block: _place(block, places)))))
+    return messages
+
+
+def _by_side(blocks: Iterable[Block]) -> Iterator[tuple[bool, Block]]:
+    """Yield each block with whether it stands on the assistant's side."""
+    is_assistant: bool | None = None
+    first: list[Block] = []
+    """What stands before anything of a side: it goes with that."""
+    for block in blocks:
+        if isinstance(block, System):
+            continue
+        if not isinstance(block, CacheCheckpoint | Unknown):
+            is_assistant = block.role == "assistant"
+        elif is_assistant is None:
+            first.append(block)
+            continue
+        yield from ((is_assistant, early) for early in first)
+        first.clear()
+        yield is_assistant, block
+    yield from ((False, early) for early in first)
+
+
+def _rank(block: Block) -> int:
+    return 0 if isinstance(block, Thinking) else 2 if isinstance(block, ToolUse) else 1
+
+
+def _place(block: Block, declared: Mapping[str, int]) -> int:
+    if not isinstance(block, ToolResult):
+        return len(declared) + 1
+    return declared.get(block.call_id, len(declared))
+
+
+@dataclass(slots=True)
+class _Group:
+    """What the model said between two rounds of results, and the results."""
+
+    said: list[Block] = field(default_factory=list)
+    kept: int = 0
+    """How many of `said` are definitive; the others were streamed and may yet be replaced."""
+    results: dict[str, ToolResult | None] = field(default_factory=dict)
+    """By call id, in the order of declaration."""
+
+    @property
+    def is_answered(self) -> bool:
+        return any(self.results.values())
+
+
+class Ledger:
+    """A run's output as it grows, from a live stream or from the run's log: the same either way, for every prefix.
+
+    Order is the providers': thoughts, then text, then calls, even when thoughts arrive late; then the results, in the
+    order in which their calls were declared, however they came. Pieces of text are joined, and so are pieces of one
+    thought. What was streamed is tentative until `flush_assistant` closes the message, if need be with its definitive
+    blocks. Not shared between threads; adding is O(1).
+    """
+
+    def __init__(self, blocks: Iterable[Block] = ()) -> None:
+        """Begin with definitive blocks, as a run does that is taken up again."""
+        self._groups = [_Group()]
+        self._callers: dict[str, _Group] = {}
+        self._streak: list[str] = []
+        """Pieces of text that are not in a block yet."""
+        for block in blocks:
+            self.append(block)
+        self.flush_assistant()
+
+    # Growing
+
+    def append_text(self, text: str) -> None:
+        """Continue the text of the open message."""
+        if text:
+            self._streak.append(text)
+
+    def append_thinking(self, text: str = "", signature: str | None = None, redacted: str | None = None) -> None:
+        """Continue the thought of the open message; a signature closes it, so what comes next is another."""
+        if not (text or signature or redacted):
+            return
+        group = self._said_group()
+        last = next((at for at in reversed(range(group.kept, len(group.said))) if _is_open(group.said[at])), None)
+        if last is None or redacted:
+            group.said.append(Thinking(text=text, signature=signature, redacted=redacted))
+        else:
+            before = group.said[last]
+            grown = {"text": f"{before.text}{text}", "signature": signature}  # type: ignore[attr-defined]
+            group.said[last] = before.model_copy(update=grown)
+
+    def declare_tool_use(
+        self, call_id: str, name: str, input: Mapping[str, Any] | None = None, signature: str | None = None
+    ) -> None:
+        """Add a call to the open message. One without an id or a name is ignored: no provider takes it back."""
+        arguments = FrozenDict(freeze(input or {}))
+        self.append(ToolUse(call_id=call_id, name=name, input=arguments, signature=signature))
+
+    def append(self, block: Block) -> None:
+        """Add a block of any kind as it is; a result that no call waits for is ignored."""
+        if isinstance(block, ToolResult):
+            caller = self._callers.get(block.call_id)
+            if caller and caller.results[block.call_id] is None:
+                self._end_streak()
+                caller.results[block.call_id] = block
+            return
+        if isinstance(block, ToolUse) and not (block.call_id and block.name):
+            return
+        group = self._said_group()
+        # An id that the group has already needs a group of its own: one message cannot hold it twice.
+        if isinstance(block, ToolUse) and block.call_id in group.results:
+            group = self._new_group()
+        group.said.append(block)
+        if isinstance(block, ToolUse):
+            group.results[block.call_id] = None
+            self._callers[block.call_id] = group
+
+    def flush_assistant(self, blocks: Iterable[Block] | None = None) -> None:
+        """Close the open message. `blocks`, if given, are what it really was, in place of what was streamed."""
+        if blocks is None:
+            self._end_streak()
+        else:
+            self.void()
+            for block in blocks:
+                self.append(block)
+        for group in self._open_groups():
+            group.kept = len(group.said)
+
+    def void(self) -> None:
+        """Forget what was streamed of the open message."""
+        self._streak = []
+        uses: list[ToolUse] = []
+        for group in self._open_groups():
+            dropped = [block for block in group.said[group.kept :] if isinstance(block, ToolUse)]
+            for use in dropped:
+                del group.results[use.call_id]
+            uses += dropped
+            del group.said[group.kept :]
+        while len(self._groups) > 1 and not self._groups[-1].said:
+            self._groups.pop()
+        if uses:
+            self._callers = {call_id: group for group in self._groups for call_id in group.results}
+
+    def append_tool_results(self, *results: ToolResult) -> None:
+        """Add results of calls that were declared and have none yet.
+
+        Raises:
+            TranscriptError: a call of this id was not declared, or has its result; nothing was added.
+        """
+        given: set[str] = set()
+        for result in results:
+            caller = self._callers.get(result.call_id)
+            if caller is None:
+                raise TranscriptError(f"no call {result.call_id!r} was declared: declare_tool_use() comes first")
+            if caller.results[result.call_id] is not None or result.call_id in given:
+                raise TranscriptError(f"call {result.call_id!r} has its result already")
+            given.add(result.call_id)
+        for result in results:
+            self.append(result)
+
+    def record(self, blocks: Iterable[Block]) -> None:
+        """Take definitive blocks in: the assistant's in place of what was streamed, each result to its call."""
+        blocks = list(blocks)
+        if said := [block for block in blocks if not isinstance(block, ToolResult)]:
+            self.flush_assistant(said)
+        for block in blocks:
+            if isinstance(block, ToolResult):
+                self.append(block)
+
+    def replace_use(self, use: ToolUse) -> None:
+        """Put an edited call in the place of the one with its id."""
+        said = self._callers[use.call_id].said
+        place = next(at for at, block in enumerate(said) if isinstance(block, ToolUse) and block.call_id == use.call_id)
+        said[place] = use
+
+    def apply(self, event: Event) -> None:
+        """Take in the next event of the run: what it says about the transcript, nothing else."""
+        if isinstance(event, ModelCallStarted | RunResumed):
+            self.void()
+        elif isinstance(event, TextDelta):
+            self.append_text(event.text)
+        elif isinstance(event, ThinkingDelta):
+            self.append_thinking(event.text)
+        elif isinstance(event, ModelCallEnded | RunEnded):
+            self.flush_assistant(event.blocks)
+        elif isinstance(event, Appending):
+            for block in event.blocks:
+                if isinstance(block, ToolUse):
+                    self.replace_use(block)
+                else:
+                    self.append(block)
+
+    @classmethod
+    def replay(cls, events: Iterable[Event]) -> Ledger:
+        """Return the ledger that a run's events tell of, from its first to any later one."""
+        ledger = cls()
+        for event in events:
+            ledger.apply(event)
+        return ledger
+
+    # Reading
+
+    def blocks(self) -> list[Block]:
+        """Return the output so far, in order. O(its blocks)."""
+        self._end_streak()
+        return [block for group in self._groups for block in _in_order(group)]
+
+    def messages(self) -> list[Message]:
+        """Return the output so far as messages."""
+        return messages_of(self.blocks())
+
+    def uses_without_result(self) -> list[ToolUse]:
+        """Return the calls that wait for a result, in order of declaration."""
+        return [
+            block
+            for group in self._groups
+            for block in group.said
+            if isinstance(block, ToolUse) and group.results[block.call_id] is None
+        ]
+
+    def settled(self, why: str, *, interrupted: bool) -> list[Block]:
+        """Return the output such that a request which contains it is valid; see `settle`. Changes nothing."""
+        self._end_streak()
+        blocks: list[Block] = []
+        for group in self._groups:
+            blocks += sorted(group.said, key=_rank)
+            for call_id, result in group.results.items():
+                blocks.append(result or ToolResult(call_id=call_id, text=f"cancelled: {why}", is_error=True))
+        blocks = _without_idle_thoughts(blocks)
+        last = next((at for at in reversed(range(len(blocks))) if not isinstance(blocks[at], Thinking)), None)
+        if interrupted and last is not None and isinstance(text := blocks[last], Text) and not text.interrupted:
+            blocks[last] = text.model_copy(update={"interrupted": True})
+        return blocks
+
+    def _said_group(self) -> _Group:
+        """Return the group that takes what the model says next."""
+        self._end_streak()
+        group = self._groups[-1]
+        return self._new_group() if group.is_answered else group
+
+    def _open_groups(self) -> list[_Group]:
+        """Return the groups of the open message, the last first: those that have anything tentative."""
+        return list(takewhile(lambda group: group.kept < len(group.said), reversed(self._groups)))
+
+    def _new_group(self) -> _Group:
+        self._groups.append(_Group())
+        return self._groups[-1]
+
+    def _end_streak(self) -> None:
+        if not self._streak:
+            return
+        text, self._streak = "".join(self._streak), []
+        group = self._said_group()
+        streamed = range(group.kept, len(group.said))
+        last = next((at for at in reversed(streamed) if not isinstance(group.said[at], Thinking)), None)
+        before = None if last is None else group.said[last]
+        if last is not None and isinstance(before, Text) and not before.interrupted:
+            group.said[last] = Text(text=before.text + text)
+        else:
+            group.said.append(Text(text=text))
+
+
+def settle(output: Sequence[Block], *, why: str, interrupted: bool) -> list[Block]:
+    """Return a run's output, whole or cut short, such that a request which contains it is valid. Idempotent.
+
+    Each tool call is followed by its result: results stand right after the message that made the calls, in the order
+    of declaration, and a call without one gets the error result "cancelled: <why>". What the model said stays, within
+    a message in the order of `Ledger`. Dropped are: thoughts that lead to no text and no call (so of nothing but
+    thoughts, nothing is left); results without a call before them; a second result of a call; calls without an id or a
+    name, which no provider takes back.
+
+    Args:
+        output: of one run, oldest first; may be empty.
+        why: what the model is told of a call that has no result.
+        interrupted: whether to mark the last text as cut short, if nothing follows it.
+    """
+    return Ledger(output).settled(why, interrupted=interrupted)
+
+
+def _in_order(group: _Group) -> list[Block]:
+    return [*sorted(group.said, key=_rank), *(result for result in group.results.values() if result)]
+
+
+def _is_open(block: Block) -> bool:
+    return isinstance(block, Thinking) and not block.signature and not block.redacted
+
+
+def _without_idle_thoughts(blocks: list[Block]) -> list[Block]:
+    """Drop the thoughts of a message in which the model says nothing and calls nothing."""
+    kept: list[Block] = []
+    for is_result, neighbours in groupby(blocks, key=lambda block: isinstance(block, ToolResult)):
+        group = list(neighbours)
+        spoken = is_result or any(map(_is_spoken, group))
+        kept += group if spoken else [block for block in group if not isinstance(block, Thinking)]
+    return kept
+
+
+def _is_spoken(block: Block) -> bool:
+    return isinstance(block, ToolUse) or (isinstance(block, Text) and bool(block.text.strip()))

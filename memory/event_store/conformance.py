@@ -1,0 +1,244 @@
+"""The laws of `HistoryStore`, shown on one that is empty at first; see `stores/conformance` for how to run them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from turnwise.errors import HistoryConflictError, InvalidInputError, StoreClosedError
+from turnwise.memory.conversation.blocks import Text
+from turnwise.memory.conversation.events import (
+    Event,
+    PromptAppended,
+    RunCompleted,
+    RunFailed,
+    TextDelta,
+    ToolEnded,
+    UnknownEvent,
+)
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.conformance.fixtures import IDS, NESTED, TEXT, USAGE
+from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
+
+
+async def check_history_contract(make_history: Callable[[str], HistoryStore]) -> None:
+    """Check all laws, in order; `make_history` is as `make_store` of `check_contract`.
+
+    Raises:
+        AssertionError: the history breaks a law; names it.
+    """
+    for law in LAWS:
+        await check_law(law, functools.partial(make_history, law.__name__))
+
+
+_laws: list[Law] = []
+_law = collector(_laws)
+
+
+def _event(
+    seq: int, key: str | None = None, run_id: str | None = None, session_id: str = "s", at: float = 1.5
+) -> Event:
+    return PromptAppended(session_id=session_id, seq=seq, at=at, key=key, run_id=run_id)
+
+
+async def _all(history: HistoryStore, session_id: str = "s", **filters: Any) -> list[Event]:
+    return await history.events(session_id, limit=100_000, **filters)
+
+
+@asynccontextmanager
+async def _unchanged(history: HistoryStore, *session_ids: str) -> AsyncIterator[None]:
+    before = [await _all(history, session_id) for session_id in session_ids]
+    yield
+    for session_id, events in zip(session_ids, before, strict=True):
+        equal(await _all(history, session_id), events, f"the history of {session_id!r} after a verb that was refused")
+
+
+@_law
+async def check_an_event_comes_back_as_it_was_appended(history: HistoryStore) -> None:
+    """In all of its fields but the blocks; live ones and those of kinds that are not known, too."""
+    about: dict[str, Any] = {"session_id": "s", "at": 1763700000.123456, "turn_index": 7, "run_id": "r'%\"\\ü"}
+    events: list[Event] = [
+        PromptAppended(session_id="s", seq=1, at=0.1 + 0.2, key=""),
+        RunCompleted(seq=2, span=(2**40, 2**41), stop_reason=TEXT, usage=USAGE, key="ü'%\"\\", **about),
+        ToolEnded(seq=3, call_id="", name=TEXT, is_error=True, seconds=1e-9, tries=3, **about),
+        RunFailed(seq=4, why=TEXT, code="budget", **about),
+        TextDelta(seq=5, text=TEXT, **about),
+        UnknownEvent(seq=6, kind="from_the_future", payload=NESTED, **about),
+        _event(2**53),
+    ]
+    blocks = (Text(text=TEXT),)
+    given = [event.model_copy(update={"blocks": blocks}) if event.seq in (2, 3) else event for event in events]
+    for _ in range(2):
+        await history.append("s", given)
+        equal(await _all(history), events, "the events")
+
+
+@_law
+async def check_an_append_may_be_repeated(history: HistoryStore, other: HistoryStore) -> None:
+    """Whole, in part, with new ones among old ones, twice in one call, at once: each is stored once; acceptance 29."""
+    events = [_event(seq, f"e{seq}" if seq % 2 else None, f"r{seq % 3}") for seq in range(1, 21)]
+    for at, (first, last, stored) in enumerate([(0, 5, 5), (0, 5, 5), (2, 4, 5), (3, 8, 8), (7, 8, 8), (0, 10, 10)]):
+        await (history, other)[at % 2].append("s", events[first:last])
+        equal(await _all(history), events[:stored], f"after append {at}")
+    await history.append("s", [events[12], events[11], events[12], events[10], events[0]])
+    equal(await _all(other), events[:13], "after an append that says one twice")
+    await asyncio.gather(*((history, other)[at % 2].append("s", events[at % 5 :]) for at in range(10)))
+    equal(await _all(history), events, "after ten appends at once")
+    many = [_event(seq, session_id="many") for seq in range(1, 2502)]
+    await history.append("many", many[1:-1])
+    await history.append("many", many)
+    equal(await _all(history, "many"), many, "after a long append that was partly there")
+    await history.append("s", [])
+    equal(await _all(history), events, "after an append of nothing")
+
+
+@_law
+async def check_another_event_is_refused(history: HistoryStore) -> None:
+    """Under a number or a key that is taken, in the store or in the call itself: nothing of the call is written."""
+    events = [_event(1, "e1"), _event(2), _event(3, "e3", "r"), _event(3000)]
+    await history.append("s", events)
+    await history.append("other", [_event(9, "e9", session_id="other")])
+    end = RunFailed(session_id="s", seq=3, at=1.5, key="e3", run_id="r", why="")
+    conflicts: list[tuple[int, str | None, Sequence[Event]]] = [
+        (2, None, [_event(2, at=1.25)]),
+        (2, None, [_event(4), _event(2, "e2"), _event(5)]),
+        (2, None, [_event(2, None, "r"), events[0]]),
+        (1, None, [_event(1)]),
+        (3, None, [end]),
+        (4, "e1", [_event(4, "e1")]),
+        (4, "e3", [events[2], _event(4, "e3", "r"), _event(6)]),
+        (5, None, [_event(5), _event(5, at=1.25)]),
+        (6, "e5", [_event(5, "e5"), _event(6, "e5")]),
+        (3000, None, [*(_event(seq) for seq in range(10, 3000)), _event(3000, at=1.25)]),
+    ]
+    for seq, key, given in conflicts:
+        async with _unchanged(history, "s", "other"):
+            error = await refuses(HistoryConflictError, history.append("s", given), f"{seq}, {key!r} a second time")
+            equal((error.session_id, error.seq, error.key), ("s", seq, key), "what the error names")
+    await history.append("s", [_event(9, "e9"), _event(4, "E1"), _event(5, " e1"), _event(6, "")])
+    equal([event.key for event in await _all(history)], ["e1", None, "e3", "E1", " e1", "", "e9", None], "keys")
+    async with _unchanged(history, "s", "other"):
+        await refuses(InvalidInputError, history.append("s", [_event(20), _event(21, session_id="other")]), "a mixture")
+
+
+@_law
+async def check_of_two_that_append_at_once_one_wins(history: HistoryStore, other: HistoryStore) -> None:
+    """Where they disagree: the other is refused whole."""
+    for at in range(10):
+        first, second = [_event(1, "k"), _event(2)], [_event(2, at=1.25), _event(3)]
+        appends = [history.append("s", first), other.append("s", second)]
+        found = await asyncio.gather(*appends, return_exceptions=True)
+        lost = [isinstance(outcome, HistoryConflictError) for outcome in found]
+        equal(sorted(map(repr, lost)), ["False", "True"], f"who was refused of {found!r}")
+        equal(await _all(history), second if lost[0] else first, f"the events of round {at}")
+        await history.delete("s")
+
+
+@_law
+async def check_events_come_in_pages(history: HistoryStore) -> None:
+    """By number, over all runs, strictly above `after`, up to `limit`, 1000 if not said; acceptance 30."""
+    numbers = (1, 2, 9, 10, 11, 12, 10_000_001)
+    events = [_event(seq, run_id=("r1", None, "r10")[at % 3]) for at, seq in enumerate(numbers)]
+    for at in (3, 6, 0, 4, 1, 2, 5):
+        await history.append("s", [events[at]])
+    await history.append("t", [_event(5, run_id="r1", session_id="t")])
+    for run_id in (None, "r1", "r10", "r", "r%", ""):
+        wanted = [event for event in events if run_id in (None, event.run_id)]
+        for after in sorted({0, *numbers, *(seq + 1 for seq in numbers)}):
+            behind = [event for event in wanted if event.seq > after]
+            for limit in range(1, len(events) + 2):
+                found = await history.events("s", after=after, limit=limit, run_id=run_id)
+                equal(found, behind[:limit], f"up to {limit} of run {run_id!r} above {after}")
+    equal(await history.last_seq("s"), numbers[-1], "the last number")
+    equal(await history.last_seq("nobody's"), 0, "the last number of none")
+    for limit in (0, -1):
+        await refuses(InvalidInputError, history.events("s", limit=limit), f"a limit of {limit}")
+    await history.append("s", [_event(20_000_000 + seq) for seq in range(1000)])
+    equal(len(await history.events("s")), 1000, "events of a page by default")
+
+
+@_law
+async def check_a_cursor_goes_through_pages_of_any_size(history: HistoryStore) -> None:
+    """Fewer events than a page holds, exactly so many, one more, many more: none is left out, none comes twice."""
+    limit = 10
+    for count in (0, 1, limit - 1, limit, limit + 1, 2 * limit, 5 * limit + 3):
+        name = f"s{count}"
+        events = [_event(3 * seq, run_id=f"r{seq % 2}", session_id=name) for seq in range(1, count + 1)]
+        await history.append(name, events)
+        found: list[Event] = []
+        pages = 0
+        while page := await history.events(name, after=found[-1].seq if found else 0, limit=limit):
+            found += page
+            pages += 1
+        equal((found, pages), (events, -(-count // limit)), f"events and pages of {count}")
+
+
+@_law
+async def check_a_session_is_its_own(history: HistoryStore) -> None:
+    """An id matches itself only, whoever reads, appends or deletes; a session without events has an empty history."""
+    for at, name in enumerate(IDS):
+        await history.append(name, [_event(1, "k", "r", name, float(at)), _event(2, None, name, name)])
+    for at, name in enumerate(IDS):
+        found = await _all(history, name)
+        equal([(event.session_id, event.at) for event in found], [(name, float(at)), (name, 1.5)], "who has it")
+        equal(await _all(history, name, run_id=name), found[1:], "the events of a run of this id")
+    for missing in ("user", "", "user-100"):
+        equal(await _all(history, missing), [], f"the history of {missing!r}")
+        await history.delete(missing)
+    left = list(IDS)
+    while left:
+        await history.delete(left.pop(0))
+        equal([name for name in IDS if await _all(history, name)], left, "who is left")
+    again = [_event(1, "k", session_id=IDS[0], at=9.0)]
+    await history.append(IDS[0], again)
+    equal(await _all(history, IDS[0]), again, "a history that begins anew")
+
+
+@_law
+async def check_a_cancelled_append_is_whole_or_not_there(history: HistoryStore) -> None:
+    """Whenever it is cancelled; repeating it makes it whole."""
+    for number, wait_s in enumerate((None, 0, 0.0005, 0.002)):
+        name = f"s{number}"
+        events = [_event(seq, f"e{seq}", session_id=name) for seq in range(1, 201)]
+        task = asyncio.ensure_future(history.append(name, events))
+        if wait_s is not None:
+            await asyncio.sleep(wait_s)
+        task.cancel()
+        await asyncio.wait([task])
+        equal(len(await _all(history, name)) in (0, 200), True, "whether a cancelled append is whole or not there")
+        await history.append(name, events)
+        equal(await _all(history, name), events, "the events when it was repeated")
+
+
+@_law
+async def check_what_comes_out_is_independent_of_what_went_in(history: HistoryStore) -> None:
+    """Changing a list afterwards, on either side, changes nothing stored."""
+    given = [_event(1), _event(2)]
+    await history.append("s", given)
+    before = list(given)
+    given.clear()
+    (await _all(history)).clear()
+    equal(await _all(history), before, "the events")
+
+
+@_law
+async def check_a_closed_history_says_so(history: HistoryStore) -> None:
+    """Closing twice is fine; every verb after it raises StoreClosedError."""
+    await history.append("s", [_event(1)])
+    await history.close()
+    await history.close()
+    calls = {"append": history.append("s", [_event(2)]), "append of nothing": history.append("s", [])}
+    for what, call in {
+        **calls,
+        "events": history.events("s"),
+        "last_seq": history.last_seq("s"),
+        "delete": history.delete("s"),
+    }.items():
+        await refuses(StoreClosedError, call, f"{what} of a closed history")
+
+
+LAWS: tuple[Law, ...] = tuple(_laws)
+"""All laws, in order."""

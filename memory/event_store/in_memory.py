@@ -1,0 +1,56 @@
+"""A history in this process's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turnwise.errors import HistoryConflictError, StoreClosedError
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.event_store.base import check_session
+from turnwise.memory.stores.base import check_limit
+from turnwise.memory.stores.in_memory import without_blocks
+
+
+class InMemoryHistory:
+    """Keeps events while the process lives. No verb waits for anything, so each is atomic on its event loop."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, dict[int, Event]] = {}
+        """Events by number, by session."""
+        self._closed = False
+
+    async def append(self, session_id: str, events: Sequence[Event]) -> None:
+        self._check_open()
+        check_session(session_id, events)
+        stored = dict(self._sessions.get(session_id, {}))
+        keys = {event.key: event.seq for event in stored.values() if event.key is not None}
+        for event in map(without_blocks, events):
+            if stored.setdefault(event.seq, event) != event:
+                raise HistoryConflictError(session_id, event.seq, None)
+            if event.key is not None and keys.setdefault(event.key, event.seq) != event.seq:
+                raise HistoryConflictError(session_id, event.seq, event.key)
+        if events:
+            self._sessions[session_id] = stored
+
+    async def events(
+        self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
+    ) -> list[Event]:
+        self._check_open()
+        stored = self._sessions.get(session_id, {})
+        found = (stored[seq] for seq in sorted(stored) if seq > after)
+        return [event for event in found if run_id in (None, event.run_id)][: check_limit(limit)]
+
+    async def last_seq(self, session_id: str) -> int:
+        self._check_open()
+        return max(self._sessions.get(session_id, {}), default=0)
+
+    async def delete(self, session_id: str) -> None:
+        self._check_open()
+        self._sessions.pop(session_id, None)
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("InMemoryHistory()")

@@ -1,0 +1,464 @@
+"""The laws of `LongTermMemory`, for those that may be written; see `stores/conformance` for how to run them.
+
+Those for reading have their laws in `memory/longterm/read_only_conformance.py`.
+
+What is asked shares words with what is to be found and none with what is not, so a memory may be as strict about what
+bears on a query as it likes. Items have no blocks. A memory that makes several items of one, or leaves some out, is
+another kind, and has laws of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from turnwise.errors import InvalidInputError, InvalidMemoryError
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.stores.conformance.fixtures import IDS
+from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
+
+
+async def check_long_term_contract(make_memory: Callable[[str], LongTermMemory]) -> None:
+    """Check all laws, in order.
+
+    Args:
+        make_memory: opens a memory on the data of this name: nothing at first, the same for the same name. A memory
+            that cannot be opened twice may be returned again.
+
+    Raises:
+        AssertionError: the memory breaks a law; names it.
+    """
+    for law in LAWS:
+        await check_law(law, functools.partial(make_memory, law.__name__))
+
+
+_laws: list[Law] = []
+_law = collector(_laws)
+
+_FACTS, _SKILL, _CONTEXT = MemoryType.FACTS, MemoryType.SKILL, MemoryType.CONTEXT
+_U = Scope(user_id="u")
+_A = Scope(user_id="u", agent="a")
+_B = Scope(user_id="u", agent="b")
+
+_TEXTS = (
+    "Sarah plays the cello in an orchestra.",
+    "The invoice of March is still unpaid.",
+    "Her brother lives in Valparaíso and keeps bees.",
+    "Nutzt Fahrräder lieber als Züge.",
+    "休暇は八月に取る予定です。",
+    "Ему нравится горький шоколад.",
+    "Zucchini",
+    "Order 4711-0815 was refunded on 2026-02-28.",
+    "user: Which trains go to Narvik?\nassistant: The night train from Stockholm, at 18:08.",
+    "'; DROP TABLE memories; -- \" \\ % _ * NEAR(lighthouse) AND OR NOT ^$ {keeper}",
+    " ".join(f"The {number}th crate holds harvest{number} apples." for number in range(300)),
+)
+"""Each has words that no other has."""
+
+
+def _item(id: str, text: str, type: MemoryType = _FACTS, *, session: str | None = None, **more: Any) -> MemoryItem:
+    source = Source(session_id=session, turn_index=more.pop("turn", None))
+    return MemoryItem(id=id, text=text, type=type, source=source, **{"created_at": 1.5, **more})
+
+
+async def _ids(memory: LongTermMemory, scope: Scope, query: str, **options: Any) -> list[str]:
+    return sorted(item.id for item in await memory.recall(scope, query, **{"limit": 1000, **options}))
+
+
+async def _keep(memory: LongTermMemory, scope: Scope, items: Sequence[MemoryItem]) -> None:
+    durable = set(await memory.remember(scope, items))
+    equal(durable >= {item.id for item in items}, True, f"whether {[item.id for item in items]!r} are durable")
+
+
+@_law
+async def check_what_is_remembered_is_recalled_by_its_own_words(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """In every type and script, at once, by default, as it was: text, type, topic, source, time; acceptance 52."""
+    items = [
+        MemoryItem(
+            id=f"log:{at}-{at + 1}",
+            text=text,
+            type=list(MemoryType)[at % len(MemoryType)],
+            topic=f"topic {at}" if at % 2 else None,
+            source=Source(session_id="s", turn_index=at, spans=(Span("log", at, at + 1),)),
+            created_at=1763700000.5 + at,
+        )
+        for at, text in enumerate(_TEXTS)
+    ]
+    await _keep(memory, _A, items)
+    for each in (memory, other):
+        for item in items:
+            found = await each.recall(_A, item.text)
+            equal(found[:1], [item], f"what is recalled first by {item.text[:60]!r}")
+            equal((found[0].superseded_at, found[0].updated_at), (None, None), "its times")
+    equal(set(await memory.remember(_A, [])), set(), "what is durable of nothing")
+
+
+@_law
+async def check_recalled_items_come_best_first(memory: LongTermMemory) -> None:
+    """With scores from 0 to 1, if they have any; of what has nothing to do with the query none; at most `limit`."""
+    await _keep(memory, _U, [_item(str(at), text) for at, text in enumerate(_TEXTS)])
+    await _keep(memory, _U, [_item("crowd", "Brother Tom and a friend of his play chess on Sundays in the old town.")])
+    found = await memory.recall(_U, _TEXTS[2])
+    equal(found[0].id, "2", f"which of {[item.id for item in found]!r} is best")
+    scores = [item.score for item in found if item.score is not None]
+    equal(scores, sorted(scores, reverse=True), "scores")
+    equal([score for score in scores if not 0 <= score <= 1], [], "scores that are not from 0 to 1")
+    for nothing in ("Quantum chromodynamics?", "Quark quark quark", "nebula"):
+        equal(await _ids(memory, _U, nothing), [], f"what has to do with {nothing!r}")
+    equal(await _ids(memory, Scope(user_id="nobody"), _TEXTS[2]), [], "what nobody has")
+    await _keep(memory, _U, [_item(f"bee{at}", f"Beehive number {at} gave honey.") for at in range(20)])
+    for limit in (1, 2, 19):
+        equal(len(await memory.recall(_U, "beehive honey", limit=limit)), limit, f"how many of {limit}")
+    equal(len(await memory.recall(_U, "beehive honey")), 10, "how many by default")
+
+
+@_law
+async def check_remembering_may_be_repeated(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """In part, twice in one call, at once, with another text under the id: there is one, as it came first."""
+    items = [_item(f"i{at}", f"Lighthouse {at} shines over harbour{at}.", created_at=10.0 + at) for at in range(8)]
+    await _keep(memory, _U, items[:4])
+    await _keep(other, _U, [items[3], items[2], items[4], items[4]])
+    await asyncio.gather(*(_keep((memory, other)[at % 2], _U, items[at:]) for at in range(6)))
+    await _keep(memory, _U, [_item("i1", "Lighthouse of another harbour.", _SKILL, created_at=99.0)])
+    found = await memory.recall(_U, "lighthouse", limit=100)
+    equal(sorted(found, key=lambda item: item.id), items, "the items")
+    equal((await memory.recall(_U, "Lighthouse 1 shines over harbour1."))[0], items[1], "the first that came")
+
+
+@_law
+async def check_an_agent_recalls_its_own_and_what_is_of_all(memory: LongTermMemory) -> None:
+    """What is semantic is of all the user's agents; the rest is the agent's that it was remembered for, if any."""
+    for scope in (_U, _A, _B):
+        await _keep(memory, scope, [_item(f"{scope.agent}-{kind}", f"Walrus {kind}.", kind) for kind in MemoryType])
+    own = [kind for kind in MemoryType if kind.category is not MemoryCategory.SEMANTIC]
+    semantic = {f"{agent}-{kind}" for agent in (None, "a", "b") for kind in MemoryType if kind not in own}
+    of_all = semantic | {f"None-{kind}" for kind in own}
+    for scope in (_U, _A, _B, Scope(user_id="u", agent="A"), Scope(user_id="u", agent="%")):
+        expected = of_all | ({f"{scope.agent}-{kind}" for kind in own} if scope in (_A, _B) else set())
+        equal(set(await _ids(memory, scope, "walrus")), expected, f"what agent {scope.agent!r} recalls")
+    for scope in (_U, _B):
+        equal(await memory.update(scope, "a-skill", "Walrus else."), False, "update of another agent's")
+        equal(await memory.forget(scope, ["a-skill"]), 0, "how many were there of another agent's")
+    equal(len(await _ids(memory, _A, "walrus")), len(of_all) + len(own), "what is left of its own")
+
+
+@_law
+async def check_what_is_changed_is_found_by_what_it_is_now(memory: LongTermMemory) -> None:
+    """By a new name and alias, no more by old ones; not at all while it is resolved or expired."""
+    await _keep(memory, _U, [replace(_item("1", "The user has a dog."), name="Rex"), _item("2", "Rain fell at night.")])
+    equal(await memory.update(_U, "1", name="Wuffi", aliases=["Bello"], topic="pets"), True, "whether it was there")
+    for query, found in (("How old is Wuffi?", ["1"]), ("And Bello?", ["1"]), ("How is Rex?", [])):
+        equal(await _ids(memory, _U, query), found, f"what {query!r} finds")
+    (item,) = await memory.recall(_U, "Wuffi")
+    equal(
+        (item.text, item.topic, item.created_at),
+        ("The user has a dog.", "pets", _item("1", "x").created_at),
+        "the rest",
+    )
+    for away, back in (({"status": "resolved"}, {"status": "active"}), ({"expires_at": 5.0}, {"expires_at": None})):
+        equal(await memory.update(_U, "1", **away), True, "whether it was there")
+        equal(await _ids(memory, _U, "Wuffi"), [], f"what is found after {away}")
+        equal(await memory.update(_U, "1", **back), True, "whether it was there")
+        equal(await _ids(memory, _U, "Wuffi"), ["1"], f"what is found after {back}")
+    equal(await memory.update(Scope(user_id="v"), "1", name="Max"), False, "the change of another's")
+    equal(await memory.update(_U, "none", name="Max"), False, "the change of nothing")
+    for wrong in ({}, {"name": ""}, {"status": "done"}, {"aliases": "Max"}):
+        await refuses(InvalidMemoryError, memory.update(_U, "1", **wrong), f"a change to {wrong}")  # type: ignore[arg-type]
+    equal(await _ids(memory, _U, "Wuffi"), ["1"], "what is found after what was refused")
+
+
+@_law
+async def check_users_never_meet(memory: LongTermMemory) -> None:
+    """Whatever their ids are, and whatever one of them asks, updates or forgets; acceptance 50."""
+    scopes = {name: Scope(user_id=name, session_id=name) for name in IDS}
+    for at, (name, scope) in enumerate(scopes.items()):
+        await _keep(memory, scope, [_item("same", f"Otter {at} likes mussels.", session=name)])
+    for at, (name, scope) in enumerate(scopes.items()):
+        texts = [item.text for item in await memory.recall(scope, "Which otter likes mussels?", limit=1000)]
+        equal(texts, [f"Otter {at} likes mussels."], f"what {name!r} recalls")
+    for at, (name, scope) in enumerate(scopes.items()):
+        equal(await memory.update(scope, "same", f"Otter {at} prefers urchins."), True, f"the update of {name!r}")
+    left = dict(scopes)
+    for name in scopes:
+        scope = left.pop(name)
+        equal(await memory.forget(scope), 1, f"how many were there of {name!r}")
+        equal(await _ids(memory, scope, "otter urchins"), [], f"what {name!r} recalls then")
+        for each in list(left)[:3]:
+            equal(await _ids(memory, left[each], "otter urchins"), ["same"], f"what is left of {each!r}")
+
+
+@_law
+async def check_a_hundred_users_interleaved_never_meet(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """Each recalls its own while all remember, recall, update and forget; acceptance 50."""
+
+    async def live(number: int) -> None:
+        scope = Scope(user_id=f"user-{number}", session_id="s", agent=f"agent-{number % 3}")
+        handle = (memory, other)[number % 2]
+        kinds = (_FACTS, _SKILL, _CONTEXT)
+        items = [_item(f"i{at}", f"Penguin {number} saw iceberg {at}.", kind) for at, kind in enumerate(kinds)]
+        for item in items:
+            await _keep(handle, scope, [item])
+            mine = await handle.recall(scope, "Which penguin saw an iceberg?", limit=50)
+            strangers = [found.text for found in mine if not found.text.startswith(f"Penguin {number} ")]
+            equal(strangers, [], f"what user {number} recalls of others")
+        equal(await handle.update(scope, "i0", f"Penguin {number} swam home."), True, "the update")
+        equal(await handle.forget(scope, ["i1"]), 1, "how many were forgotten")
+        found = await handle.recall(scope, "penguin", limit=50)
+        texts = [f"Penguin {number} saw iceberg 2.", f"Penguin {number} swam home."]
+        equal(sorted(item.text for item in found), texts, f"what is left of user {number}")
+
+    await asyncio.gather(*map(live, range(1, 101)))
+
+
+@_law
+async def check_the_limit_is_met_after_filters(memory: LongTermMemory) -> None:
+    """Of types, times, agents and users; acceptance 52."""
+    crowd = [_item(f"c{at}", f"Copper kettle {at} whistles.", created_at=100.0) for at in range(60)]
+    await _keep(memory, _U, crowd)
+    await _keep(memory, Scope(user_id="u2"), crowd)
+    await _keep(memory, _B, [_item(f"b{at}", f"Copper kettle b{at} whistles.", _SKILL) for at in range(30)])
+    few = [_item(f"f{at}", f"A kettle, f{at}, made of copper, which was dented.", _SKILL) for at in range(5)]
+    await _keep(memory, _A, few)
+    old = [_item(f"o{at}", f"An old kettle, o{at}, once of copper.", created_at=2.0) for at in range(5)]
+    await _keep(memory, _U, old)
+    names = [item.id for item in few], [item.id for item in old]
+    query = "copper kettle"
+    equal(await _ids(memory, _A, query, types=[_SKILL], limit=5), names[0], "of a type")
+    equal(await _ids(memory, _A, query, as_of=50.0, limit=10), names[0] + names[1], "of a time")
+    equal(await _ids(memory, _A, query, as_of=50.0, types={_FACTS}, limit=5), names[1], "of a type and a time")
+    equal(await _ids(memory, _A, query, types=[_CONTEXT]), [], "of a type that none has")
+    equal(await _ids(memory, _A, query, types=[]), [], "of no type")
+    equal(len(await memory.recall(_A, query, limit=70)), 70, "of all")
+    await _keep(memory, Scope(user_id="u3"), old[:2])
+    equal(await _ids(memory, Scope(user_id="u3"), query, limit=2), names[1][:2], "of a user with few")
+
+
+@_law
+async def check_a_session_filters_no_recall(memory: LongTermMemory) -> None:
+    """Memory is of the user, whichever session it is from and whichever asks."""
+    await _keep(memory, Scope(user_id="u", session_id="s1"), [_item("1", "Falcons nest on the tower.", session="s1")])
+    await _keep(memory, Scope(user_id="u", session_id="s2"), [_item("2", "Falcons hunt at dawn.", session="s2")])
+    for session in (None, "s1", "s2", "s3"):
+        scope = Scope(user_id="u", session_id=session)
+        equal(await _ids(memory, scope, "falcons"), ["1", "2"], f"what session {session!r} recalls")
+
+
+@_law
+async def check_an_update_changes_text_and_type(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """By the id that recall gave; the old text is found no more, the time stays, no copy is left; acceptance 51."""
+    before, after, query = "Marmots sleep in burrows.", "The invoice is due on Friday.", "invoice due Friday"
+    for at, kind in enumerate(MemoryType):
+        mine, theirs = (Scope(user_id=f"u{at}", agent=agent) for agent in ("a", "b"))
+        await _keep(memory, mine, [_item("i", before, kind, created_at=5.0 + at, session="s")])
+        (found,) = await memory.recall(mine, before)
+        equal(await other.update(mine, found.id, after), True, "whether it was there")
+        equal(await _ids(memory, mine, "marmots burrows"), [], "what is found by the old words")
+        (changed,) = await memory.recall(mine, query)
+        kept = (changed.id, changed.text, changed.type, changed.created_at, changed.source)
+        equal(kept, (found.id, after, kind, 5.0 + at, found.source), "the item after an update")
+        for to in (_SKILL, _FACTS, _CONTEXT):
+            equal(await memory.update(mine, found.id, after, type=to), True, "whether it was there to be moved")
+            under = {kind: await _ids(other, mine, query, types=[kind]) for kind in MemoryType}
+            equal([kind for kind, ids in under.items() if ids], [to], "the types that it is found under")
+            seen = ["i"] if to is _FACTS else []
+            equal(await _ids(memory, theirs, query), seen, f"what another agent recalls of it as {to}")
+        (moved,) = await memory.recall(mine, query)
+        equal((moved.created_at, moved.text), (5.0 + at, after), "what was moved")
+    scope = Scope(user_id="u0", agent="a")
+    for missing in ("j", "", "%", "I", " i"):
+        equal(await memory.update(scope, missing, "Badgers dig."), False, f"update of {missing!r}")
+    equal(await memory.update(Scope(user_id="u99"), "i", "Badgers dig."), False, "update of another's")
+    equal(await _ids(memory, scope, "badgers dig"), [], "items that such updates made")
+
+
+@_law
+async def check_what_was_updated_is_not_found_by_its_old_name(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """Nor by an alias or a topic that only the old text has."""
+    scope = Scope(user_id="u")
+    named = replace(_item("i", "Bramble is a tabby marmot."), name="Bramble", aliases=("Brambs",), topic="tabby")
+    await _keep(memory, scope, [named])
+    for old in ("Bramble", "Brambs", "tabby"):
+        equal(await _ids(memory, scope, f"{old} marmot"), ["i"], f"what {old!r} finds before the update")
+    equal(await other.update(scope, "i", "The invoice is due on Friday."), True, "whether it was there")
+    for old in ("Bramble", "Brambs", "tabby"):
+        equal(await _ids(memory, scope, old), [], f"what {old!r} finds after the update")
+
+
+@_law
+async def check_what_is_forgotten_is_gone(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """By ids, session and user, of every type, beyond any page, and says how many; acceptance 51 and 54."""
+    items = [
+        _item(f"{session}-{kind}-{at}", f"Heron {at} waded through {session} mud.", kind, session=session)
+        for session in ("s", "s1", "S")
+        for kind in MemoryType
+        for at in range(6)
+    ]
+    others = Scope(user_id="u2")
+    for scope, part in ((_A, items[::2]), (_U, items[1::2]), (others, items)):
+        await _keep(memory, scope, part)
+    names = {item.id for item in items}
+
+    async def left(scope: Scope = _A) -> set[str]:
+        return set(await _ids(other, scope, "Which heron waded through mud?"))
+
+    equal(await left(), names, "what there is")
+    equal(await memory.forget(_A, []), 0, "how many of no ids")
+    equal(await memory.forget(_A, ["no such id", "", "%"]), 0, "how many of unknown ids")
+    some = [item.id for item in items if item.id.endswith(("0", "1"))]
+    equal(await memory.forget(_A, [*some, *some, "no such id"]), len(some), "how many of those ids")
+    equal(await memory.forget(_A, some), 0, "how many the second time")
+    equal(await left(), names - set(some), "what is left of the ids")
+    rest = [name for name in names - set(some) if name.startswith("s-")]
+    equal(await memory.forget(Scope(user_id="u", session_id="s", agent="a")), len(rest), "how many of the session")
+    equal(await left(), names - set(some) - set(rest), "what is left of the session")
+    for missing in ("%", "_", "s%", "s2"):
+        equal(await memory.forget(Scope(user_id="u", session_id=missing)), 0, f"how many of session {missing!r}")
+    equal(await memory.forget(_U), len(names) - len(some) - len(rest), "how many of the user")
+    equal((await left(), await left(_U)), (set(), set()), "what is left of the user")
+    equal(await left(others), names, "what is left of another")
+    equal(await memory.forget(Scope(user_id="nobody")), 0, "how many of nobody")
+
+
+@_law
+async def check_what_was_forgotten_does_not_come_back(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """However late it is given again, as by a flush that is repeated; it counts as taken, so that it is not kept."""
+    items = [_item(f"i{at}", f"Puffin {at} fishes.", session="s") for at in range(6)]
+    await _keep(memory, _U, items[:4])
+    equal(await memory.forget(_U, ["i0", "i5"]), 1, "how many were there")
+    await _keep(other, _U, items)
+    equal(await _ids(memory, _U, "puffin"), ["i1", "i2", "i3", "i4"], "what there is of what was given again")
+    equal(await memory.forget(Scope(user_id="u", session_id="s")), 4, "how many of the session")
+    await _keep(memory, _U, items)
+    equal(await _ids(other, _U, "puffin"), [], "what there is of the session")
+    for at in range(5):
+        late = [_item(f"r{at}-{number}", f"Puffin {at} dives {number}.") for number in range(3)]
+        names = [item.id for item in late]
+        await asyncio.gather(_keep(memory, _U, late), other.forget(_U, names), _keep(other, _U, late))
+        equal(await _ids(memory, _U, "puffin"), [], f"what there is when it was given and forgotten at once, {at}")
+
+
+@_law
+async def check_a_turn_is_forgotten_by_its_index(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """What was made of it, of all the user's agents, and nothing else; and it does not come back."""
+    items = [
+        _item(
+            f"{agent}-{session}-{turn}",
+            f"Magpie {agent} {session} {turn} hides rings.",
+            kind,
+            session=session,
+            turn=turn,
+        )
+        for agent, kind in (("a", _SKILL), ("b", _CONTEXT), ("None", _FACTS))
+        for session, turn in (("s", 1), ("s", 10), ("s", 0), ("s1", 1), ("s", None), (None, 1))
+    ]
+    scopes = {"a": _A, "b": _B, "None": _U}
+    others = Scope(user_id="u2")
+    for item in items:
+        await _keep(memory, scopes[item.id.partition("-")[0]], [item])
+    await _keep(memory, others, items)
+
+    async def left(scope: Scope) -> set[str]:
+        return set(await _ids(other, scope, "Which magpie hides rings?"))
+
+    names = {agent: await left(scope) for agent, scope in scopes.items()}
+    for agent, session, turn, count in (("a", "s", 1, 3), (None, "s", 0, 3), ("c", "s", 7, 0), ("a", "s1", 10, 0)):
+        scope = Scope(user_id="u", session_id=session, agent=agent)
+        equal(await memory.forget(scope, turn_index=turn), count, f"how many of turn {turn} of {session!r}")
+        equal(await memory.forget(scope, turn_index=turn), 0, f"how many of turn {turn} of {session!r} again")
+    gone = {f"{agent}-s-{turn}" for agent in scopes for turn in (0, 1)}
+    for item in items:
+        await _keep(other, scopes[item.id.partition("-")[0]], [item])
+    for agent, scope in scopes.items():
+        equal(await left(scope), names[agent] - gone, f"what is left of {agent!r}")
+    equal(await left(others), {item.id for item in items}, "what is left of another user")
+    of_session = Scope(user_id="u", session_id="s")
+    await refuses(InvalidInputError, memory.forget(_U, turn_index=1), "a turn of no session")
+    await refuses(InvalidInputError, memory.forget(of_session, ["a-s-10"], turn_index=10), "a turn and ids")
+    equal(await left(_A), names["a"] - gone, "what is left when that was refused")
+    equal(await memory.forget(of_session), 6, "how many of the rest of the session")
+
+
+@_law
+async def check_what_a_forgotten_item_stood_in_the_place_of_holds_again(
+    memory: LongTermMemory, other: LongTermMemory
+) -> None:
+    """Unless it is forgotten too, or a third stands in that place, by whichever way the item goes."""
+    ways: dict[str, tuple[tuple[Scope, Sequence[str] | None, int | None], ...]] = {
+        "id": ((_U, ["second"], None),),
+        "turn": ((Scope(user_id="u", session_id="t", agent="c"), None, 2),),
+        "session": ((Scope(user_id="u", session_id="t"), None, None),),
+        "both": ((_U, ["second", "third"], None),),
+        "one by one": ((_U, ["third"], None), (_U, ["second"], None)),
+    }
+    for at, (way, calls) in enumerate(ways.items()):
+        user = f"u{at}"
+        items = [
+            _item("first", "Linnet one sings.", session="s", created_at=1.0, superseded_at=5.0, superseded_by="second"),
+            _item("second", "Linnet two sings.", session="t", turn=2, created_at=5.0),
+        ]
+        if "third" in str(calls):
+            items[1] = replace(items[1], superseded_at=9.0, superseded_by="third")
+            items.append(_item("third", "Linnet three sings.", session="v", created_at=9.0))
+        await _keep(memory, Scope(user_id=user), items)
+        equal(await _ids(memory, Scope(user_id=user), "linnet sings"), [items[-1].id], f"what holds before, by {way}")
+        for scope, ids, turn in calls:
+            equal(
+                await memory.forget(replace(scope, user_id=user), ids, turn_index=turn) > 0, True, f"forgetting, {way}"
+            )
+        found = await other.recall(Scope(user_id=user), "linnet sings")
+        equal([(item.id, item.superseded_by) for item in found], [("first", None)], f"what holds then, by {way}")
+    middle = [
+        _item("first", "Linnet one sings.", created_at=1.0, superseded_at=5.0, superseded_by="second"),
+        _item("second", "Linnet two sings.", created_at=5.0, superseded_at=9.0, superseded_by="third"),
+        _item("third", "Linnet three sings.", created_at=9.0),
+    ]
+    await _keep(memory, _U, middle)
+    equal(await memory.forget(_U, ["second"]), 1, "how many in the middle")
+    for as_of, expected in ((None, ["third"]), (7.0, ["first"]), (10.0, ["third"])):
+        equal(await _ids(other, _U, "linnet sings", as_of=as_of), expected, f"what holds at {as_of}")
+
+
+@_law
+async def check_as_of_looks_into_the_past(memory: LongTermMemory) -> None:
+    """What came later is not there yet."""
+    times = (10.0, 20.0, 30.5)
+    await _keep(memory, _U, [_item(f"i{time}", f"Glacier seen at {time}.", created_at=time) for time in times])
+    for as_of in (9.9, 10.0, 19.9, 20.0, 30.4, 30.5, 1e12):
+        expected = [f"i{time}" for time in times if time <= as_of]
+        equal(await _ids(memory, _U, "glacier", as_of=as_of), expected, f"what there was at {as_of}")
+    equal(await _ids(memory, _U, "glacier"), [f"i{time}" for time in times], "what there is")
+
+
+@_law
+async def check_what_expired_or_is_resolved_is_not_recalled(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """Names and aliases are kept with what is."""
+    ends = {"never": None, "ahead": 32_503_680_000.0, "past": 10.0}
+    items = [_item(name, f"The {name} ferry leaves.", expires_at=end) for name, end in ends.items()]
+    items.append(_item("resolved", "The resolved ferry leaves.", status="resolved"))
+    items.append(_item("named", "The named ferry leaves.", name="Huckleberry", aliases=("Hucky", "小船")))
+    await _keep(memory, _U, items)
+    equal(await _ids(other, _U, "ferry leaves"), ["ahead", "named", "never"], "what is recalled")
+    equal(await _ids(other, _U, "ferry leaves", as_of=9.0), [item.id for item in sorted(items, key=_id)], "what was")
+    (found,) = [item for item in await other.recall(_U, "named ferry leaves") if item.id == "named"]
+    equal(found, items[-1], "an item with names")
+
+
+def _id(item: MemoryItem) -> str:
+    return item.id
+
+
+@_law
+async def check_closing_twice_is_fine(memory: LongTermMemory) -> None:
+    """Also of one that has kept something."""
+    await _keep(memory, _U, [_item("1", "A heron.")])
+    await memory.close()
+    await memory.close()
+
+
+LAWS: tuple[Law, ...] = tuple(_laws)
+"""All laws, in order."""

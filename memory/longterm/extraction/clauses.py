@@ -1,0 +1,162 @@
+"""The clauses of a text: which state something, and what about."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from turnwise.memory.longterm.search.analyzer import stem, words
+from turnwise.memory.longterm.types import MemoryType
+
+ORDERS = (MemoryType.INSTRUCTIONS, MemoryType.WORKFLOW)
+"""The types of what a user may have asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """What stands between two marks of a text."""
+
+    start: int
+    stop: int
+    states: bool
+    """Whether it states something, rather than to ask or to greet."""
+    rules: bool
+    """Whether it does if it is taken for an instruction."""
+    about: frozenset[str]
+    """The stems of its words."""
+    others: frozenset[str]
+    """What it calls other users."""
+
+    def tells(self, kind: MemoryType) -> bool:
+        return self.rules if kind in ORDERS else self.states
+
+
+def clauses_of(text: str) -> Iterator[Clause]:
+    """Yield the clauses of a `normal` text, in order."""
+    for sentence in _SENTENCE.finditer(text):
+        ends = [mark.end() for mark in _MARK.finditer(text, *sentence.span())]
+        if not ends or ends[-1] < sentence.end():
+            ends.append(sentence.end())
+        start = sentence.start()
+        asks = bool(_ASKS.search(sentence[0]))
+        orders = gives_orders(sentence[0])
+        for end in ends:
+            if part := text[start:end].strip():
+                about = subjects(part) - _SMALL_TALK
+                others = frozenset(match[0] for match in _OTHER_USER.finditer(part))
+                states = not orders and not (asks and end == ends[-1]) and _states(part, asks, bool(others))
+                mere = (
+                    states and bool(_REQUEST.match(part)) and not (_FIRST_PERSON.search(part) or _LASTING.search(part))
+                )
+                yield Clause(start, end, states and not mere, states, about, others)
+            start = end
+
+
+def sentences_of(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where the sentences of a `normal` text begin and end, in order. A line ends one."""
+    for sentence in _SENTENCE.finditer(text):
+        if sentence[0].strip():
+            yield sentence.span()
+
+
+def gives_orders(text: str) -> bool:
+    """Return whether a `normal` text tries to change what the assistant was told."""
+    return _OVERRIDE.search(text) is not None
+
+
+def _states(text: str, asks: bool, of_others: bool) -> bool:
+    """Return whether it is no question, as far as words show, nor about another user; of many languages few show it."""
+    if _OPEN_QUESTION.match(text) or (asks and _QUESTION.match(text)):
+        return False
+    return not of_others or bool(_FIRST_PERSON.search(text))
+
+
+_SENTENCE = re.compile(
+    r"(?:[^.!?\n。！？؟]|\.(?!\s|$))+(?:[.!?。！？؟]+[\"')\]]*|\n|$)|[.!?\n。！？؟]"  # noqa: RUF001 - as below
+)
+_MARK = re.compile(r"[,;:](?=\s|$)|[，；、：]|\s[-–—]+\s")  # noqa: RUF001 - the marks of other scripts
+_ASKS = re.compile(r"[?？؟][\"')\].!]*\s*$")  # noqa: RUF001
+_OVERRIDE = re.compile(
+    r"\b(?:ignore|disregard|forget|override|bypass)\b.{0,40}"
+    r"\b(?:above|previous|prior|earlier|instructions?|rules|prompts?)\b"
+    r"|\bsystem prompt\b|\bdeveloper mode\b"
+)
+_QUESTION = re.compile(
+    r"(?:and |or |but |so )?(?:do|does|did|is|are|am|was|were|can|could|would|will|shall|should|have|has|had|what|who"
+    r"|whom|whose|where|when|why|which|how|if|whether|suppose)\b"
+)
+_OPEN_QUESTION = re.compile(
+    r"(?:and |so )?(?:(?:what|who|where|when|why|how|which)(?:'s|(?: \w+)? (?:is|are|am|was|were|do|does|did))"
+    r" (?:i|my|you|your|the|it|that|this)"
+    r"|(?:do|does|did|is|are|am|was|were|can|could|would|will|should|have|has) (?:i|my|you|your|we|our))\b"
+)
+"""What is a question though nobody has put the mark."""
+_FIRST_PERSON = re.compile(r"\b(?:i|my|mine|we|our|ours|i'm|i've|i'd|i'll)\b")
+_LASTING = re.compile(
+    r"\b(?:always|never|from now on|in (?:the )?future|every|whenever|each time|call me|remember|note|keep in mind"
+    r"|prefer)\b"
+)
+_REQUEST = re.compile(
+    r"(?:please|pls|(?:can|could|would|will) you|let's|tell|show|give|write|rewrite|send|translate|summari[sz]e"
+    r"|explain|describe|list|find|search|look up|help|make|create|book|order|open|play|set|remind|draw|generate"
+    r"|calculate|compute|compare|check|fix|read|continue|go on|try|repeat|stop|print|say)\b"
+)
+_OTHER_USER = re.compile(r"\buser\s+[\"']?(?!(?:is|was|has|and|or)\b)[\w.@-]+")
+
+_STOP = """
+    a about above after again against all also am an and any are aren as at be because been before being below between
+    both but by can cannot could couldn d did didn do does doesn doing don down during each else ever few for from
+    further had hadn has hasn have haven having he her here hers herself him himself his how i if in into is isn it its
+    itself just ll m may me might mightn more most must mustn my myself no nor not now of off on once only or other our
+    ours ourselves out over own per re s same shall shan she should shouldn so some such t than that the their theirs
+    them themselves then there these they this those through to too under until up us ve very was wasn we were weren
+    what when where which whether while who whom whose why will with won would wouldn you your yours yourself yourselves
+"""
+STOP_WORDS = frozenset(_STOP.split())
+"""What any English text has."""
+
+_AGREEMENT = """
+    yes yeah yep yup sure right exactly correct indeed true definitely absolutely ja genau oui si sim да はい 是 对 네
+"""
+YES = frozenset(_AGREEMENT.split())
+_TALK = """
+    hi hello hey thanks thank thx ok okay please great cool fine good nice bye goodbye morning evening afternoon night
+    welcome cheers sorry well lot oh hm hmm lol wow hallo danke bitte merci bonjour hola gracias
+"""
+_SMALL_TALK = frozenset(stem(word) for word in _TALK.split())
+_FRAME = "user prefer like want name live work goal call current plan person"
+NEUTRAL = frozenset(stem(word) for word in _FRAME.split())
+"""What a sentence about somebody may say that the user said in another way."""
+
+
+def subjects(text: str) -> frozenset[str]:
+    """Return what a text is about: stems of its words, without those that are in every text."""
+    return frozenset(word if word in YES else stem(word) for word in words(text) if word not in STOP_WORDS)
+
+
+def normal(text: str) -> str:
+    """Return the text without differences of case, quotes and spaces; where a line ended there is a newline."""
+    return shown(text).casefold()
+
+
+def shown(text: str) -> str:
+    """Return the text without differences of quotes and spaces: what `normal` has, but in upper and lower case."""
+    text = unicodedata.normalize("NFKC", text).translate(_QUOTES)
+    return "\n".join(line for part in text.splitlines() if (line := " ".join(part.split())))
+
+
+def flat(text: str) -> str:
+    """Return the `normal` text in one line."""
+    return " ".join(normal(text).split())
+
+
+_QUOTES = str.maketrans(dict.fromkeys("‘’‚‛`´", "'") | dict.fromkeys("“”„‟«»", '"'))  # noqa: RUF001
+
+
+def last_question(text: str) -> str:
+    """Return the question that a text ends with; empty if it ends with none."""
+    sentences = [sentence[0].strip() for sentence in _SENTENCE.finditer(text.strip())]
+    sentences = [sentence for sentence in sentences if sentence]
+    return sentences[-1] if sentences and _ASKS.search(sentences[-1]) else ""

@@ -1,0 +1,141 @@
+"""Which facts cannot both hold, so that the newer one takes the place of the older.
+
+Two facts of one topic contradict each other in three cases, and in no other unless the model says so:
+
+- both say one of the few things of which a person has one at a time (`attribute_of`): where they live, what they are
+  called, whom they work for, their birthday, a favourite;
+- they differ in how many or when, and in nothing else: "has two cats", "has three cats";
+- one denies what the other says, in the same words: "eats meat", "does not eat meat".
+
+What a person may have several of stays side by side: likes, pets, allergies, languages. A rule cannot know of any other
+attribute whether it has one value, and a fact that is kept too long harms less than one that is lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from turnwise.memory.longterm.extraction.clauses import flat
+from turnwise.memory.longterm.extraction.grammatical_person import LANGUAGES, word_set
+from turnwise.memory.longterm.extraction.support import tokens
+
+
+def contradict(one: str, other: str, *, same_topic: bool) -> bool:
+    """Return whether two facts cannot both hold.
+
+    Args:
+        same_topic: whether both have the same topic. If a topic is missing, only what needs none is looked at: "moved
+            to the sea", "works at night" may be about anything.
+    """
+    first, second = attribute_of(one), attribute_of(other)
+    if first and second and first[0] == second[0]:
+        return first[1] != second[1] and (same_topic or not {"moved", "employer", "job"} & {*first, *second})
+    return _denies(one, other) or (same_topic and _differ_in_number(one, other))
+
+
+@lru_cache(maxsize=8192)
+def attribute_of(text: str) -> tuple[str, str, str] | None:
+    """Return which of the things of which a person has one a fact is about, its value, and in which way it is said.
+
+    None if it is about none.
+    """
+    said = flat(text).strip(" .!")
+    for language in LANGUAGES:
+        said = re.sub(rf" (?:{'|'.join(language.adverbs & _NOW)})$", "", said)
+    for name, form in _FORMS:
+        if found := form.fullmatch(said):
+            kind = found.groupdict().get("kind") or ""
+            how = "moved" if _MOVED.search(said[: found.start("value")]) else ""
+            return f"{name} {kind}".strip(), found["value"], how
+    return None
+
+
+_MOVED = re.compile(r"\b(?:moved|relocated) to $")
+_NOW = word_set("now currently jetzt derzeit maintenant actuellement ahora adesso ora agora nu momenteel")
+_SUBJECT = (
+    r"(?:(?:(?:the|der|die|la|le|el|il|o|a|de) |l')?(?:user|(?:be)?nutzer(?:in)?|utilisat(?:eur|rice)|usuari[oa]"
+    r"|usuári[oa]|utilizador|utente|gebruik(?:er|ster)|i|he|she|they|ich|er|sie|je|elle|yo|io|eu|ik|hij|zij|ze) )?"
+    rf"(?:(?:{'|'.join(sorted(_NOW))}) )?"
+)
+_OWN = (
+    r"(?:(?:the )?user's|my|his|her|their|meine?|seine?|ihre?|mon|ma|son|sa|mi|su|(?:il |la )?(?:mio|mia|suo|sua)"
+    r"|(?:o |a )?(?:meu|minha|seu|sua)|mijn|zijn|haar)"
+)
+_IS = r"(?:is|ist|est|es|è|é)"
+_HOME = (
+    r"(?:(?:am |is )?(?:living|based)|lives?|resides?|wohnt?e?|leb(?:e|t)|woont?) in"
+    r"|(?:have |has )?(?:moved|relocated) to|(?:vivo|vive|resido|reside) en|(?:moro|mora|vivo|vive) em"
+    r"|(?:habite|vis|vit) (?:à|en|au)|(?:abito|abita|vivo|vive) (?:a|in)"
+)
+_PLACE = r"(?!(?:an?|the|my|his|her|their|our|eine?[mr]?|une?|un|una|uma?|een) )(?P<value>.+)"
+"""Not "a flat": who lives in one lives in a town, too."""
+_THING = (
+    r"birthday|date of birth|age|address|e-?mail(?: address)?|phone(?: number)?|job|employer|home ?town|time ?zone"
+    r"|native language|mother tongue|nationality|height|weight|shoe size|favou?rite [\w ]+?|lieblings\w+|geburtstag"
+)
+_FORMS = [
+    (name, re.compile(form))
+    for name, form in (
+        ("home", rf"{_SUBJECT}(?:{_HOME}) {_PLACE}"),
+        ("home", rf"j'(?:habite|vis) (?:à|en|au) {_PLACE}"),
+        ("name", rf"{_OWN} (?:name|nom|nombre|nome|naam) {_IS} (?P<value>.+)"),
+        ("name", rf"{_SUBJECT}(?:(?:am|is) (?:called|named)|heiß(?:e|t)|heet) (?P<value>.+)"),
+        ("employer", rf"{_SUBJECT}works? (?:at|for) (?P<value>.+)"),
+        ("job", rf"{_SUBJECT}(?:works? as|arbeite(?:t)? als|travaille comme|trabaj[oa] como) (?P<value>.+)"),
+        ("own", rf"{_OWN} (?P<kind>{_THING}) {_IS} (?P<value>.+)"),
+    )
+]
+"""What is said of the user of which there is one. A fact has the same attribute in whichever form it is said."""
+
+
+def _denies(one: str, other: str) -> bool:
+    """Return whether one is the other with a denial, and else word for word the same."""
+    (first, denied), (second, is_denied) = _plain(one), _plain(other)
+    return denied is not is_denied and len(first) == len(second) > 0 and all(map(_is_same, first, second))
+
+
+@lru_cache(maxsize=8192)
+def _plain(text: str) -> tuple[tuple[str, ...], bool]:
+    """Return what a fact says without its subject and what denies it, and whether it is denied."""
+    said = re.sub(rf"^{_SUBJECT}", "", flat(text).strip(" .!"))
+    said = re.sub(r"\bused to\b|\b(?:no|any) longer\b|\bany ?more\b", "not", said)
+    words = [word for word in tokens(said) if word not in _IN_BETWEEN]
+    return tuple(word for word in words if word not in _DENIALS), not _DENIALS.isdisjoint(words)
+
+
+_DENIALS = word_set(
+    """not no never nicht kein keine keinen keinem keiner nie ne n' pas plus jamais nunca non mai não niet geen nooit"""
+)
+_IN_BETWEEN = word_set(
+    """a an the any do does der die das ein eine einen le la les l' un une des de du d' el los las il lo i o os as um
+    uma het een"""
+)
+
+
+def _is_same(one: str, other: str) -> bool:
+    return one == other or any(
+        language.agrees(*pair) for language in LANGUAGES for pair in ((one, other), (other, one))
+    )
+
+
+def _differ_in_number(one: str, other: str) -> bool:
+    """Return whether they differ in numbers and dates, and in nothing else; the number of a thing is its name."""
+    first, second = _plain(one)[0], _plain(other)[0]
+    if len(first) != len(second) or _plain(one)[1] is not _plain(other)[1]:
+        return False
+    differing = [at for at, pair in enumerate(zip(first, second, strict=True)) if not _is_same(*pair)]
+    return bool(differing) and all(_counts(first, at) and _counts(second, at) for at in differing)
+
+
+def _counts(words: Sequence[str], at: int) -> bool:
+    word = words[at]
+    return word in _MONTHS or ((word.isdecimal() or word in _NUMBERS) and at + 1 < len(words))
+
+
+_NUMBERS = word_set("one two three four five six seven eight nine ten eleven twelve zwei drei vier fünf sechs")
+_MONTHS = word_set(
+    """january february march april may june july august september october november december januar februar märz mai
+    juni juli oktober dezember"""
+)

@@ -1,0 +1,226 @@
+"""Whether a user's words bear a fact out, or are only to be quoted. A model's word is never enough."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from turnwise.memory.longterm.extraction import support as bearing
+from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, flat, gives_orders, subjects
+from turnwise.memory.longterm.extraction.grammatical_person import RETRACTS, TAKES_BACK
+from turnwise.memory.longterm.extraction.input import Material, Said
+from turnwise.memory.longterm.extraction.schema import Candidate, Limits, Refusal
+from turnwise.memory.longterm.search.analyzer import words
+from turnwise.memory.longterm.search.word_frequency import COMMON, log_frequency
+from turnwise.memory.longterm.types import MemoryType
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a user said of a fact."""
+
+    said: Said
+    place: tuple[int, int]
+    """Which of what was said it is, and where in it."""
+    quote: str | None = None
+    """What is to be kept in the place of the fact, in the user's words; None if those bear the fact out."""
+    asked: str = ""
+    """The question that the quote is an answer to."""
+
+    def text(self, fact: str, at: float) -> str:
+        """Return what is to be kept: the fact, or who said what, and when, which is so whatever it means."""
+        if self.quote is None:
+            return fact
+        day = datetime.fromtimestamp(min(max(at, 0.0), _LAST), UTC)
+        asked = f', asked "{_inner(self.asked)}",' if self.asked else ""
+        return f'On {day.day} {_MONTHS[day.month - 1]} {day.year}{asked} the user said: "{_inner(self.quote)}"'
+
+
+def quoted_in(text: str) -> str | None:
+    """Return what the user is quoted with, if the text is a quotation that a `Verdict` has made."""
+    found = _QUOTATION.fullmatch(text)
+    return found[1] if found else None
+
+
+_MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
+_QUOTATION = re.compile(rf'On \d+ (?:{"|".join(_MONTHS)}) \d+(?:, asked "[^"]*",)? the user said: "([^"]*)"')
+_LAST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+
+
+def _inner(text: str) -> str:
+    return " ".join(text.replace('"', "'").split())
+
+
+def judge(candidate: Candidate, material: Material, limits: Limits) -> Verdict | Refusal:
+    """Return where the user says that, and whether it is so or only said; or why it is nothing about the user.
+
+    It is so if a sentence that is quoted as evidence bears it out, see `bearing`, and nothing around that sentence says
+    that it is a question, another's words, made up, or taken back.
+    """
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in candidate.text[: limits.min_chars])
+    if len(candidate.text) + wide < limits.min_chars:
+        return Refusal.TOO_SHORT
+    if len(candidate.text) > limits.max_chars:
+        return Refusal.TOO_LONG
+    if candidate.type not in _TYPES:
+        return Refusal.UNKNOWN_TYPE
+    if len(candidate.evidence) > QUOTED * limits.max_chars:
+        return Refusal.TOO_LONG
+    return _look(candidate, material, QUOTED * limits.max_chars)
+
+
+def said_names(candidate: Candidate, said: Said, material: Material) -> tuple[str, ...]:
+    """Return those of a candidate's names that the user wrote in the turn that says it, the name first.
+
+    In another turn does not count: a fact that is forgotten with its turn takes its names along, and no others. A name
+    of function words alone, such as "he", is none: each message has these.
+    """
+    texts = [other.text for other in material.said if other.item is said.item]
+    given = dict.fromkeys(filter(None, (candidate.name, *candidate.aliases)))
+    return tuple(name for name in given if _is_name(name) and any(_has(text, flat(name)) for text in texts))
+
+
+def _is_name(name: str) -> bool:
+    return any(log_frequency(word) < COMMON for word in words(name))
+
+
+def _has(text: str, part: str) -> bool:
+    return bool(part) and next(_places(text, part), None) is not None
+
+
+def _look(candidate: Candidate, material: Material, most: int) -> Verdict | Refusal:
+    why = Refusal.NO_EVIDENCE
+    only_said: Verdict | None = None
+    quoted = flat(candidate.evidence)
+    claimed = subjects(candidate.text)
+    claimed = claimed - NEUTRAL or claimed
+    for number, said in enumerate(material.said if words(quoted) else ()):
+        for at in _places(said.text, quoted):
+            verdict = _verdict(candidate, claimed, said, (number, at))
+            if isinstance(verdict, Refusal):
+                why = verdict
+            elif verdict is not None:
+                return verdict
+            elif only_said is None:
+                only_said = _quotation(candidate, said, (number, at), most)
+                why = why if only_said else Refusal.UNSUPPORTED  # a part of it might say something else
+    return only_said or why
+
+
+_TYPES = frozenset(map(str, MemoryType))
+
+QUOTED = 4
+"""How many times as long as a fact a quote may be."""
+
+
+def _verdict(
+    candidate: Candidate, claimed: frozenset[str], said: Said, place: tuple[int, int]
+) -> Verdict | Refusal | None:
+    """Return that the words at a place bear the candidate out, or why they say nothing of it; None if in between."""
+    kind = MemoryType(candidate.type)
+    _, start = place
+    stop = start + len(flat(candidate.evidence))
+    first = bisect_right(said.clauses, start, key=lambda clause: clause.stop)
+    last = bisect_left(said.clauses, stop, key=lambda clause: clause.start)
+    told = [clause for clause in said.clauses[first:last] if clause.tells(kind)]
+    own = frozenset[str]().union(*(clause.about for clause in told))
+    claim = flat(candidate.text)
+    if not own or any(other in claim for clause in told for other in clause.others):
+        return Refusal.NOT_ABOUT_THE_USER
+    asked = said.asked if first == 0 else frozenset[str]()
+    agrees = bool(asked and said.clauses[0].tells(kind) and said.clauses[0].about & YES)
+    if agrees and _is_agreed(said, claim):
+        return Verdict(said, place)
+    begin, end = _sentences(said, start, stop)
+    if any(_is_borne_out(said, number, claim, kind) for number in range(begin, min(end, begin + _SENTENCES))):
+        return Verdict(said, place)
+    answers = claimed & asked
+    is_near = claimed & own or (answers and (agrees or 2 * len(answers) >= len(claimed)))
+    return None if is_near else Refusal.UNSUPPORTED
+
+
+def _quotation(candidate: Candidate, said: Said, place: tuple[int, int], most: int) -> Verdict | None:
+    """Return what the user says there, with the question that it answers; None if it is too long."""
+    _, start = place
+    begin, end = _sentences(said, start, start + len(flat(candidate.evidence)))
+    quote, question = _quote(said, begin, end, most), said.question if begin == 0 else ""
+    return Verdict(said, place, quote, question) if max(len(quote), len(question)) <= most else None
+
+
+def _sentences(said: Said, start: int, stop: int) -> tuple[int, int]:
+    """Return which sentences have a part between two places, as a range of their numbers."""
+    begin = bisect_right(said.sentences, start, key=lambda sentence: sentence[1])
+    return begin, max(bisect_left(said.sentences, stop, key=lambda sentence: sentence[0]), begin + 1)
+
+
+_SENTENCES = 8
+"""How many sentences of a quote are looked at."""
+
+
+def _is_agreed(said: Said, claim: str) -> bool:
+    start, stop = said.sentences[0]
+    is_plain = not TAKES_BACK.intersection(bearing.tokens(said.text[start:stop])) and _is_asserted(said, 0)
+    return is_plain and bearing.agrees(said.question, claim)
+
+
+def _is_borne_out(said: Said, number: int, claim: str, kind: MemoryType) -> bool:
+    start, stop = said.sentences[number]
+    sentence = said.text[start:stop].strip()
+    if not _is_asserted(said, number):
+        return False
+    return bearing.bears_out(sentence, claim) or (kind in ORDERS and bearing.bears_out_order(sentence, claim))
+
+
+def _is_asserted(said: Said, number: int) -> bool:
+    """Return whether nothing around a sentence says that it is another's words, made up, or taken back."""
+    start, stop = said.sentences[number]
+    before = said.text[:start]
+    if before.count('"') % 2 or before.count("```") % 2:
+        return False
+    if any(not start <= at < stop for at in said.made_up):
+        return False
+    earlier = (said.text[begin:end].rstrip() for begin, end in said.sentences[:number])
+    if any(text.endswith(":") or text.lstrip().startswith((">", "|")) for text in earlier):
+        return False
+    return not RETRACTS.match(said.text[stop:].lstrip())
+
+
+def _quote(said: Said, begin: int, end: int, most: int) -> str:
+    """Return the sentences, with what around them says how they are meant, if that is not too long."""
+    first, last = begin, end
+    if said.made_up and len(said.raw) <= most and not gives_orders(said.text):
+        first, last = 0, len(said.sentences)
+    if first and said.text[slice(*said.sentences[first - 1])].rstrip().endswith(":"):
+        first -= 1
+    stop = said.sentences[last - 1][1]
+    if last < len(said.sentences) and RETRACTS.match(said.text[stop:].lstrip()):
+        stop = said.sentences[last][1]
+    return said.quote(said.sentences[first][0], stop)
+
+
+def _places(flat: str, quoted: str) -> Iterator[int]:
+    """Yield where a text has this, not in the middle of a word; the first few."""
+    at = -1
+    for _ in range(_LOOKS):
+        at = flat.find(quoted, at + 1)
+        if at < 0:
+            return
+        stop = at + len(quoted)
+        if not (_joined(flat[max(at - 1, 0) : at], quoted[0]) or _joined(quoted[-1], flat[stop : stop + 1])):
+            yield at
+
+
+_LOOKS = 20
+
+
+def _joined(left: str, right: str) -> bool:
+    """Return whether two characters are of one word, in scripts that put spaces between words."""
+    return left.isalnum() and right.isalnum() and ord(max(left, right)) < _DENSE
+
+
+_DENSE = 0x0E00
+"""Scripts from here on mostly put no spaces between words."""

@@ -1,0 +1,484 @@
+"""A long-term memory that makes facts about the user of what the user said."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import re
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
+from turnwise.memory.longterm.deletion import texts_of
+from turnwise.memory.longterm.extraction import rerank as choosing
+from turnwise.memory.longterm.extraction.input import Material, material_of, may_tell
+from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
+from turnwise.memory.longterm.extraction.reconcile import Accepted, Decision, decide, nearest
+from turnwise.memory.longterm.extraction.schema import Limits, parse
+from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, kept
+from turnwise.memory.longterm.keyword import LexicalMemory, profile_of
+from turnwise.memory.longterm.retention import Retention
+from turnwise.memory.longterm.search.ranking import FACTS, Weights
+from turnwise.memory.longterm.search.similarity import Nearness
+from turnwise.memory.longterm.text_model import TextModel
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+
+PROFILE = (*(kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC), MemoryType.INSTRUCTIONS)
+"""The types of facts about who a user is and how they want to be answered."""
+
+
+def _types(profile: Collection[MemoryType]) -> tuple[MemoryType, ...]:
+    """Raise ConfigError for what are no types."""
+    try:
+        if isinstance(profile, str):
+            raise TypeError("it is a text")
+        return tuple(MemoryType(kind) for kind in profile)
+    except (TypeError, ValueError) as error:
+        known = ", ".join(MemoryType)
+        raise ConfigError("ExtractiveMemory.profile", profile, f"must be types of {known}") from error
+
+
+class ExtractiveMemory:
+    """Keeps typed facts about the user, which a model finds in what the user said, and finds them by their words.
+
+    What is given with its blocks is read: one call of the model for all that is given at once. Only the user's own
+    words give facts, each with a verbatim quote that bears it out, and their names; `stats` counts what was refused,
+    and why. The same fact twice is one; one that contradicts another stands in its place, and the other is kept as
+    history. A fact's source is the block that was quoted, so it goes with its turn or session. What is given without
+    blocks is a fact already, as one that a tool or a program saves, and is kept as it is.
+
+    If the model fails, or answers with something else, `remember` raises and nothing has changed. An item is read once:
+    the store holds two records for each, with no word of what was said, and superseded from the start so that nobody
+    recalls them; see `is_record`. One was there before the model was asked: if it is gone, the item is forgotten. The
+    other was written in one transaction with the item's facts.
+
+    Pickles as its settings, so without what it has counted.
+
+    Args:
+        model: a `TextModel`; or whatever one is to be made of, such as an engine builder, by whoever then calls `bind`.
+        facts: where they are kept; it is closed with the memory.
+        prompt: what the model is told. The shape of the answer stays, see `extraction.SCHEMA`.
+        max_facts_per_call: what an answer has beyond that is left out.
+        min_chars: a shorter fact is none. A character of two columns counts as two.
+        max_chars: a longer one is none.
+        max_shown_chars: what the model is shown at once of what was said; of more, the longest parts are cut.
+        nearest: how many known facts are shown for each thing said, at most; they are filled up to three times as many
+            with the newest.
+        weights: what counts how much when facts are ranked.
+        embedding: a Chroma embedding function, for vectors of facts; facts are found by words alone if left out.
+        profile: the types of facts that are in every request, whatever it says, beside those that are pinned; see
+            `MemoryConfig.profile_tokens`. None with ().
+        chooses: whether the model is asked which facts bear on a query.
+        retention: how long it keeps what nobody uses; for good if left out. What is said again is used by that. It is
+            for all that is in the store, records of what was read too.
+        clock: tells the time, in seconds since the epoch.
+
+    Raises:
+        ConfigError: a setting is out of its range.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        facts: FactStore,
+        *,
+        prompt: str = PROMPT,
+        max_facts_per_call: int = 16,
+        min_chars: int = 8,
+        max_chars: int = 400,
+        max_shown_chars: int = 60_000,
+        nearest: int = 8,
+        weights: Weights = FACTS,
+        embedding: Any = None,
+        profile: Collection[MemoryType] = PROFILE,
+        chooses: bool = False,
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        least = {"max_facts_per_call": 1, "min_chars": 1, "max_chars": min_chars, "max_shown_chars": 1000, "nearest": 0}
+        given = (max_facts_per_call, min_chars, max_chars, max_shown_chars, nearest)
+        for (name, minimum), value in zip(least.items(), given, strict=True):
+            if value < minimum:
+                raise ConfigError(f"ExtractiveMemory.{name}", value, f"must be at least {minimum}")
+        if not prompt.strip():
+            raise ConfigError("ExtractiveMemory.prompt", prompt, "must say what to do")
+        nearness = None if embedding is None else Nearness(embedding)
+        self._found = LexicalMemory(facts, weights=weights, nearness=nearness, retention=retention, clock=clock)
+        self._chooses = chooses
+        self._profile = _types(profile)
+        self._settings: dict[str, Any] = {
+            "prompt": prompt,
+            **dict(zip(least, given, strict=True)),
+            "weights": weights,
+            "embedding": embedding,
+            "profile": self._profile,
+            "chooses": chooses,
+            "retention": retention,
+            "clock": clock,
+        }
+        self._limits = Limits(
+            max_facts=max_facts_per_call, min_chars=min_chars, max_chars=max_chars, max_shown_chars=max_shown_chars
+        )
+        self._prompt = prompt
+        self._nearest = nearest
+        self._clock = clock
+        self._counts = Counter[str]()
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self.model = model
+        """Who is asked, or what that is to be made of."""
+        self.facts = facts
+        """Where the facts are kept."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the facts are in a file of one machine."""
+        return is_local(self.facts)
+
+    def __repr__(self) -> str:
+        return f"ExtractiveMemory({self.model!r}, {self.facts!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), **self._settings), (self.model, self.facts)
+
+    def bind(self, model: TextModel) -> Self:
+        """Return a memory of the same facts and settings that asks this model."""
+        return type(self)(model, self.facts, **self._settings)
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        """How many calls of the model there were, how many failed, and what became of the facts in its answers.
+
+        `calls`, `failed`, `added`, `superseded`, `same`, `ignored`, `quoted`, and of what was refused each
+        `candidates.Refusal`.
+        """
+        return dict(self._counts)
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
+        """Also raises LongTermMemoryError if the model fails, ExtractionError if it answers with something else.
+
+        What was forgotten while the model was asked is not kept, and counts as durable: it is not to be given again.
+        """
+        given = {item.id: item for item in reversed(items)}
+        told = [item for item in reversed(given.values()) if item.blocks]
+        for item in told:
+            kept(scope, replace(item, text="what was said"))  # or nobody is asked
+        if ready := [item for item in reversed(given.values()) if not item.blocks]:
+            await self._found.remember(scope, ready)
+        if told:
+            lock = self._locks.setdefault(scope.user_id, asyncio.Lock())
+            async with lock:
+                await self._extract(scope, told)
+        return [*dict.fromkeys(item.id for item in items)]
+
+    async def recall(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
+    ) -> Sequence[MemoryItem]:
+        """By words and vectors; or, with `chooses`, what the model chooses of what is known, at one call of it.
+
+        Where the model fails, or answers with something else, it is by words and vectors: a `DegradedRecall`.
+        """
+        why = None
+        if self._chooses and limit > 0:
+            try:
+                return await self._choose(scope, query, limit, FactFilter(types=types, as_of=as_of))
+            except Exception as error:  # noqa: BLE001 - whatever a model raises, it is told
+                why = f"the model chose no facts: {error!r}"[:_WHY_CHARS]
+        found = await self._found.recall(scope, query, limit=limit, types=types, as_of=as_of)
+        return recalled(found, why or trouble_of(found))
+
+    async def recall_with_profile(
+        self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+    ) -> ProfiledRecall:
+        """See `Profiled`. One reading of the store does for both, unless the model chooses."""
+        profile = self._profile
+        if not self._chooses or not query:
+            return await self._found.recall_with_profile(scope, query, limit=limit, types=types, profile=profile)
+        items, found = await asyncio.gather(
+            self._found.items(scope, FactFilter(types=types)), self.recall(scope, query, limit=limit, types=types)
+        )
+        standing = profile_of(items, profile)
+        self._found.use(scope, [item.id for item in standing], recalled=True)
+        return ProfiledRecall(profile=standing, found=found)
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """See `Profiled.pin`."""
+        return not is_record(id) and await self._found.pin(scope, id, pinned)
+
+    async def _choose(self, scope: Scope, query: str, limit: int, which: FactFilter) -> Sequence[MemoryItem]:
+        if not isinstance(self.model, TextModel):
+            raise ConfigError("ExtractiveMemory.model", self.model, "is nobody who can be asked: bind() a TextModel")
+        newest = await self._found.items(scope, which)
+        nearest = await self._found.ranked(scope, query, newest, limit=choosing.MOST // 2)
+        known = {item.id: item for item in (*nearest, *newest)}
+        items = [*known.values()][: choosing.MOST]
+        if not items:
+            return []
+        answer = await self.model.answer(choosing.request(query, items), schema=choosing.SCHEMA)
+        found = choosing.chosen(answer, items)[:limit]
+        self._found.use(scope, [item.id for item in found], recalled=True)
+        return recalled(found, trouble_of(nearest))
+
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        return not is_record(id) and await self._found.update(scope, id, text, type=type, **changes)
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        """An id may also be that of an item that was read: all that was made of it goes then. Counts facts only."""
+        check_turn(scope.session_id, turn_index, ids)
+        self._found.let_go(scope.user_id)
+        if ids is None:
+            gone = await self.facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index)
+            return sum(not is_record(name) for name in gone)
+        names = dict.fromkeys(ids)
+        keys = {_key(name) for name in names}
+        # Records of what is to be read yet: whoever reads it finds them gone, and takes back what was made of it.
+        marks = [_seen(key) for key in keys]
+        gone = await self.facts.delete(scope, [*dict.fromkeys((*names, *marks, *await self._made(scope, keys)))])
+        # Again: somebody may have written between the look and the deletion, and found the records there.
+        gone += await self._unmake(scope, keys)
+        return sum(not is_record(name) for name in gone)
+
+    async def texts(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
+        """Return texts and topics of all that `forget` would delete if it were called so, superseded ones too."""
+        if ids is not None:
+            ids = {*ids, *await self._made(scope, {_key(name) for name in ids})}
+        return texts_of(item for item in await self._found.doomed(scope, ids, turn_index) if not is_record(item.id))
+
+    async def keeps(self, texts: Collection[str]) -> set[str]:
+        """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
+        return await self._found.keeps(texts)
+
+    async def scrub(self, files: Collection[str] | None = None) -> None:
+        """Write the files of the store anew, if it can do that."""
+        await self._found.scrub(files)
+
+    def paths(self) -> Sequence[Path]:
+        """Return the files of the store; none if it does not say so."""
+        return self._found.paths()
+
+    async def sweep(self) -> int:
+        """Delete what is expired, of all users, a batch at a time; return how many, records of what was read too.
+
+        Nothing of it comes back, nor is what was read read again.
+
+        Raises:
+            StoreError: the store fails; what was deleted by then is gone, the rest is for the next time.
+        """
+        return await self._found.sweep()
+
+    async def close(self) -> None:
+        await self._found.close()
+
+    # Extraction
+
+    async def _extract(self, scope: Scope, items: Sequence[MemoryItem]) -> None:
+        """Read those of the items that were not read before."""
+        now = self._clock()
+        items = await self._unread(scope, items, now)
+        material = await asyncio.to_thread(material_of, items, self._limits)
+        decision = await self._ask(scope, material) if may_tell(material) else Decision(())
+        if items:
+            # Whole, also if nobody waits for it any more: what was forgotten meanwhile is taken back at its end.
+            await asyncio.shield(self._keep(scope, items, decision, now))
+
+    async def _unread(self, scope: Scope, items: Sequence[MemoryItem], now: float) -> list[MemoryItem]:
+        """Return those that are to be read, and note in the store that they are."""
+        keys = {item.id: _key(item.id) for item in items}
+        new = await self.facts.put(scope, [_mark(_seen(keys[item.id]), item, now, "{}") for item in items], at=now)
+        marks = [mark for key in keys.values() for mark in (_seen(key), _done(key))]
+        there = await self.facts.get(scope, marks)
+        begun = {key for key in keys.values() if _seen(key) in new or _seen(key) in there}
+        unread = [item for item in items if _done(keys[item.id]) not in there and keys[item.id] in begun]
+        # What was forgotten while somebody read it, who did not come to take back what was made of it.
+        await self._unmake(scope, {key for key in keys.values() if _done(key) in there} - begun)
+        await self._finish(scope, {name: there[name] for key in begun for name in [_done(key)] if name in there})
+        return unread
+
+    async def _ask(self, scope: Scope, material: Material) -> Decision:
+        if not isinstance(self.model, TextModel):
+            raise ConfigError("ExtractiveMemory.model", self.model, "is nobody who can be asked: bind() a TextModel")
+        known = await self._found.items(scope)
+        recent = _FILLED * self._nearest
+        shown = await asyncio.to_thread(nearest, material, known, count=self._nearest, recent=recent)
+        names = {f"f{number}": item for number, item in enumerate(shown, 1)}
+        self._counts["calls"] += 1
+        try:
+            answer = await self.model.answer(request(self._prompt, material, names), schema=SCHEMA)
+        except Exception as error:
+            self._counts["failed"] += 1
+            raise LongTermMemoryError(f"the model gave no facts: {error!r}"[:_WHY_CHARS]) from error
+        try:
+            candidates = await asyncio.to_thread(parse, answer)
+        except Exception as error:
+            self._counts["failed"] += 1
+            raise ExtractionError(f"the model gave no facts: {error!r}"[:_WHY_CHARS]) from error
+        known = await self._found.items(scope)  # something may have been forgotten meanwhile
+        now = self._clock()
+        decision = await asyncio.to_thread(decide, candidates, material, known, names, self._limits, now=now)
+        self._found.use(scope, decision.again)
+        self._counts.update(decision.counts)
+        return decision
+
+    async def _keep(self, scope: Scope, items: Sequence[MemoryItem], decision: Decision, now: float) -> None:
+        """Make facts durable, together with that the items were read; take them back if an item is gone by now.
+
+        Args:
+            now: when the records of the items were made, so that all of them expire together.
+        """
+        facts: dict[str, list[MemoryItem]] = {_key(item.id): [] for item in items}
+        pairs: dict[str, list[tuple[str, str]]] = {key: [] for key in facts}
+        made: list[MemoryItem] = []
+        for accepted in decision.accepted:
+            key = _key(accepted.said.item.id)
+            olds = [old for each in accepted.instead_of if (old := await self._predecessor(scope, each))]
+            made.append(_fact(f"{key}-{len(facts[key])}", accepted, olds[:1], self._clock()))
+            facts[key].append(made[-1])
+            pairs[key] += [_by_age(made[-1], old) for old in olds]
+        for accepted, fact in zip(decision.accepted, made, strict=True):
+            pairs[_key(accepted.said.item.id)] += [_by_age(fact, made[at]) for at in accepted.instead_of_new]
+        marks = [_mark(_done(_key(item.id)), item, now, json.dumps(pairs[_key(item.id)])) for item in items]
+        new = set(await self.facts.put(scope, [*(fact for each in facts.values() for fact in each), *marks], at=now))
+        there = await self.facts.get(scope, [mark for key in facts for mark in (_seen(key), _done(key))])
+        whole = [key for key in facts if _done(key) in new and _seen(key) in there]
+        lost = [fact.id for key in facts if key not in whole for fact in facts[key] if fact.id in new]
+        lost += [_done(key) for key in facts if _done(key) in new and key not in whole]
+        if lost:
+            await self.facts.delete(scope, lost)
+        await self._finish(scope, {_done(key): there[_done(key)] for key in facts if _done(key) in there.keys() - new})
+        self._counts["added"] += sum(len(facts[key]) for key in whole)
+        superseded = await self._supersede(scope, [pair for key in whole for pair in pairs[key]])
+        self._counts["superseded"] += sum(new in facts for new in (name.rpartition("-")[0] for name in superseded))
+
+    async def _predecessor(self, scope: Scope, old: MemoryItem) -> MemoryItem | None:
+        """Return what a fact is to stand in the place of, unless that is of all agents, and the fact of one only."""
+        if scope.agent is None or old.type.category is MemoryCategory.SEMANTIC:
+            return old
+        return None if await self.facts.get(replace(scope, agent=None), [old.id]) else old
+
+    async def _finish(self, scope: Scope, records: Mapping[str, MemoryItem]) -> None:
+        """Do what others who read these items may not have come to."""
+        done = [json.loads(record.text) for name, record in records.items() if name.endswith("-done")]
+        await self._supersede(scope, [pair for pairs in done for pair in pairs])
+
+    async def _supersede(self, scope: Scope, pairs: Sequence[Sequence[str]]) -> list[str]:
+        """Put facts in the place of others, unless either is gone; return those that are. May be repeated."""
+        if not pairs:
+            return []
+        facts = await self.facts.get(scope, [name for pair in pairs for name in pair])
+        there = []
+        for old, new in pairs:
+            if old in facts and new in facts and await self.facts.supersede(scope, old, _since(facts[new], facts[old])):
+                there.append(new)
+        return there
+
+    async def _made(self, scope: Scope, keys: Collection[str]) -> list[str]:
+        """Return the ids of what was made of items, and of the records that this was done."""
+        every = await all_items(self.facts, scope, FactFilter(superseded=True)) if keys else []
+        return [item.id for item in every if item.id.rpartition("-")[0] in keys]
+
+    async def _unmake(self, scope: Scope, keys: Collection[str]) -> list[str]:
+        """Delete what was made of items; return the ids."""
+        made = await self._made(scope, keys)
+        return await self.facts.delete(scope, made) if made else []
+
+
+_FILLED = 3
+_WHY_CHARS = 500
+
+
+def _fact(id: str, accepted: Accepted, olds: Sequence[MemoryItem], now: float) -> MemoryItem:
+    candidate = accepted.candidate
+    fact = MemoryItem(
+        id=id,
+        text=candidate.text,
+        type=MemoryType(candidate.type),
+        topic=candidate.topic,
+        name=candidate.name,
+        aliases=candidate.aliases,
+        source=accepted.said.source,
+        created_at=accepted.said.item.created_at or now,
+    )
+    fact = replace(fact, pinned=any(old.pinned for old in olds))
+    is_semantic = fact.type.category is MemoryCategory.SEMANTIC
+    for old in olds:
+        if (old.type.category is MemoryCategory.SEMANTIC) is not is_semantic:
+            fact = replace(fact, type=old.type)  # who saw the old one is to see the new one
+    return fact
+
+
+def _by_age(fact: MemoryItem, other: MemoryItem) -> tuple[str, str]:
+    """Return the ids of the older of two facts and of the newer, which stands in its place."""
+    return (fact.id, other.id) if _is_older_news(fact, other) else (other.id, fact.id)
+
+
+def _is_older_news(fact: MemoryItem, old: MemoryItem) -> bool:
+    """Return whether it is history itself, and the other stands in its place.
+
+    Of one session the turns say so: their times may be of nodes whose clocks differ.
+    """
+    new, was = fact.source, old.source
+    is_of_one = new.session_id is not None and new.session_id == was.session_id and old.updated_at is None
+    if is_of_one and new.turn_index is not None and was.turn_index not in (None, new.turn_index):
+        return new.turn_index < was.turn_index
+    return fact.created_at < max(old.created_at, old.updated_at or 0.0)
+
+
+def _since(new: MemoryItem, old: MemoryItem) -> MemoryItem:
+    """Return what stands in the place of another, with the time since when: its change, if it was there first.
+
+    Not before the other was there, which a slow clock might say.
+    """
+    return (
+        replace(new, created_at=max(new.updated_at or 0.0, old.created_at)) if new.created_at < old.created_at else new
+    )
+
+
+# Records of what was read: of a type that all of the user's agents see, and superseded when they were made
+
+
+def is_record(id: str) -> bool:
+    """Return whether an id in the store is that of a record of what was read, and so of no fact."""
+    return _RECORD.fullmatch(id) is not None
+
+
+_RECORD = re.compile(r"[0-9a-f]{20}-(?:seen|done)")
+
+
+def _key(id: str) -> str:
+    """Return what the ids of an item's facts and records begin with."""
+    return hashlib.blake2b(id.encode(errors="surrogatepass"), digest_size=10).hexdigest()
+
+
+def _seen(key: str) -> str:
+    return f"{key}-seen"
+
+
+def _done(key: str) -> str:
+    return f"{key}-done"
+
+
+def _mark(id: str, item: MemoryItem, now: float, text: str) -> MemoryItem:
+    return MemoryItem(id=id, text=text, source=item.source, created_at=now, superseded_at=now)

@@ -1,0 +1,223 @@
+"""Whether a user's own sentence says what a claim says of the user.
+
+The principle: a claim is borne out only if it is the user's sentence, said of a third person. Word by word and in
+order, each word of the claim is the sentence's own, but that "I" has become "the user", and the verb agrees. So what
+differs in denial, subject, tense or certainty is never borne out, whatever words a language has for that: it is not the
+same words. What a claim leaves out is either a word that changes nothing, or the rest of a sentence in which no word
+takes anything back. What is not shown is not so: what is said in other words, or in a language that is not in
+`persons`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from turnwise.memory.longterm.extraction.grammatical_person import BLOCKS, LANGUAGES, ORDERS, TAKES_BACK, Language
+
+MOST_WORDS = 120
+"""Of a sentence, and of a claim. A longer one bears out nothing, and is not borne out."""
+
+
+def bears_out(sentence: str, claim: str) -> bool:
+    """Return whether the sentence says that, on its own. What stands around it in its message is for the caller.
+
+    Args:
+        sentence: one, as `clauses.flat` has it.
+        claim: likewise.
+    """
+    if sentence.startswith('"') or len(sentence) > _MOST_CHARS:
+        return False
+    return any(_bears_out(language, sentence, claim) for language in LANGUAGES)
+
+
+def bears_out_order(sentence: str, claim: str) -> bool:
+    """Return whether the sentence gives that instruction, word by word."""
+    (english, *_) = LANGUAGES
+    said, wanted = (_PLEASE.sub("", _without_front(english, text)) for text in (sentence, claim))
+    return ORDERS.match(said) is not None and _bare(english, said) == _bare(english, wanted)
+
+
+_PLEASE = re.compile(r",? please[.!]?$")
+
+
+def agrees(question: str, claim: str) -> bool:
+    """Return whether who says yes to the question says what the claim says."""
+    (english, *_) = LANGUAGES
+    said = _ASKS_YOU.sub(lambda match: f"i {_OF_YOU[match[1]]} ", _without_front(english, question), count=1)
+    said = re.sub(r"\byour\b", "my", said)
+    return said.startswith("i ") and " you" not in said and bears_out(" ".join(said.rstrip("?").split()), claim)
+
+
+_ASKS_YOU = re.compile(r"^(are|do|have|can) you ")
+_OF_YOU = {"are": "am", "do": "", "have": "have", "can": "can"}
+_MOST_CHARS = 2000
+
+
+@lru_cache(maxsize=2048)
+def tokens(text: str) -> tuple[str, ...]:
+    """Return the words and marks of a flat text, with what is contracted written out."""
+    if "'" in text or "cannot" in text:
+        for pattern, whole in _CONTRACTED:
+            text = pattern.sub(whole, text)
+    return tuple(_TOKEN.findall(text))
+
+
+_CONTRACTED = [
+    (re.compile(pattern), whole)
+    for pattern, whole in (
+        (r"\bcan(?:'t|not)\b", "can not"),
+        (r"\bwon't\b", "will not"),
+        (r"n't\b", " not"),
+        (r"\bi'm\b", "i am"),
+        (r"\bmy name's\b", "my name is"),
+        (r"\b(i|they)'ve\b", r"\1 have"),
+        (r"\b(i|they|he|she)'ll\b", r"\1 will"),
+        (r"\b(he|she)'s\b", r"\1 is"),
+        (r"\bthey're\b", "they are"),
+        (r"\b(j|n|l|d|qu|m|s|c|t|un|dell|nell|all)'(?=\w)", r"\1' "),
+    )
+]
+_TOKEN = re.compile(r"[^\W_]+(?:['-][^\W_]+)*'?|[^\w\s]")
+
+
+def _bears_out(language: Language, sentence: str, claim: str) -> bool:
+    text = _without_front(language, sentence)
+    wanted = _bare(language, claim)
+    if not wanted or len(wanted) > MOST_WORDS:
+        return False
+    for said in _variants(language, _bare(language, text)):
+        if len(said) > MOST_WORDS:
+            continue
+        for start in _starts(language, said):
+            if _says(language, said[start:], wanted):
+                return True
+    return False
+
+
+def _without_front(language: Language, sentence: str) -> str:
+    sentence = sentence.strip(" ¡*•")
+    while found := language.before.match(sentence):
+        sentence = sentence[found.end() :]
+    return sentence
+
+
+def _bare(language: Language, text: str) -> list[str]:
+    found = [token for token in tokens(text) if token not in language.articles]
+    while found and found[-1] in _ENDS:
+        found.pop()
+    return found
+
+
+_ENDS = frozenset(".!…。")
+
+
+def _variants(language: Language, said: list[str]) -> Iterator[list[str]]:
+    yield said
+    if language.name != "en":
+        return
+    if said[:3] == ["my", "name", "is"]:
+        for verb in ("called", "named"):
+            yield ["i", "am", verb, *said[3:]]
+    elif said[:2] == ["call", "me"]:
+        for verb in ("want", "like", "prefer"):
+            yield ["i", verb, "to", "be", "called", *said[2:]]
+    elif said[:3] == ["i", "am", "called"]:
+        yield ["my", "name", "is", *said[3:]]
+
+
+def _starts(language: Language, said: Sequence[str]) -> Iterator[int]:
+    """Yield where a sentence, or a part of it that stands for itself, speaks of who says it."""
+    firsts = language.selves | language.possessives
+    if said and (said[0] in firsts or language.drops_subjects):
+        yield 0
+    if not said or said[0] not in firsts:
+        return
+    for at in range(2, len(said)):
+        if said[at] in TAKES_BACK or said[at] in _OPENS:
+            return
+        if said[at] in firsts and said[at - 1] in _JOINS:
+            yield at
+
+
+_JOINS = frozenset(["and", ",", ";", "und", "et", "y", "e", "en"])
+_OPENS = frozenset(["that", "who", "which", '"', ":", "dass", "que", "che", "dat"])
+
+
+def _says(language: Language, said: Sequence[str], claim: Sequence[str]) -> bool:
+    """Return whether what begins with its speaker says what the claim says."""
+    if said[0] in language.possessives:
+        return language.agrees(said[0], claim[0]) and _follows(language, said[1:], claim[1:], is_listing=False)
+    rest = claim[1:] if (claim[0],) in language.users or claim[0] in language.selves & {said[0]} else claim
+    if said[0] in language.selves:
+        return bool(rest) and _follows(language, _without_adverbs(language, said[1:], rest[0]), rest)
+    # Whose verb without a subject it is, only a form tells that is none of another person.
+    at = 0
+    while at < min(len(said), len(rest)) and said[at] == rest[at] and said[at] in language.nots:
+        at += 1
+    if at >= min(len(said), len(rest)) or said[at] == rest[at] or not language.is_third(said[at], rest[at]):
+        return False
+    return _follows(language, said[at:], rest[at:])
+
+
+def _without_adverbs(language: Language, said: Sequence[str], word: str = "") -> Sequence[str]:
+    """Return what begins with the word, or with none that may be left out."""
+    while said and said[0] in language.adverbs and said[0] != word:
+        said = said[1:]
+    return said
+
+
+def _follows(language: Language, said: Sequence[str], claim: Sequence[str], *, is_listing: bool = True) -> bool:
+    """Return whether the claim's words are these, in order."""
+    at = 0
+    for number, word in enumerate(claim):
+        while at < len(said) and said[at] in language.adverbs and not language.agrees(said[at], word):
+            at += 1
+        if at < len(said) and language.agrees(said[at], word):
+            at += 1
+            continue
+        if word in language.adverbs:
+            return False
+        if not (is_listing and number and (passed := _behind_equals(language, said, at, word))):
+            return False
+        at = passed + 1
+        is_listing = False
+    return _is_harmless(language, said[at:])
+
+
+def _behind_equals(language: Language, said: Sequence[str], start: int, word: str) -> int:
+    """Return where the word stands in a row of equals of which those before it are left out; 0 if it does not."""
+    begins = start
+    for at in range(start, min(start + _ROW, len(said))):
+        if said[at] == word and at > start and said[at - 1] in language.links:
+            return at
+        if said[at] in language.links:
+            begins = at + 1
+        elif said[at] in BLOCKS or at - begins >= _EQUAL:
+            return 0
+    return 0
+
+
+_ROW, _EQUAL = 10, 2
+"""How many words a row may have, and each of what stands in it: a longer one may be a clause."""
+
+
+def _is_harmless(language: Language, rest: Sequence[str]) -> bool:
+    """Return whether what a claim leaves out at the end of a sentence takes nothing of it back."""
+    rest = _without_adverbs(language, rest)
+    if not rest:
+        return True
+    if rest[-1] in _ASKS:
+        return rest[0] == "," and len(rest) > _TAG and bool(_REQUEST.match(" ".join(rest[1:])))
+    if TAKES_BACK.intersection(rest):
+        return False
+    # More behind a comma may say whose word it is: "I am Groot, quoth the tree".
+    is_apposition = rest[0] == "," and len(rest) == _APPOSITION
+    return is_apposition or language.tails.match(" ".join(rest).replace(" ,", ",")) is not None
+
+
+_ASKS = frozenset("?؟？")  # noqa: RUF001 - as other scripts write it
+_TAG = 4
+_APPOSITION = 2
+_REQUEST = re.compile(r"(?:and |so )?(?:(?:can|could|would|will|do) you|what|which|where|how|who)\b")

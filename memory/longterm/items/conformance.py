@@ -1,0 +1,700 @@
+"""The laws of `FactStore`, shown on one that is empty at first; see `stores/conformance` for how to run them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from turnwise.errors import InvalidInputError, InvalidMemoryError, StoreClosedError
+from turnwise.memory.conversation.blocks import User
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
+from turnwise.memory.longterm.items.base import Fact, FactFilter, FactStore
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.stores.conformance.fixtures import IDS, TEXT
+from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
+
+EVER = FactFilter(superseded=True)
+
+
+async def check_facts_contract(make_facts: Callable[[str], FactStore]) -> None:
+    """Check all laws, in order; `make_facts` is as `make_store` of `check_contract`.
+
+    Raises:
+        AssertionError: the store breaks a law; names it.
+    """
+    for law in LAWS:
+        await check_law(law, functools.partial(make_facts, law.__name__))
+
+
+_laws: list[Law] = []
+_law = collector(_laws)
+
+_FACTS, _SKILL, _CONTEXT = MemoryType.FACTS, MemoryType.SKILL, MemoryType.CONTEXT
+_U = Scope(user_id="u")
+_A = Scope(user_id="u", agent="a")
+_B = Scope(user_id="u", agent="b")
+
+
+def _item(
+    id: str, type: MemoryType = _FACTS, *, at: float = 1.5, session: str | None = None, **more: Any
+) -> MemoryItem:
+    source = Source(session_id=session, turn_index=more.pop("turn", None))
+    return MemoryItem(id=id, **{"text": f"text of {id}", "type": type, "created_at": at, "source": source, **more})
+
+
+async def _all(facts: FactStore, scope: Scope = _U, which: FactFilter = EVER) -> list[MemoryItem]:
+    return list(await facts.query(scope, which, limit=100_000))
+
+
+async def _ids(facts: FactStore, scope: Scope = _U, which: FactFilter = EVER) -> list[str]:
+    return [item.id for item in await _all(facts, scope, which)]
+
+
+async def _dump(facts: FactStore) -> list[Fact]:
+    return list((await facts.scan(limit=100_000)).items)
+
+
+@asynccontextmanager
+async def _unchanged(facts: FactStore, after: str) -> AsyncIterator[None]:
+    before = await _dump(facts)
+    yield
+    equal(await _dump(facts), before, f"what is stored after {after}")
+
+
+@_law
+async def check_an_item_comes_back_as_it_was_put(facts: FactStore, other: FactStore) -> None:
+    """In all of its fields but blocks and score, by each verb that returns it."""
+    whole = MemoryItem(
+        id="i'%\"\\ü" * 100,
+        text=TEXT,
+        type=MemoryType.WORKFLOW,
+        topic=TEXT,
+        source=Source(session_id="s'%\"\\ü", turn_index=2**40, spans=(Span("7", 2**40, 2**41), Span("ü", 0, 1))),
+        blocks=(User(text="hi"),),
+        created_at=0.1 + 0.2,
+        updated_at=1763700000.123456,
+        superseded_at=1763700001.5,
+        superseded_by="j'%\"\\ü",
+        name=TEXT,
+        aliases=("ü", TEXT),
+        expires_at=1763700002.5,
+        status="resolved",
+        pinned=True,
+        score=0.5,
+    )
+    items = [whole, MemoryItem(id="bare", text=" x "), MemoryItem(id="long", text="ab" * 2**20)]
+    stored = [replace(item, blocks=(), score=None) for item in items]
+    equal(await facts.put(_A, items), [item.id for item in items], "the ids of what is new")
+    for each in (facts, other):
+        found = await each.get(_A, [item.id for item in reversed(items)])
+        equal(list(found.items()), [(item.id, item) for item in reversed(stored)], "what get returns")
+        equal([(item.blocks, item.score) for item in found.values()], [((), None)] * 3, "blocks and scores")
+        equal(sorted(await _all(each, _A), key=lambda item: len(item.text)), [stored[1], stored[0], stored[2]], "list")
+        facts_of = [Fact("u", "a", stored[0]), Fact("u", None, stored[1]), Fact("u", None, stored[2])]
+        equal(await _dump(each), facts_of, "what scan returns")
+    equal(await facts.put(_A, []), [], "the ids of a put of nothing")
+
+
+@_law
+async def check_a_put_may_be_repeated(facts: FactStore, other: FactStore) -> None:
+    """Whole, in part, with another text under the id, twice in one call, at once: the first that came stays."""
+    first = [_item("1"), _item("2"), _item("3")]
+    equal(await facts.put(_U, first), ["1", "2", "3"], "what is new")
+    later = [_item("4"), _item("2", text="else"), _item("5"), _item("4", text="else"), _item("1", _SKILL)]
+    equal(await other.put(_U, later), ["4", "5"], "what is new of a put that repeats some")
+    expected = [_item(name) for name in "54321"]
+    equal(await _all(facts), expected, "the items")
+    many = [_item(f"m{at}") for at in range(1203)]
+    puts = [(facts, other)[at % 2].put(_U, many[at * 100 :]) for at in range(10)]
+    new = sorted(name for names in await asyncio.gather(*puts) for name in names)
+    equal(new, sorted(item.id for item in many), "what was new of ten puts at once")
+    equal(await facts.count(_U), 1208, "how many there are")
+    equal(await facts.put(_A, [_item("1", _SKILL)]), [], "what is new of an id that a user has")
+
+
+@_law
+async def check_what_cannot_be_kept_is_refused(facts: FactStore) -> None:
+    """With all that came with it, by put, update and supersede."""
+    await facts.put(_U, [_item("1")])
+    wrong: list[MemoryItem] = [
+        *(_item("2", text=text) for text in ("", " \n", "\ud800", None, 5)),
+        *(_item(name) for name in ("", " ", "a\0b", "\ud800")),
+        _item("2", type="no such type"),  # type: ignore[arg-type]
+        *(_item("2", at=at) for at in (float("nan"), float("inf"))),
+        _item("2", topic="\ud800"),
+        *(_item("2", name=name) for name in ("\ud800", "")),
+        *(_item("2", aliases=names) for names in (["\ud800"], ["x", " "], [5])),
+        *(_item("2", expires_at=at) for at in (float("nan"), float("inf"))),
+        _item("2", status="no such status"),
+        *(_item("2", session=name) for name in ("a\0b", "\ud800")),
+        _item("\ud800", text="x"),
+    ]
+    for item in wrong:
+        async with _unchanged(facts, f"a put of {item!r}"):
+            await refuses(InvalidMemoryError, facts.put(_U, [_item("3"), item]), repr(item))
+            await refuses(InvalidMemoryError, facts.supersede(_U, "1", item), repr(item))
+    async with _unchanged(facts, "verbs that were refused"):
+        for scope in (Scope(user_id=""), Scope(user_id="a\0"), Scope(user_id="u", agent=" ")):
+            await refuses(InvalidMemoryError, facts.put(scope, [_item("3")]), repr(scope))
+        for text in ("", "\ud800"):
+            await refuses(InvalidMemoryError, facts.update(_U, "1", text, at=2.0), f"update to {text!r}")
+        await refuses(InvalidMemoryError, facts.supersede(_U, "1", _item("1", at=2.0)), "what supersedes itself")
+        await refuses(InvalidMemoryError, facts.supersede(_U, "1", _item("2", at=0.0)), "what supersedes at no time")
+        await refuses(InvalidInputError, facts.purge("u", turn_index=0), "a turn of no session")
+    equal(await facts.put(_U, [_item("3", type="skill")]), ["3"], "a type by its name")  # type: ignore[arg-type]
+    equal(isinstance((await facts.get(_U, ["3"]))["3"].type, MemoryType), True, "whether it is a type then")
+
+
+@_law
+async def check_items_come_newest_first(facts: FactStore) -> None:
+    """Equal times by insertion, in pages of any size, each once, also while others are put."""
+    times = (5.0, 1.0, 5.0, 0.0, 3.0, 5.0, 1.0, -2.5, 5.000001)
+    for at, time in enumerate(times):
+        await facts.put(_U, [_item(str(at), at=time, type=(_FACTS, _SKILL)[at % 2])])
+    await facts.put(_U, [_item(name, at=3.0) for name in ("x", "y", "z")])
+    await facts.put(Scope(user_id="u2"), [_item("other", at=3.0)])
+    expected = ["8", "5", "2", "0", "z", "y", "x", "4", "6", "1", "3", "7"]
+    equal(await _ids(facts), expected, "the order")
+    for which in (EVER, FactFilter(types=[_FACTS]), FactFilter(types=[_SKILL])):
+        wanted = await _ids(facts, _U, which)
+        for limit in range(1, len(expected) + 2):
+            found: list[str] = []
+            cursor: str | None = None
+            pages = 0
+            while pages == 0 or (cursor is not None and pages <= len(wanted)):
+                page = await facts.query(_U, which, cursor=cursor, limit=limit)
+                found += [item.id for item in page]
+                cursor, pages = page.cursor, pages + 1
+            equal((found, pages), (wanted, -(-len(wanted) // limit)), f"items and pages of {limit}")
+    page = await facts.query(_U, limit=5)
+    await facts.put(_U, [_item("late", at=9.0), _item("between", at=3.0)])
+    rest = await facts.query(_U, cursor=page.cursor, limit=100)
+    equal([item.id for item in (*page, *rest)], expected, "pages with puts between them")
+    equal(len(await facts.query(Scope(user_id="nobody"))), 0, "items of nobody")
+    await facts.put(_U, [_item(f"m{at}") for at in range(101)])
+    equal(len(await facts.query(_U)), 100, "items of a page by default")
+    for limit in (0, -1):
+        await refuses(InvalidInputError, facts.query(_U, limit=limit), f"a limit of {limit}")
+        await refuses(InvalidInputError, facts.scan(limit=limit), f"a scan with a limit of {limit}")
+    for wrong in ("", "x", "nan:1"):
+        await refuses(InvalidInputError, facts.query(_U, cursor=wrong), f"cursor {wrong!r}")
+    for wrong in ("x", "-1", "9" * 30):
+        await refuses(InvalidInputError, facts.scan(cursor=wrong), f"cursor {wrong!r} of a scan")
+
+
+@_law
+async def check_filters_hold_together(facts: FactStore) -> None:
+    """By type, session, turn and time, each and all at once; `count` counts what `list` lists."""
+    items = [
+        _item(f"{kind}-{session}-{turn}", kind, at=at, session=session, turn=turn, superseded_at=end)
+        for kind in (_FACTS, _SKILL)
+        for session, turn in (("s", 1), ("s", 10), ("s1", 1), (None, None))
+        for at, end in [(float(len(kind) + (turn or 0)), 12.0 if session == "s" else None)]
+    ]
+    await facts.put(_U, items)
+    choices: dict[str, Sequence[Any]] = {
+        "types": (None, (), (_FACTS,), {_SKILL, _CONTEXT}),
+        "session_id": (None, "s", "S", "s%"),
+        "turn_index": (None, 1, 0),
+        "as_of": (None, 0.0, 6.0, 11.9, 12.0, float("inf")),
+        "superseded": (False, True),
+    }
+    filters = [FactFilter()]
+    for name, values in choices.items():
+        filters = [replace(which, **{name: value}) for which in filters for value in values]
+    for which in filters:
+        expected = sorted(item.id for item in items if _holds(item, which))
+        equal(sorted(await _ids(facts, _U, which)), expected, f"the items of {which}")
+        equal(await facts.count(_U, which), len(expected), f"the count of {which}")
+
+
+@_law
+async def check_what_expired_or_is_resolved_is_left_out_if_asked(facts: FactStore) -> None:
+    """What was resolved is there for a look into the past, as nobody knows since when it is."""
+    items = [_item(str(end), expires_at=end) for end in (None, 5.0, 6.0)]
+    items += [_item(f"resolved {end}", expires_at=end, status="resolved") for end in (None, 5.0)]
+    await facts.put(_U, items)
+    everything = {item.id for item in items}
+    for which, left_out in (
+        (FactFilter(), set()),
+        (FactFilter(live_at=4.9), {"resolved None", "resolved 5.0"}),
+        (FactFilter(live_at=5.0), {"5.0", "resolved None", "resolved 5.0"}),
+        (FactFilter(live_at=5.0, as_of=5.0), {"5.0", "resolved 5.0"}),
+        (FactFilter(live_at=99.0), everything - {"None"}),
+    ):
+        equal(set(await _ids(facts, _U, which)), everything - left_out, f"the items of {which}")
+        equal(await facts.count(_U, which), len(everything - left_out), f"the count of {which}")
+
+
+def _holds(item: MemoryItem, which: FactFilter) -> bool:
+    end, as_of = item.superseded_at, which.as_of
+    return (
+        (which.types is None or item.type in which.types)
+        and (which.session_id is None or item.source.session_id == which.session_id)
+        and (which.turn_index is None or item.source.turn_index == which.turn_index)
+        and (as_of is None or item.created_at <= as_of)
+        and (which.superseded or end is None or (as_of is not None and end > as_of))
+    )
+
+
+@_law
+async def check_an_agent_sees_its_own_and_what_is_of_all(facts: FactStore) -> None:
+    """What is semantic is of all; the rest is the agent's that put it, or of all if none did. No verb goes further."""
+    for scope in (_U, _A, _B):
+        await facts.put(scope, [_item(f"{scope.agent}-{kind}", kind) for kind in MemoryType])
+    kinds = [kind for kind in MemoryType if kind.category is not MemoryCategory.SEMANTIC]
+    semantic = {f"{agent}-{kind}" for agent in (None, "a", "b") for kind in MemoryType if kind not in kinds}
+    seen = {agent: semantic | {f"{owner}-{kind}" for owner in {None, agent} for kind in kinds} for agent in "ab"}
+    seen["U"] = semantic | {f"None-{kind}" for kind in kinds}
+    ids = {f"{agent}-{kind}" for agent in (None, "a", "b") for kind in MemoryType}
+    for scope, name in ((_A, "a"), (_B, "b"), (_U, "U"), (replace(_A, session_id="s"), "a")):
+        equal(set(await _ids(facts, scope)), seen[name], f"what agent {scope.agent!r} lists")
+        equal(set(await facts.get(scope, ids)), seen[name], f"what agent {scope.agent!r} gets")
+        equal(await facts.count(scope), len(seen[name]), f"what agent {scope.agent!r} counts")
+    for agent in ("c", "A", "a%", "_", "%"):
+        equal(set(await _ids(facts, replace(_U, agent=agent))), seen["U"], f"what agent {agent!r} lists")
+    async with _unchanged(facts, "verbs of another agent"):
+        for scope in (_U, _B):
+            equal(await facts.update(scope, "a-skill", "else", at=2.0), False, "update of another agent's")
+            equal(await facts.supersede(scope, "a-skill", _item("n", at=2.0)), False, "supersede of another agent's")
+            equal(await facts.delete(scope, ["a-skill"]), [], "deletion of another agent's")
+    await facts.purge("u", session_id="none")
+    equal(await facts.delete(_A, ["a-skill", "None-skill", "b-facts"]), ["a-skill", "None-skill", "b-facts"], "its own")
+    equal({fact.agent for fact in await _dump(facts) if fact.item.type in kinds}, {None, "a", "b"}, "owners")
+
+
+@_law
+async def check_an_update_changes_text_and_type(facts: FactStore, other: FactStore) -> None:
+    """And nothing else; it goes with its type to whom that makes it belong, without a copy; case 51."""
+    await facts.put(_A, [_item("1", session="s", turn=3, topic="t"), _item("2", _SKILL), _item("3", _CONTEXT)])
+    await facts.put(_U, [_item("4", _SKILL)])
+    equal(await other.update(_A, "1", TEXT, at=7.5), True, "whether it was there")
+    expected = _item("1", session="s", turn=3, topic="t", text=TEXT, updated_at=7.5)
+    equal((await facts.get(_B, ["1"]))["1"], expected, "the item after an update")
+    moves: list[tuple[str, Scope, MemoryType, str | None]] = [
+        *[("1", _B, _SKILL, "b"), ("1", _B, _CONTEXT, "b"), ("1", _B, _FACTS, None), ("1", _U, _SKILL, None)],
+        *[("2", _A, _CONTEXT, "a"), ("2", _A, _SKILL, "a"), ("2", _A, _FACTS, None), ("2", _A, _FACTS, None)],
+        *[("4", _A, _CONTEXT, None), ("4", _A, _FACTS, None), ("4", _A, _SKILL, "a")],
+    ]
+    for number, (name, scope, kind, agent) in enumerate(moves):
+        equal(await facts.update(scope, name, f"n{number}", type=kind, at=8.0 + number), True, "whether it was there")
+        found = [fact for fact in await _dump(other) if fact.item.id == name]
+        equal(len(found), 1, f"copies after move {number}")
+        fact = found[0]
+        equal((fact.agent, fact.item.type, fact.item.text), (agent, kind, f"n{number}"), f"owner after move {number}")
+        equal((fact.item.created_at, fact.item.updated_at), (1.5, 8.0 + number), f"times after move {number}")
+    async with _unchanged(facts, "updates of what is not there"):
+        for missing in ("5", "", "%", "1 ", "1\0"):
+            equal(await facts.update(_A, missing, "x", at=9.0), False, f"update of {missing!r}")
+        equal(await facts.update(Scope(user_id="u2"), "3", "x", at=9.0), False, "update of another's")
+        await refuses(InvalidMemoryError, facts.update(_A, "3", "x", type="no", at=9.0), "no type")  # type: ignore[arg-type]
+
+
+@_law
+async def check_an_update_takes_away_what_a_new_text_no_longer_says(facts: FactStore, other: FactStore) -> None:
+    """Its name with its aliases, and its topic, if the old text has them and the new one does not."""
+    cases: list[tuple[dict[str, Any], str, str, dict[str, Any]]] = [
+        ({"name": "Rex", "aliases": ("Rexy",)}, "Rex barks.", "Tom purrs.", {}),
+        ({"aliases": ("Old Rex",)}, "Old rex barks.", "Rex barks, and is old.", {}),
+        ({"name": "Rex", "aliases": ("Rexy",)}, "Rex barks.", "Rexy sleeps.", {"name": "Rex", "aliases": ("Rexy",)}),
+        ({"name": "Aurora", "topic": "lead"}, "Ann leads it.", "Bob leads it.", {"name": "Aurora", "topic": "lead"}),
+        ({"topic": "peanut allergy"}, "A peanut allergy.", "Eats all.", {}),
+        ({"topic": "cats"}, "Has a cat.", "Has two cats.", {"topic": "cats"}),
+    ]
+    for at, (given, before, after, left) in enumerate(cases):
+        await facts.put(_U, [_item(str(at), text=before, **given)])
+        equal(await other.update(_U, str(at), after, at=7.5), True, "whether it was there")
+        expected = _item(str(at), text=after, updated_at=7.5, **left)
+        equal((await facts.get(_U, [str(at)]))[str(at)], expected, f"{given} after {before!r} became {after!r}")
+
+
+@_law
+async def check_an_update_changes_what_is_given_and_nothing_else(facts: FactStore, other: FactStore) -> None:
+    """Each part by itself, all at once, and taken away again; what cannot be kept changes nothing."""
+    whole = _item("1", topic="t", name="Rex", aliases=("Rexy",), text="Barks.", pinned=True)
+    await facts.put(_U, [whole, _item("2")])
+    steps: list[ItemChanges] = [
+        {"topic": TEXT},
+        {"name": "Tom"},
+        {"aliases": ["ü", TEXT]},
+        {"status": "resolved"},
+        {"expires_at": 1763700002.5},
+        {"topic": None, "name": None, "aliases": (), "status": "active", "expires_at": None},
+        {"topic": "dogs", "name": "Rex", "aliases": ("Rexy", "Max"), "status": "resolved", "expires_at": 0.5},
+    ]
+    for number, step in enumerate(steps):
+        at = 10.0 + number
+        equal(await (facts, other)[number % 2].update(_U, "1", at=at, **step), True, f"whether {step} was done")
+        more: dict[str, Any] = {**step}
+        if "aliases" in more:
+            more["aliases"] = tuple(more["aliases"])
+        whole = replace(whole, updated_at=at, **more)
+        equal((await other.get(_U, ["1"]))["1"], whole, f"the item after {step}")
+    equal([item.id for item in await _all(facts, _U, FactFilter(live_at=0.2))], ["2"], "what is not resolved")
+    # by its id it can be changed still
+    equal(await facts.update(_U, "1", at=30.0, status="active"), True, "whether it was there")
+    equal(await facts.count(_U, FactFilter(live_at=0.2)), 2, "what is active")
+    equal(await facts.count(_U, FactFilter(live_at=0.6)), 1, "what is active and has not expired")
+    # what is given stays, whatever the new text says
+    equal(
+        await facts.update(_U, "1", "Purrs.", at=31.0, type=_SKILL, name="Rex", topic="t"), True, "whether it was there"
+    )
+    equal((await facts.get(_U, ["1"]))["1"].name, "Rex", "its name")
+    wrong: dict[str, list[Any]] = {
+        "status": ["done", None],
+        "name": [" ", "", 5],
+        "aliases": ["Rex", ["a", ""], [5], None],
+        "expires_at": [float("nan"), "soon"],
+        "topic": ["\ud800", 5],
+        "created_at": [1.0],
+        "pinned": [True],
+        "nothing": [1],
+    }
+    async with _unchanged(facts, "changes to what cannot be kept"):
+        await refuses(InvalidMemoryError, facts.update(_U, "1", at=40.0), "a change of nothing")
+        for name, value in ((name, value) for name, values in wrong.items() for value in values):
+            change: dict[str, Any] = {name: value}
+            await refuses(InvalidMemoryError, facts.update(_U, "1", at=40.0, **change), f"a change to {change!r}")
+
+
+@_law
+async def check_a_pin_is_kept_until_it_is_taken_away(facts: FactStore, other: FactStore) -> None:
+    """In every process, and changes nothing else; what is another's or is history cannot be pinned."""
+    await facts.put(_A, [_item("mine", _SKILL), _item("old"), _item("pinned", pinned=True)])
+    await facts.supersede(_A, "old", _item("new", created_at=50.0))
+    before = await facts.get(_A, ["mine", "old"])
+    for pinned in (True, True, False, True):
+        equal(await facts.pin(_A, "mine", pinned), True, "whether there is something to pin")
+        (mine,) = (await other.get(_A, ["mine"])).values()
+        equal(mine, replace(before["mine"], pinned=pinned), "the item")
+    equal(await facts.pin(_B, "mine", False), False, "the pin of another agent")
+    equal(await facts.pin(Scope(user_id="another", agent="a"), "mine", False), False, "the pin of another user")
+    equal(await facts.pin(_A, "old", True), False, "the pin of history")
+    equal(await facts.pin(_A, "none", True), False, "the pin of nothing")
+    equal(await other.pin(_A, "pinned", False), True, "the end of a pin that came along")
+    await facts.update(_A, "mine", "changed", at=60.0)
+    kept = await facts.get(_A, ["mine", "old", "pinned"])
+    equal([item.pinned for item in kept.values()], [True, False, False], "which are pinned")
+
+
+@_law
+async def check_what_is_superseded_is_history(facts: FactStore, other: FactStore) -> None:
+    """Kept, found by a look into the past, and never changed again; case 53."""
+    await facts.put(_U, [_item("1", at=10.0)])
+    second, third = _item("2", at=20.0), _item("3", at=30.0)
+    for each in (facts, other):
+        equal(await each.supersede(_U, "1", second), True, "whether it stands there")
+    old = _item("1", at=10.0, superseded_at=20.0, superseded_by="2")
+    equal(await _all(facts), [second, old], "both")
+    equal(await other.supersede(_U, "2", third), True, "whether the third stands there")
+    for as_of, ids in ((None, ["3"]), (9.9, []), (10.0, ["1"]), (19.9, ["1"]), (20.0, ["2"]), (30.0, ["3"])):
+        equal(await _ids(facts, _U, FactFilter(as_of=as_of)), ids, f"what held at {as_of}")
+    equal(await facts.get(_U, ["1"]), {"1": old}, "what get returns of history")
+    async with _unchanged(facts, "verbs that find nothing to change"):
+        equal(await facts.update(_U, "1", "else", at=40.0), False, "update of history")
+        equal(await facts.supersede(_U, "1", _item("4", at=40.0)), False, "supersede of history")
+        equal(await facts.supersede(_U, "0", _item("4", at=40.0)), False, "supersede of nothing")
+        equal(await facts.supersede(Scope(user_id="u2"), "3", _item("4", at=40.0)), False, "supersede of another's")
+    await facts.put(_U, [_item("5", at=15.0)])
+    equal(await facts.supersede(_U, "3", replace(_item("5", at=50.0), text="else")), True, "by one that is there")
+    equal((await facts.get(_U, ["5"]))["5"], _item("5", at=15.0), "the one that was there")
+    await facts.put(_A, [_item("6", _SKILL)])
+    equal(await facts.supersede(_A, "6", _item("7", _SKILL, at=60.0)), True, "whether an agent's stands there")
+    equal(await _ids(facts, _B, FactFilter(types=[_SKILL], superseded=True)), [], "what another agent sees of it")
+    rivals = [_item(f"r{at}", at=70.0) for at in range(6)]
+    done = await asyncio.gather(*((facts, other)[at % 2].supersede(_U, "5", item) for at, item in enumerate(rivals)))
+    equal(done.count(True), 1, "how many of six rivals stand there")
+    equal(await _ids(facts, _U, FactFilter(types=[_FACTS])), [rivals[done.index(True)].id], "who does")
+
+
+@_law
+async def check_what_was_deleted_does_not_come_back(facts: FactStore, other: FactStore) -> None:
+    """However late it is put again, also if it was not there yet; under its id no other is kept either."""
+    await facts.put(_U, [_item(name, session="s") for name in "123"])
+    equal(await facts.delete(_U, ["1", "4", "1"]), ["1"], "what was there")
+    equal(await facts.delete(_U, ["1", "4"]), [], "what was there the second time")
+    equal(await other.put(_U, [_item("1"), _item("4"), _item("5"), _item("1", text="else")]), ["5"], "what is new")
+    equal(await facts.put(Scope(user_id="u2"), [_item("1"), _item("4")]), ["1", "4"], "what is new of another user's")
+    equal(await facts.supersede(_U, "2", _item("4", at=9.0)), False, "supersede by what was deleted")
+    equal(await _ids(facts), ["5", "3", "2"], "what is left")
+    equal(await facts.purge("u", session_id="s"), ["2", "3"], "what was from the session")
+    equal(await other.put(_U, [_item("2", session="s"), _item("6", session="s")]), ["6"], "what the session may say")
+    equal(sorted(await facts.purge("u")), ["5", "6"], "what was the user's")
+    equal(await other.put(_U, [_item(name) for name in "123456"]), [], "what is new of what was deleted")
+    for at in range(10):
+        items = [_item(f"r{at}-{number}") for number in range(3)]
+        ids = [item.id for item in items]
+        await asyncio.gather(facts.put(_U, items), other.delete(_U, ids), other.put(_U, items), facts.put(_U, items))
+        equal(await _ids(facts), [], f"what is left of a put and a deletion at once, round {at}")
+
+
+@_law
+async def check_a_deletion_takes_what_is_meant(facts: FactStore) -> None:
+    """By ids, turn, session and user, however many, superseded ones too; it says what was there; cases 51 and 54."""
+    users = [Scope(user_id="u", agent=agent) for agent in (None, "a", "b")] + [Scope(user_id="u2")]
+    for scope in users:
+        for session, turn in (("s", 1), ("s", 10), ("s", None), ("s1", 1), (None, None)):
+            at = f"{scope.user_id}-{scope.agent}-{session}-{turn}"
+            await facts.put(scope, [_item(at, _SKILL, session=session, turn=turn, superseded_at=3.0)])
+    of_u = [f"u-{agent}" for agent in (None, "a", "b")]
+    equal(await facts.purge("u", session_id="s", turn_index=1), [f"{u}-s-1" for u in of_u], "a turn's")
+    equal(await facts.purge("u", session_id="s", turn_index=1), [], "a turn's again")
+    equal(await facts.purge("u", session_id="s"), [f"{u}-s-{turn}" for u in of_u for turn in (10, None)], "a session's")
+    for missing in ("S", "%", "_", "s%", "", "s'"):
+        equal(await facts.purge("u", session_id=missing), [], f"what session {missing!r} had")
+    equal(await facts.purge("u"), [f"{u}-{rest}" for u in of_u for rest in ("s1-1", "None-None")], "a user's")
+    equal(len(await _dump(facts)), 5, "what is left of others")
+    many = [_item(f"m{at}", session="s") for at in range(1203)]
+    await facts.put(_U, many)
+    equal(sorted(await facts.delete(_U, [item.id for item in many[:603]])), sorted(i.id for i in many[:603]), "of many")
+    equal(len(await facts.purge("u")), 600, "of many of a user")
+    equal(await facts.purge("nobody"), [], "what nobody had")
+    equal(await facts.delete(_U, []), [], "a deletion of nothing")
+
+
+@_law
+async def check_what_a_deleted_fact_stood_in_the_place_of_takes_over_its_end(
+    facts: FactStore, other: FactStore
+) -> None:
+    """It holds again if nobody else stands there, however many go at once, and by whichever verb; whosever it is."""
+
+    async def chain(user: str, *sessions: str) -> Scope:
+        """Put facts each of which stands in the place of the one before, from these sessions."""
+        scope = Scope(user_id=user, agent="a")
+        await facts.put(scope, [_item("0", _SKILL, at=10.0, session=sessions[0])], at=1.0)
+        for at, session in enumerate(sessions[1:], 1):
+            after = _item(str(at), at=10.0 + 10 * at, session=session)
+            await facts.put(scope, [after], at=1.0)
+            equal(await facts.supersede(scope, str(at - 1), after), True, f"whether {at} stands there")
+        return scope
+
+    async def ends(scope: Scope) -> dict[str, tuple[float | None, str | None]]:
+        return {item.id: (item.superseded_at, item.superseded_by) for item in await _all(other, scope)}
+
+    scope = await chain("u1", "s", "s", "s", "s")
+    equal(await facts.delete(scope, ["1"]), ["1"], "what was there")
+    expected: dict[str, tuple[float | None, str | None]] = {"0": (30.0, "2"), "2": (40.0, "3"), "3": (None, None)}
+    equal(await ends(scope), expected, "ends without one in the middle")
+    equal(await _ids(facts, scope, FactFilter(as_of=25.0)), ["0"], "what held while the deleted one did")
+    await other.delete(Scope(user_id="u1", agent="b"), ["3", "never there"])
+    equal(await ends(scope), {"0": (30.0, "2"), "2": (None, None)}, "ends without the last")
+    equal(await facts.delete(Scope(user_id="u2"), ["2"]), [], "a deletion of another's")
+    equal(await ends(scope), {"0": (30.0, "2"), "2": (None, None)}, "ends after a deletion of another's")
+    equal(await facts.update(scope, "2", "text of 2", at=50.0), True, "whether what holds again can be changed")
+    await facts.delete(scope, ["2"])
+    equal(await _ids(facts, scope, FactFilter()), ["0"], "what holds when nothing else is left")
+    equal(await facts.supersede(scope, "0", _item("4", at=60.0)), True, "whether it can be superseded again")
+
+    scope = await chain("u3", "s", "t", "t", "s", "t", "t")
+    await facts.purge("u3", session_id="t")
+    equal(await ends(scope), {"0": (40.0, "3"), "3": (None, None)}, "ends without a session")
+    equal(await facts.put(scope, [_item("1"), _item("5")]), [], "what is new of what was deleted")
+    scope = await chain("u4", "s", "t", "t")
+    equal(await facts.delete(scope, ["2", "1"]), ["2", "1"], "two at once")
+    equal(await ends(scope), {"0": (None, None)}, "ends without two at once")
+    for user in ("u1", "u3", "u4"):
+        await facts.purge(user)
+    scope = await chain("u5", "s", "s", "s")
+    await facts.touch("u5", ["0", "2"], 6.0)
+    await facts.touch("u5", ["1"], 4.0)  # which was superseded when the next was created, and so used then
+    await facts.put(scope, [_item("9")], at=2.0)
+    await facts.supersede(scope, "9", _item("2", at=3.0))
+    equal(await facts.sweep(25.0), 3, "how many are swept before the last of them was used")
+    equal(await ends(scope), {"1": (None, None)}, "ends of what is left of a sweep")
+
+    dangling = [
+        _item("a", superseded_at=5.0, superseded_by="b"),
+        _item("b", superseded_at=6.0, superseded_by="a"),
+        _item("c", superseded_at=7.0, superseded_by="d"),
+        _item("e", superseded_at=8.0),
+    ]
+    await facts.put(_U, dangling)
+    equal(await facts.delete(_U, ["b", "d", "e"]), ["b", "e"], "what was there of those in circles")
+    equal(await ends(_U), {"a": (None, None), "c": (None, None)}, "ends of what was in a circle, or of nothing")
+
+
+@_law
+async def check_use_is_what_was_put_changed_superseded_or_touched(facts: FactStore, other: FactStore) -> None:
+    """The latest counts. It changes nothing else, and is its user's."""
+    await facts.put(_U, [_item("1"), _item("2"), _item("3", at=1000.0)], at=10.0)
+    await facts.put(_A, [_item("4", _SKILL)], at=10.0)
+    await facts.put(Scope(user_id="u2"), [_item("1"), _item("2")], at=10.0)
+
+    async def used(since: float, scope: Scope = _A, **more: Any) -> set[str]:
+        which = FactFilter(used_since=since, superseded=True, **more)
+        found = set(await _ids(other, scope, which))
+        equal(await other.count(scope, which), len(found), f"how many were used since {since}")
+        return found
+
+    equal((await used(10.0), await used(10.1)), ({"1", "2", "3", "4"}, set()), "what was put at 10")
+    async with _unchanged(facts, "touches"):
+        await facts.touch("u", ["1", "4", "missing", "1"], 20.0)
+        await other.touch("u", ["1"], 15.0)
+        await facts.touch("u", [], 99.0)
+        await facts.touch("nobody", ["1"], 99.0)
+    equal((await used(20.0), await used(20.1)), ({"1", "4"}, set()), "what was touched at 20")
+    equal(await used(11.0, Scope(user_id="u2")), set(), "what another has of the same id")
+    await facts.put(_U, [_item("1"), _item("2")], at=50.0)
+    equal(await used(20.1), set(), "what was put again")
+    equal(await facts.update(_U, "2", "else", at=30.0), True, "whether it was there")
+    equal(await facts.update(_U, "1", "else", at=12.0), True, "whether it was there")
+    equal((await used(20.0), await used(30.0)), ({"1", "2", "4"}, {"2"}), "what was changed at 30")
+    await facts.put(_U, [_item("5", at=40.0)], at=35.0)
+    await facts.supersede(_U, "1", _item("5", at=40.0))
+    equal((await used(40.0), await used(40.1)), ({"1"}, set()), "what was superseded at 40")
+    equal(await used(10.0, types=[_SKILL]), {"4"}, "of a type")
+    equal(await used(10.0, as_of=2.0), {"1", "2", "4"}, "of a time")
+    await facts.put(_U, [_item("6", at=1.0)])
+    await facts.supersede(_U, "2", _item("7", at=2.0))
+    equal(await used(1e9), {"6", "7"}, "what was put just now")
+    await facts.touch("u", [str(at) for at in range(1203)], 2e9)
+    equal(len(await used(2e9)), 7, "what was touched of many")
+
+
+@_law
+async def check_a_sweep_deletes_what_was_not_used(facts: FactStore, other: FactStore) -> None:
+    """Of all users and agents, the longest unused first, superseded ones too; and it does not come back; case 48."""
+    kinds = (_FACTS, _SKILL, _CONTEXT)
+    for user in ("u", "u2"):
+        for at, kind in enumerate(kinds):
+            scope = Scope(user_id=user, agent="a" if at else None)
+            items = [_item(f"{number}-{kind}", kind, session="s") for number in range(4)]
+            for number, item in enumerate(items):
+                await facts.put(scope, [replace(item, superseded_at=3.0 if number == 1 else None)], at=10.0 + number)
+    for limit in (0, -1):
+        await refuses(InvalidInputError, facts.sweep(5.0, limit=limit), f"a limit of {limit}")
+    async with _unchanged(facts, "sweeps of nothing"):
+        equal(await facts.sweep(10.0), 0, "how many were not used before any was")
+        equal(await facts.sweep(99.0, types=[]), 0, "how many of no type")
+        equal(await facts.sweep(99.0, types=[MemoryType.GOALS]), 0, "how many of a type that none has")
+    equal(await other.sweep(13.0, types={_SKILL}), 6, "how many of a type")
+    equal({fact.item.id for fact in await _dump(facts) if fact.item.type is _SKILL}, {f"3-{_SKILL}"}, "what is left")
+    await facts.touch("u", [f"0-{_FACTS}"], 50.0)
+    equal([await facts.sweep(12.0, limit=2) for _ in range(5)], [2, 2, 2, 1, 0], "how many by twos")
+    left = {(fact.user_id, fact.item.id) for fact in await _dump(facts)}
+    rest = {(user, f"{number}-{kind}") for user in ("u", "u2") for number in (2, 3) for kind in (_FACTS, _CONTEXT)}
+    equal(left, rest | {(user, f"3-{_SKILL}") for user in ("u", "u2")} | {("u", f"0-{_FACTS}")}, "what is left")
+    equal(await facts.put(_U, [_item(f"0-{_CONTEXT}"), _item(f"1-{_SKILL}")]), [], "what comes back")
+    await facts.put(_U, [_item(f"m{at}") for at in range(1203)], at=1.0)
+    equal(await facts.sweep(2.0), 1000, "how many by default")
+    await asyncio.gather(*((facts, other)[at % 2].sweep(2.0, limit=50) for at in range(6)))
+    equal(await other.sweep(2.0), 0, "how many are left of many")
+    equal(await facts.sweep(float("inf")), 11, "how many there were at all")
+    equal(await _dump(facts), [], "what is left in the end")
+
+
+@_law
+async def check_a_sweep_leaves_what_is_used_meanwhile(facts: FactStore, other: FactStore) -> None:
+    """Whatever is read of as used now was not deleted, and what was deleted is not read of any more."""
+    for at in range(10):
+        ids = [f"{at}-{number}" for number in range(20)]
+        await facts.put(_U, [_item(name) for name in ids], at=1.0)
+        sweep = asyncio.ensure_future(facts.sweep(2.0))
+        await asyncio.gather(sweep, *(other.touch("u", [name], 3.0) for name in ids[::2]))
+        gone = sweep.result()
+        left = await _ids(facts, _U, FactFilter(used_since=3.0, superseded=True))
+        equal(await facts.count(_U, EVER), 20 - gone, "what is there after a sweep")
+        equal(await facts.sweep(2.0) + gone + len(left), 20, "what was swept or is used")
+        await facts.purge("u")
+
+
+@_law
+async def check_ids_are_literal(facts: FactStore) -> None:
+    """Of users, agents, sessions and items: each matches itself only; acceptance 50."""
+    for name in IDS:
+        scope = Scope(user_id=name, agent=name)
+        await facts.put(
+            scope,
+            [_item(each, kind, session=each, text=f"{name} {each}") for each, kind in ((name, _SKILL), ("x", _FACTS))],
+        )
+    for name in IDS:
+        scope = Scope(user_id=name, agent=name)
+        expected = {each: f"{name} {each}" for each in (name, "x")}
+        found = await facts.get(scope, (*IDS, "x"))
+        equal({each: item.text for each, item in found.items()}, expected, f"what {name!r} gets")
+        equal(sorted(await _ids(facts, scope)), sorted(expected), f"what {name!r} lists")
+        equal(await _ids(facts, scope, FactFilter(session_id=name)), [name], f"what {name!r} has of session {name!r}")
+        equal([fact.user_id for fact in await facts.scan(name)], [name, name], f"what a scan of {name!r} finds")
+        equal(await _ids(facts, Scope(user_id=name)), ["x"], f"what {name!r} sees without its agent")
+        equal(await facts.update(scope, name, f"new {name}", at=2.0), True, f"update of {name!r}")
+    texts = sorted(text for name in IDS for text in (f"new {name}", f"{name} x"))
+    equal(sorted(fact.item.text for fact in await _dump(facts)), texts, "all texts after updates")
+    left = list(IDS)
+    while left:
+        name = left.pop(0)
+        if len(left) % 2:
+            equal(await facts.purge(name, session_id=name), [name], f"the purge of session {name!r}")
+        equal("x" in await facts.purge(name), True, f"the purge of {name!r}")
+        equal(sorted({fact.user_id for fact in await _dump(facts)}), sorted(left), "who is left")
+
+
+@_law
+async def check_a_scan_sees_everything_once(facts: FactStore) -> None:
+    """Of a user or of all, in the order of the puts, in pages of any size."""
+    order = [("u", "1"), ("u2", "1"), ("u", "2"), ("u", "0"), ("u2", "0")]
+    for at, (user, name) in enumerate(order):
+        await facts.put(Scope(user_id=user, agent="a"), [_item(name, _SKILL, at=9.0 - at)])
+    await facts.supersede(_A, "2", _item("3", at=50.0))
+    order.append(("u", "3"))
+    for whose in (None, "u", "u2", "nobody"):
+        wanted = [entry for entry in order if whose in (None, entry[0])]
+        for limit in range(1, len(order) + 2):
+            found: list[tuple[str, str]] = []
+            page = await facts.scan(whose, limit=limit)
+            found += _names(page)
+            while page.cursor is not None and len(found) <= len(wanted):
+                page = await facts.scan(whose, cursor=page.cursor, limit=limit)
+                found += _names(page)
+            equal(found, wanted, f"what a scan of {whose!r} finds in pages of {limit}")
+
+
+def _names(facts: Iterable[Fact]) -> list[tuple[str, str]]:
+    return [(fact.user_id, fact.item.id) for fact in facts]
+
+
+@_law
+async def check_a_cancelled_put_is_whole_or_not_there(facts: FactStore) -> None:
+    """Whenever it is cancelled; repeating it makes it whole."""
+    for number, wait_s in enumerate((None, 0, 0.0005, 0.002)):
+        scope = Scope(user_id=f"u{number}")
+        items = [_item(str(at)) for at in range(200)]
+        task = asyncio.ensure_future(facts.put(scope, items))
+        if wait_s is not None:
+            await asyncio.sleep(wait_s)
+        task.cancel()
+        await asyncio.wait([task])
+        equal(await facts.count(scope) in (0, 200), True, "whether a cancelled put is whole or not there")
+        await facts.put(scope, items)
+        equal(await facts.count(scope), 200, "how many there are when it was repeated")
+
+
+@_law
+async def check_a_closed_store_says_so(facts: FactStore) -> None:
+    """Closing twice is fine; every verb after it raises StoreClosedError."""
+    await facts.put(_U, [_item("1")])
+    await facts.close()
+    await facts.close()
+    for what, call in {
+        "put": facts.put(_U, [_item("2")]),
+        "put of nothing": facts.put(_U, []),
+        "get": facts.get(_U, ["1"]),
+        "list": facts.query(_U),
+        "count": facts.count(_U),
+        "update": facts.update(_U, "1", "x", at=1.0),
+        "supersede": facts.supersede(_U, "1", _item("2")),
+        "delete": facts.delete(_U, ["1"]),
+        "purge": facts.purge("u"),
+        "touch": facts.touch("u", ["1"], 1.0),
+        "sweep": facts.sweep(1.0),
+        "scan": facts.scan(),
+    }.items():
+        await refuses(StoreClosedError, call, f"{what} of a closed store")
+
+
+LAWS: tuple[Law, ...] = tuple(_laws)
+"""All laws, in order."""

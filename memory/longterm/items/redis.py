@@ -1,0 +1,286 @@
+"""Facts in a Redis."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Unpack
+
+from turnwise.errors import ConfigError, CorruptRecordError
+from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
+from turnwise.memory.longterm.items.base import (
+    ALL,
+    SEMANTIC,
+    Fact,
+    FactFilter,
+    changed,
+    check_change,
+    check_successor,
+    check_turn,
+    digest_of,
+    kept,
+    owner_of,
+    parse_position,
+    status_of,
+    texts_in,
+)
+from turnwise.memory.longterm.items.redis_scripts import KEYS, SCRIPTS
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
+from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
+from turnwise.memory.stores.sql.rows import to_json
+
+
+class RedisFacts(RedisDatabase):
+    """Keeps facts in a Redis, 6.2 or later; see `RedisDatabase` for what makes them durable there.
+
+    A fact is found by a digest of its user's id and its own; ids, texts and times are JSON. All keys share a hash tag,
+    since verbs that go over all users are transactions too: on a cluster, the facts of a prefix are on one node.
+
+    What a filter leaves out is looked at, so `query`, `count` and `purge` cost what the user has. A fact that cannot
+    be read can be deleted by a `purge` of its user, which returns its digest for its id.
+
+    Args:
+        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
+        prefix: what the keys begin with; stores of different prefixes share a database and see nothing of each other.
+        timeout_s: how long to wait for a connection, and for an answer, before a StoreError.
+        connections: the most connections at once; who finds none waits.
+
+    Raises:
+        StoreURLError: the URL names no Redis, or the client is not installed.
+        ConfigError: a setting is out of its range.
+    """
+
+    scripts = SCRIPTS
+
+    async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
+        items = [kept(scope, item) for item in items]
+        names = {_digest(scope.user_id, item.id): item.id for item in items}
+        rows = [value for item in items for value in _row(scope, item)]
+        if not rows:
+            self._thread.check_open()
+            return []
+        return [names[digest] for digest in _texts(await self._do("put", _tag(scope.user_id), _used(at), *rows))]
+
+    async def get(self, scope: Scope, ids: Collection[str]) -> dict[str, MemoryItem]:
+        found = await self._do("get", *(_digest(scope.user_id, name) for name in ids), again=True)
+        items = {fact.item.id: fact.item for fact, _ in self._facts(found) if fact.agent in (None, scope.agent)}
+        return {name: items[name] for name in ids if name in items}
+
+    async def query(
+        self, scope: Scope, which: FactFilter = ALL, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[MemoryItem]:
+        args = _filters(scope, which, cursor, check_limit(limit) + 1)
+        found = list(self._facts(await self._do("query", *args, "", again=True)))
+        page = [fact.item for fact, _ in found[:limit]]
+        more = cursor_of(page[-1].created_at, found[limit - 1][1]) if len(found) > limit else None
+        return Page(tuple(page), more)
+
+    async def count(self, scope: Scope, which: FactFilter = ALL) -> int:
+        return int(await self._do("query", *_filters(scope, which, None, _MANY), "count", again=True))
+
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        at: float,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        kind, more = check_change(scope, id, text, type, at=at, changes=changes)
+        digest = _digest(scope.user_id, id)
+        while found := await self._do("get", digest, again=True):
+            ((fact, _),) = self._facts(found)
+            item = changed(fact.item, text, kind, at, more)
+            parts = [
+                part for name, value in _about(item).items() for part in (name, "" if value is None else f"={value}")
+            ]
+            first = (_agent(scope), _json(item.text), float(at), kind or "", _kinds(SEMANTIC))
+            args = (*first, found[1], found[2], *map(encode, parts))
+            if (done := await self._do("update", digest, *args, again=True)) != _CHANGED_MEANWHILE:
+                return bool(done)
+        return False
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        args = _digest(scope.user_id, id), _agent(scope), "1" if pinned else ""
+        return bool(await self._do("pin", *args, again=True))
+
+    async def supersede(self, scope: Scope, id: str, item: MemoryItem) -> bool:
+        item = check_successor(scope, id, item)
+        old = (_digest(scope.user_id, id), _agent(scope), item.id, float(item.created_at))
+        new = (_tag(scope.user_id), _used(None), *_row(scope, item))
+        return bool(await self._do("supersede", *old, *new, again=True))
+
+    async def delete(self, scope: Scope, ids: Collection[str]) -> list[str]:
+        names = {_digest(scope.user_id, name): name for name in ids}
+        return [names[digest] for digest in _texts(await self._do("delete", _agent(scope), *names))]
+
+    async def purge(self, user_id: str, *, session_id: str | None = None, turn_index: int | None = None) -> list[str]:
+        check_turn(session_id, turn_index)
+        return _texts(await self._do("purge", _tag(user_id), *_origin(session_id, turn_index)))
+
+    async def touch(self, user_id: str, ids: Collection[str], at: float) -> None:
+        await self._do("touch", float(at), *(_digest(user_id, name) for name in ids), again=True)
+
+    async def sweep(self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000) -> int:
+        return int(await self._do("sweep", float(before), _kinds(types), check_limit(limit)))
+
+    async def scan(self, user_id: str | None = None, *, cursor: str | None = None, limit: int = 1000) -> Page[Fact]:
+        tag = "" if user_id is None else _tag(user_id)
+        after = parse_position(cursor)
+        found = list(self._facts(await self._do("scan", tag, after, check_limit(limit) + 1, again=True)))
+        page = tuple(fact for fact, _ in found[:limit])
+        return Page(page, str(found[limit - 1][1]) if len(found) > limit else None)
+
+    async def _do(self, name: str, *args: Argument, again: bool = False) -> Any:
+        keys = [f"{{{self._prefix}:facts}}:{key}" for key in KEYS]
+        return await self._run(name, keys, args, again=again)
+
+    def _facts(self, found: Sequence[Any]) -> Iterator[tuple[Fact, int]]:
+        """Yield the facts that a script has shown, each with its number of insertion."""
+        for digest, raw, text in zip(found[::3], found[1::3], found[2::3], strict=True):
+            try:
+                yield _read(digest.decode(), raw, text)
+            except (ValueError, TypeError, KeyError) as error:
+                key = f"{{{self._prefix}:facts}}:{KEYS[0]} {digest.decode()}"
+                raise CorruptRecordError(key, why_unreadable(error)) from None
+
+
+_MANY = 2**52
+"""More than there are."""
+
+_CHANGED_MEANWHILE = 2
+"""What the script of an update returns if the fact is another than the one that was read for it."""
+
+
+def _digest(user_id: str, id: str) -> str:
+    return digest_of(user_id, id).hex()
+
+
+def _tag(user_id: str) -> str:
+    """Return what stands for a user; no item's digest is the same, since no id is blank."""
+    return _digest(user_id, "")
+
+
+def _agent(scope: Scope) -> bytes:
+    return encode(scope.agent or "")
+
+
+def _used(at: float | None) -> float:
+    used = time.time() if at is None else float(at)
+    if math.isnan(used):
+        raise ConfigError("at", at, "is no time")
+    return used
+
+
+def _sortable(time_s: float) -> str:
+    """Return 16 digits that sort as times do."""
+    (bits,) = struct.unpack(">Q", struct.pack(">d", float(time_s) + 0.0))  # + 0.0: there are two zeros
+    return f"{bits ^ (2**64 - 1) if bits >> 63 else bits | 2**63:016x}"
+
+
+def _json(value: Any) -> str:
+    return str(to_json(value))
+
+
+def _kinds(types: Collection[MemoryType] | None) -> str:
+    return "" if types is None else f"|{'|'.join(map(str, types))}|"
+
+
+def _origin(session_id: str | None, turn_index: int | None) -> tuple[bytes, str]:
+    session = b"" if session_id is None else encode(f"={session_id}")
+    return session, "" if turn_index is None else str(turn_index)
+
+
+def _filters(scope: Scope, which: FactFilter, cursor: str | None, limit: int) -> list[Argument]:
+    tag = _tag(scope.user_id)
+    end = f"{tag}~"
+    if cursor is not None:
+        before, last = parse_cursor(cursor)
+        end = f"{tag}{_sortable(before)}{last:016d}"
+    if which.as_of is not None:
+        end = min(end, f"{tag}{_sortable(which.as_of)}~")
+    times = (which.as_of, which.used_since, which.live_at)
+    as_of, used_since, live_at = ("" if at is None else str(float(at)) for at in times)
+    session, turn = _origin(which.session_id, which.turn_index)
+    first: list[Argument] = [tag, _agent(scope), f"({end}", limit, _kinds(which.types)]
+    return [*first, session, turn, as_of, "1" if which.superseded else "", used_since, live_at]
+
+
+def _row(scope: Scope, item: MemoryItem) -> tuple[Argument, ...]:
+    """Return what a script adds an item by."""
+    source = item.source
+    successor = "" if item.superseded_by is None else _digest(scope.user_id, item.superseded_by)
+    values = {
+        "user": scope.user_id,
+        "agent": owner_of(scope, item.type),
+        "id": item.id,
+        "type": str(item.type),
+        "session": source.session_id,
+        "turn": None if source.turn_index is None else str(int(source.turn_index)),
+        "spans": _json(source.spans) if source.spans else None,
+        "created_at": str(float(item.created_at)),
+        "updated_at": None if item.updated_at is None else str(float(item.updated_at)),
+        "superseded_at": None if item.superseded_at is None else str(float(item.superseded_at)),
+        "superseded_by": item.superseded_by,
+        "successor": successor or None,
+        **_about(item),
+        "pinned": "1" if item.pinned else None,
+    }
+    fact = _json({name: value for name, value in values.items() if value is not None})
+    return _digest(scope.user_id, item.id), fact, _json(item.text), _sortable(item.created_at), successor
+
+
+def _about(item: MemoryItem) -> dict[str, str | None]:
+    """Return what may be changed of an item beside its text and type."""
+    return {
+        "topic": item.topic,
+        "name": item.name,
+        "aliases": _json(item.aliases) if item.aliases else None,
+        "expires_at": None if item.expires_at is None else str(float(item.expires_at)),
+        "status": None if item.status == "active" else item.status,
+    }
+
+
+def _read(digest: str, raw: bytes, text: bytes) -> tuple[Fact, int]:
+    """Return a fact and its number of insertion; raises ValueError, TypeError or KeyError if it is not one."""
+    fact, said = json.loads(raw), json.loads(text)
+    if not (isinstance(fact, dict) and all(isinstance(value, str) for value in (said, *fact.values()))):
+        raise TypeError("what should be text is not")
+    place, number = fact["place"][:-16], int(fact["place"][-16:])
+    if _digest(fact["user"], fact["id"]) != digest or place != _tag(fact["user"]) + _sortable(
+        float(fact["created_at"])
+    ):
+        raise ValueError(f"fact {fact['id']!r} of user {fact['user']!r} has another place")
+    item = MemoryItem(
+        id=fact["id"],
+        text=said,
+        type=MemoryType(fact["type"]),
+        topic=fact.get("topic"),
+        source=Source(
+            session_id=fact.get("session"),
+            turn_index=int(fact["turn"]) if "turn" in fact else None,
+            spans=tuple(Span(str(log), int(at), int(end)) for log, at, end in json.loads(fact.get("spans", "[]"))),
+        ),
+        created_at=float(fact["created_at"]),
+        updated_at=float(fact["updated_at"]) if "updated_at" in fact else None,
+        superseded_at=float(fact["superseded_at"]) if "superseded_at" in fact else None,
+        superseded_by=fact.get("superseded_by"),
+        name=fact.get("name"),
+        aliases=tuple(texts_in(json.loads(fact.get("aliases", "[]")))),
+        expires_at=float(fact["expires_at"]) if "expires_at" in fact else None,
+        status=status_of(fact.get("status")),
+        pinned="pinned" in fact,
+    )
+    return Fact(fact["user"], fact.get("agent"), item), number
+
+
+def _texts(found: Sequence[bytes]) -> list[str]:
+    return [each.decode() for each in found]

@@ -1,0 +1,337 @@
+"""The scripts of `RedisFacts`: each is one transaction, and looks at all that it needs before it writes.
+
+What is kept, under keys of one hash tag, so that on a cluster they are on one node:
+
+    items      hash    digest of user and id -> the fact as JSON, all of its values strings, but not its text
+    texts      hash    digest -> the text as JSON
+    times      sorted  place and digest, by name: the facts of a user in order of time, then of insertion
+    order      sorted  digest by number of insertion
+    used       sorted  digest by time of last use
+    successors sorted  digest of a successor and digest of what it superseded, by name
+    deleted    set     digests of what was deleted by an earlier turnwise, which move to `buried` by and by
+    buried     sorted  digests of what was deleted by the time of that, in seconds since the epoch
+    last       number  of the last insertion
+
+A place is the user's digest, the time in 16 digits that sort as it does, and the number of insertion in 16.
+"""
+
+from __future__ import annotations
+
+from turnwise.memory.longterm.items.base import BURIED_S
+
+KEYS = ("items", "texts", "times", "order", "used", "successors", "deleted", "last", "buried")
+
+_COMMON = """
+local items, texts, times, order, used, successors, deleted, last, buried = unpack(KEYS)
+
+local function corrupt(digest, why)
+  return redis.error_reply('CORRUPT ' .. items .. ' ' .. digest .. ' ' .. why)
+end
+
+local function parse(raw)
+  local ok, fact = pcall(cjson.decode, raw or '')
+  if not ok or type(fact) ~= 'table' then return nil end
+  for _, value in pairs(fact) do
+    if type(value) ~= 'string' then return nil end
+  end
+  if not fact.type or not fact.id or string.len(fact.place or '') ~= 64 then return nil end
+  if fact.superseded_at and not tonumber(fact.superseded_at) then return nil end
+  return fact
+end
+
+local function sees(agent, fact)
+  return not fact.agent or fact.agent == agent
+end
+
+local function lists(list, kind)
+  return list == '' or string.find(list, '|' .. kind .. '|', 1, true) ~= nil
+end
+
+local function from(fact, session, turn)
+  local in_session = session == '' or (fact.session and '=' .. fact.session == session)
+  return in_session and (turn == '' or fact.turn == turn)
+end
+
+local function use(digest, at)
+  redis.call('ZADD', used, 'XX', 'GT', at, digest)
+end
+
+local function save(digest, fact)
+  redis.call('HSET', items, digest, cjson.encode(fact))
+end
+
+local function was_deleted(digest)
+  return redis.call('ZSCORE', buried, digest) or redis.call('SISMEMBER', deleted, digest) == 1
+end
+
+local function add(tag, at, digest, raw, text, time, successor)
+  if redis.call('HEXISTS', items, digest) == 1 or was_deleted(digest) then return false end
+  local number = string.format('%.0f', redis.call('INCR', last))
+  local place = tag .. time .. string.rep('0', 16 - string.len(number)) .. number
+  redis.call('HSET', items, digest, '{"place":"' .. place .. '",' .. string.sub(raw, 2))
+  redis.call('HSET', texts, digest, text)
+  redis.call('ZADD', times, 0, place .. digest)
+  redis.call('ZADD', order, number, digest)
+  redis.call('ZADD', used, at, digest)
+  if successor ~= '' then redis.call('ZADD', successors, 0, successor .. digest) end
+  return true
+end
+
+local function restore(digest, gone)
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', successors, '[' .. digest, '[' .. digest .. '~')) do
+    local other = string.sub(member, -32)
+    local fact = parse(redis.call('HGET', items, other))
+    redis.call('ZREM', successors, member)
+    if fact then
+      local ended = gone.successor ~= other and gone.successor ~= digest and gone or {}
+      fact.superseded_at, fact.superseded_by, fact.successor = ended.superseded_at, ended.superseded_by, ended.successor
+      save(other, fact)
+      if fact.successor then redis.call('ZADD', successors, 0, fact.successor .. other) end
+    end
+  end
+end
+
+local function bury(digest, fact)
+  local now = tonumber(redis.call('TIME')[1])
+  redis.call('ZADD', buried, 'NX', now, digest)
+  for _, earlier in ipairs(redis.call('SPOP', deleted, 10)) do redis.call('ZADD', buried, 'NX', now, earlier) end
+  redis.call('ZREMRANGEBYSCORE', buried, '-inf', '(' .. (now - BURIED_S))
+  restore(digest, fact or {})
+end
+
+local function forget(digest, place, fact)
+  redis.call('HDEL', items, digest) -- first: a Redis that is out of memory lets a script that has begun so go on
+  bury(digest, fact)
+  redis.call('HDEL', texts, digest)
+  redis.call('ZREM', times, place .. digest)
+  redis.call('ZREM', order, digest)
+  redis.call('ZREM', used, digest)
+  if fact and fact.successor then redis.call('ZREM', successors, fact.successor .. digest) end
+end
+
+local function of_user(tag)
+  local found = {}
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', times, '[' .. tag, '[' .. tag .. '~')) do
+    local place, digest = string.sub(member, 1, 64), string.sub(member, 65)
+    found[#found + 1] = {number = tonumber(string.sub(place, 49)), digest = digest, place = place}
+  end
+  table.sort(found, function(a, b) return a.number < b.number end)
+  return found
+end
+
+local function show(found, digest, raw)
+  found[#found + 1] = digest
+  found[#found + 1] = raw or redis.call('HGET', items, digest)
+  found[#found + 1] = redis.call('HGET', texts, digest)
+end
+"""
+
+_PUT = """
+local new = {}
+for at = 3, #ARGV, 5 do
+  if add(ARGV[1], ARGV[2], unpack(ARGV, at, at + 4)) then new[#new + 1] = ARGV[at] end
+end
+return new
+"""
+
+_GET = """
+local found = {}
+for _, digest in ipairs(ARGV) do
+  local raw = redis.call('HGET', items, digest)
+  if raw then show(found, digest, raw) end
+end
+return found
+"""
+
+_QUERY = """
+local tag, agent, max, limit, types, session, turn, as_of, superseded, used_since, live_at = unpack(ARGV)
+local found, count, chunk = {}, 0, math.min(tonumber(limit), 500)
+limit, as_of, used_since, live_at = tonumber(limit), tonumber(as_of), tonumber(used_since), tonumber(live_at)
+
+local function holds(fact, digest)
+  local at = tonumber(fact.superseded_at)
+  return sees(agent, fact) and lists(types, fact.type) and from(fact, session, turn)
+    and (not at or superseded == '1' or (as_of and at > as_of))
+    and (not live_at or ((as_of or not fact.status) and not (tonumber(fact.expires_at or 'inf') <= live_at)))
+    and (not used_since or tonumber(redis.call('ZSCORE', used, digest) or '-inf') >= used_since)
+end
+
+repeat
+  local members = redis.call('ZREVRANGEBYLEX', times, max, '[' .. tag, 'LIMIT', 0, chunk)
+  local digests = {}
+  for at, member in ipairs(members) do digests[at] = string.sub(member, 65) end
+  local raws = #digests > 0 and redis.call('HMGET', items, unpack(digests)) or {}
+  for at, digest in ipairs(digests) do
+    local fact = parse(raws[at])
+    if not fact then return corrupt(digest, 'it is missing or not what was written') end
+    if holds(fact, digest) then
+      count = count + 1
+      if ARGV[12] == '' then show(found, digest, raws[at]) end
+      if count == limit then return found end
+    end
+  end
+  max, chunk = '(' .. (members[#members] or ''), 500
+until #members == 0
+return ARGV[12] == '' and found or count
+"""
+
+_UPDATE = """
+local digest, agent, text, at, kind, semantic, read, said = unpack(ARGV)
+local raw = redis.call('HGET', items, digest)
+if not raw then return 0 end
+local fact = parse(raw)
+if not fact then return corrupt(digest, 'it is not what was written') end
+if not sees(agent, fact) or fact.superseded_at then return 0 end
+if raw ~= read or redis.call('HGET', texts, digest) ~= said then return 2 end
+for at = 9, #ARGV, 2 do
+  fact[ARGV[at]] = ARGV[at + 1] ~= '' and string.sub(ARGV[at + 1], 2) or nil
+end
+if kind ~= '' then
+  if lists(semantic, kind) then
+    fact.agent = nil
+  elseif lists(semantic, fact.type) then
+    fact.agent = agent ~= '' and agent or nil
+  end
+  fact.type = kind
+end
+fact.updated_at = at
+save(digest, fact)
+redis.call('HSET', texts, digest, text)
+use(digest, at)
+return 1
+"""
+
+_PIN = """
+local digest, agent, pinned = unpack(ARGV)
+local raw = redis.call('HGET', items, digest)
+if not raw then return 0 end
+local fact = parse(raw)
+if not fact then return corrupt(digest, 'it is not what was written') end
+if not sees(agent, fact) or fact.superseded_at then return 0 end
+fact.pinned = pinned ~= '' and pinned or nil
+save(digest, fact)
+return 1
+"""
+
+_SUPERSEDE = """
+local old, agent, id, since, _, _, digest = unpack(ARGV)
+local raw = redis.call('HGET', items, old)
+if not raw then return 0 end
+local fact = parse(raw)
+if not fact then return corrupt(old, 'it is not what was written') end
+if not sees(agent, fact) or was_deleted(digest) then return 0 end
+if fact.superseded_at then return fact.superseded_by == id and 1 or 0 end
+add(unpack(ARGV, 5))
+if fact.successor then redis.call('ZREM', successors, fact.successor .. old) end
+fact.superseded_at, fact.superseded_by, fact.successor = since, id, digest
+save(old, fact)
+redis.call('ZADD', successors, 0, digest .. old)
+use(old, since)
+return 1
+"""
+
+_DELETE = """
+local seen, facts, missing = {}, {}, {}
+for at = 2, #ARGV do
+  local digest = ARGV[at]
+  local raw = redis.call('HGET', items, digest)
+  if not raw then
+    missing[#missing + 1] = digest
+  else
+    local fact = parse(raw)
+    if not fact then return corrupt(digest, 'it is not what was written') end
+    if sees(ARGV[1], fact) then seen[#seen + 1] = digest end
+  end
+end
+for _, digest in ipairs(seen) do
+  local fact = parse(redis.call('HGET', items, digest))
+  forget(digest, fact.place, fact)
+end
+for _, digest in ipairs(missing) do bury(digest) end
+return seen
+"""
+
+_PURGE = """
+local tag, session, turn = unpack(ARGV)
+local found, ids = {}, {}
+for _, entry in ipairs(of_user(tag)) do
+  local fact = parse(redis.call('HGET', items, entry.digest))
+  if session ~= '' and not fact then return corrupt(entry.digest, 'it is missing or not what was written') end
+  if session == '' or from(fact, session, turn) then
+    found[#found + 1] = entry
+    ids[#ids + 1] = fact and fact.id or entry.digest
+  end
+end
+for _, entry in ipairs(found) do
+  forget(entry.digest, entry.place, parse(redis.call('HGET', items, entry.digest)))
+end
+return ids
+"""
+
+_TOUCH = """
+for at = 2, #ARGV do use(ARGV[at], ARGV[1]) end
+"""
+
+_SWEEP = """
+local before, types, limit = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local found, passed = {}, 0
+local function enough(used_at)
+  return #found >= limit and found[limit].used ~= used_at
+end
+repeat
+  local entries = redis.call('ZRANGEBYSCORE', used, '-inf', '(' .. before, 'WITHSCORES', 'LIMIT', passed, 500)
+  passed = passed + #entries / 2
+  for at = 1, #entries, 2 do
+    local digest, used_at = entries[at], tonumber(entries[at + 1])
+    if enough(used_at) then break end
+    local fact = parse(redis.call('HGET', items, digest))
+    if not fact then return corrupt(digest, 'it is missing or not what was written') end
+    if lists(types, fact.type) then
+      found[#found + 1] = {digest = digest, used = used_at, number = tonumber(string.sub(fact.place, 49))}
+    end
+  end
+until #entries == 0 or enough(tonumber(entries[#entries]))
+table.sort(found, function(a, b)
+  if a.used ~= b.used then return a.used < b.used end
+  return a.number < b.number
+end)
+local count = math.min(#found, limit)
+for at = 1, count do
+  local fact = parse(redis.call('HGET', items, found[at].digest))
+  forget(found[at].digest, fact.place, fact)
+end
+return count
+"""
+
+_SCAN = """
+local tag, after, limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local found = {}
+if tag == '' then
+  for _, digest in ipairs(redis.call('ZRANGEBYSCORE', order, '(' .. ARGV[2], '+inf', 'LIMIT', 0, limit)) do
+    show(found, digest)
+  end
+else
+  for _, entry in ipairs(of_user(tag)) do
+    if entry.number > after and #found < 3 * limit then show(found, entry.digest) end
+  end
+end
+return found
+"""
+
+SCRIPTS = {
+    name: f"local BURIED_S = {BURIED_S:.0f}\n" + _COMMON + body
+    for name, body in {
+        "put": _PUT,
+        "get": _GET,
+        "query": _QUERY,
+        "update": _UPDATE,
+        "pin": _PIN,
+        "supersede": _SUPERSEDE,
+        "delete": _DELETE,
+        "purge": _PURGE,
+        "touch": _TOUCH,
+        "sweep": _SWEEP,
+        "scan": _SCAN,
+    }.items()
+}
+"""By name."""

@@ -1,0 +1,68 @@
+"""The tables of `SQLFacts`, for every SQL database.
+
+What a fact says is JSON text, as PostgreSQL cannot hold NUL otherwise. A user's item is found by a digest of both ids:
+of fixed size, however long they are, and it tells nothing where it stays behind for what was deleted.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
+
+from turnwise.memory.stores.sql.database import Schema
+
+tables = MetaData()
+
+_MIGRATIONS = {
+    1: (
+        "ALTER TABLE turnwise_facts_deleted ADD COLUMN at DOUBLE PRECISION",
+        "CREATE INDEX turnwise_facts_deleted_at ON turnwise_facts_deleted (at)",
+    ),
+    2: (
+        "ALTER TABLE turnwise_facts ADD COLUMN name TEXT",
+        "ALTER TABLE turnwise_facts ADD COLUMN aliases TEXT",
+        "ALTER TABLE turnwise_facts ADD COLUMN expires_at DOUBLE PRECISION",
+        "ALTER TABLE turnwise_facts ADD COLUMN status TEXT",
+    ),
+    3: ("ALTER TABLE turnwise_facts ADD COLUMN pinned BOOLEAN",),
+}
+
+SCHEMA = Schema(name="facts_version", version=4, tables=tables, migrations=_MIGRATIONS)
+
+facts = Table(
+    "turnwise_facts",
+    tables,
+    Column("key", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True),
+    Column("digest", LargeBinary, nullable=False, unique=True),
+    Column("user_id", Text, nullable=False),
+    Column("agent", Text),
+    Column("id", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("topic", Text),
+    Column("session_id", Text),
+    Column("turn_index", BigInteger),
+    Column("spans", Text),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double),
+    Column("superseded_at", Double),
+    Column("superseded_by", Text),
+    Column("used", Double, nullable=False),
+    Column("name", Text),
+    Column("aliases", Text),  # a JSON list; none if there are none
+    Column("expires_at", Double),
+    Column("status", Text),  # none if it is active
+    Column("pinned", Boolean),  # none if nobody has pinned it
+    Index("turnwise_facts_created", "user_id", "created_at", "key"),
+    Index("turnwise_facts_session", "user_id", "session_id", "created_at", "key"),
+    Index("turnwise_facts_superseded", "user_id", "superseded_by"),
+    Index("turnwise_facts_used", "used", "key"),
+    sqlite_autoincrement=True,  # so that a deleted item's place in the order is not given again
+)
+
+deleted = Table(
+    "turnwise_facts_deleted",
+    tables,
+    Column("digest", LargeBinary, primary_key=True),
+    Column("at", Double),  # none if it was deleted under version 1
+    Index("turnwise_facts_deleted_at", "at"),
+)

@@ -1,0 +1,280 @@
+"""A long-term memory that keeps what it is told, and finds it by the words it shares with a query."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from turnwise.errors import StoreError
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
+from turnwise.memory.longterm.deletion import Scrubbing, said_by, said_in, texts_of
+from turnwise.memory.longterm.items.base import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, holds
+from turnwise.memory.longterm.retention import Retention, Use, Uses
+from turnwise.memory.longterm.search.ranking import FACTS, Weights
+from turnwise.memory.longterm.search.similarity import Nearness
+from turnwise.memory.longterm.types import MemoryType
+
+if TYPE_CHECKING:
+    from turnwise.memory.longterm.search.user_index import Shelf
+
+
+class LexicalMemory:
+    """Keeps items in a store of facts as they are, and reads all that a scope sees at each recall.
+
+    It needs no model and no download, and is meant for some thousands of items of a user. Given `nearness` it also goes
+    by vectors, and while those fail by words alone: a `DegradedRecall`. Pickles as its settings.
+
+    Args:
+        facts: the store; it is closed with the memory.
+        weights: what counts how much when items are ranked.
+        nearness: the vectors of items and queries.
+        retention: how long it keeps what nobody uses; for good if left out. It is for all that is in the store, so a
+            store that is swept should have no other memory's facts.
+        clock: tells the time, in seconds since the epoch, of uses, updates, and items that have none.
+    """
+
+    def __init__(
+        self,
+        facts: FactStore,
+        *,
+        weights: Weights = FACTS,
+        nearness: Nearness | None = None,
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._nearness = nearness
+        self._facts = facts
+        self._weights = weights
+        self._held: OrderedDict[str, tuple[Sequence[MemoryItem], Shelf]] = OrderedDict()
+        """What users had at their last recall, as it was laid out to be ranked; the least recently used first."""
+        self._retention = retention
+        self._clock = clock
+        self._uses = Uses(self._touch)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the facts are in a file of one machine."""
+        return is_local(self._facts)
+
+    def __repr__(self) -> str:
+        return f"LexicalMemory({self._facts!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings: dict[str, Any] = {
+            "weights": self._weights,
+            "nearness": self._nearness,
+            "retention": self._retention,
+            "clock": self._clock,
+        }
+        return functools.partial(LexicalMemory, **settings), (self._facts,)
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
+        now = self._clock()
+        dated = [item if item.created_at else replace(item, created_at=now) for item in items]
+        new = await self._facts.put(scope, dated, at=now)
+        ids = [item.id for item in items]
+        self.use(scope, set(ids).difference(new))
+        return ids
+
+    async def recall(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
+    ) -> Sequence[MemoryItem]:
+        items = await self.items(scope, FactFilter(types=types, as_of=as_of))
+        ranked = await self.ranked(scope, query, items, limit=max(limit, 0))
+        found = list(ranked)
+        self.use(scope, [item.id for item in found], recalled=True)
+        return recalled(found, trouble_of(ranked))
+
+    async def recall_with_profile(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        profile: Collection[MemoryType] = (),
+    ) -> ProfiledRecall:
+        """See `Profiled`; reads once for both.
+
+        Args:
+            profile: the types of what is in the profile beside what is pinned.
+        """
+        items = await self.items(scope, FactFilter(types=types))
+        ranked = await self.ranked(scope, query, items, limit=max(limit, 0)) if query else []
+        found, standing = list(ranked), profile_of(items, profile)
+        self.use(scope, [item.id for item in (*standing, *found)], recalled=True)
+        return ProfiledRecall(profile=standing, found=recalled(found, trouble_of(ranked)))
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """See `Profiled.pin`."""
+        return await self._facts.pin(scope, id, pinned)
+
+    async def ranked(
+        self, scope: Scope, query: str, items: Sequence[MemoryItem], *, limit: int
+    ) -> Sequence[MemoryItem]:
+        """Return up to `limit` of the scope's items that bear on the query, the best first."""
+        ranked, trouble = await asyncio.to_thread(self._rank, scope, query, items, limit)
+        return recalled(ranked, trouble)
+
+    def _rank(
+        self, scope: Scope, query: str, items: Sequence[MemoryItem], limit: int
+    ) -> tuple[list[MemoryItem], str | None]:
+        """Return the best items, and why it went by words alone."""
+        from turnwise.memory.longterm.search.user_index import find, shelf_of
+
+        shelf = self._shelf(scope, items) or shelf_of(items)
+        self._held[scope.user_id] = items, shelf
+        while len(self._held) > _USERS:
+            with suppress(KeyError):
+                self._held.popitem(last=False)
+        near = trouble = None
+        if self._nearness is not None:
+            try:
+                near = self._nearness.of(query, [row.item.text for row in shelf.rows])
+            except StoreError as error:
+                trouble = str(error)
+        return find(shelf, query, limit=limit, weights=self._weights, near=near), trouble
+
+    def _shelf(self, scope: Scope, items: Sequence[MemoryItem]) -> Shelf | None:
+        """Return what is held of the user, if it is of just these items."""
+        held = self._held.pop(scope.user_id, None)
+        return held[1] if held and held[0] == items else None
+
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        return await self._facts.update(scope, id, text, type=type, at=self._clock(), **changes)
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        check_turn(scope.session_id, turn_index, ids)
+        self.let_go(scope.user_id)
+        if ids is not None:
+            return len(await self._facts.delete(scope, ids))
+        return len(await self._facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index))
+
+    def let_go(self, user_id: str) -> None:
+        """Hold nothing of a user in memory any more."""
+        self._held.pop(user_id, None)
+
+    async def close(self) -> None:
+        self._held.clear()
+        await self._uses.close()
+        await self._facts.close()
+
+    # Erasing
+
+    async def doomed(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[MemoryItem]:
+        """Return the items that `forget` would delete if it were called so."""
+        check_turn(scope.session_id, turn_index, ids)
+        if ids is not None:
+            return [*(await self._facts.get(scope, ids)).values()]
+        which = FactFilter(session_id=scope.session_id, turn_index=turn_index, superseded=True)
+        return [fact.item async for fact in all_facts(self._facts, scope.user_id) if holds(fact.item, which)]
+
+    async def texts(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
+        """Return texts and topics of all that `forget` would delete if it were called so, superseded ones too."""
+        return texts_of(await self.doomed(scope, ids, turn_index))
+
+    async def keeps(self, texts: Collection[str]) -> set[str]:
+        """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
+        left = set(texts)
+        if left:
+            async for fact in all_facts(self._facts):
+                for text in said_by(fact.item):
+                    left -= said_in(text, left)
+        return set(texts) - left
+
+    async def scrub(self, files: Collection[str] | None = None) -> None:
+        """Write the files of the store anew, if it can do that."""
+        if isinstance(self._facts, Scrubbing):
+            await self._facts.scrub()
+
+    def paths(self) -> Sequence[Path]:
+        """Return the files of the store; none if it does not say so."""
+        return self._facts.paths() if isinstance(self._facts, Scrubbing) else []
+
+    # Retention
+
+    async def items(self, scope: Scope, which: FactFilter = ALL) -> list[MemoryItem]:
+        """Return all items that the scope sees and that are neither expired nor resolved, newest first."""
+        which = replace(which, live_at=self._clock() if which.as_of is None else which.as_of)
+        if self._retention is None:
+            return await all_items(self._facts, scope, which)
+        since = self._retention.since(self._clock())
+        expiring = self._retention.expiring(which.types)
+        lasting = frozenset(MemoryType if which.types is None else which.types) - expiring
+        noted = self._uses.noted(scope.user_id, since)
+        found: dict[str, MemoryItem] = {}
+        if expiring:
+            some = replace(which, types=expiring)
+            found = {item.id: item for item in await all_items(self._facts, scope, replace(some, used_since=since))}
+            if late := noted.difference(found):
+                there = await self._facts.get(scope, late)
+                found |= {name: item for name, item in there.items() if holds(item, some)}
+        if lasting:
+            more = await all_items(self._facts, scope, replace(which, types=lasting))
+            found |= {item.id: item for item in more}
+        return sorted(found.values(), key=lambda item: -item.created_at)
+
+    def use(self, scope: Scope, ids: Collection[str], *, recalled: bool = False) -> None:
+        """Note that these items are used now, or were recalled, if that matters."""
+        if self._retention is not None and (self._retention.refresh or not recalled):
+            self._uses.note(scope.user_id, ids, self._clock())
+
+    async def sweep(self) -> int:
+        """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
+
+        Raises:
+            StoreError: the store fails; what was deleted by then is gone, the rest is for the next time.
+        """
+        if self._retention is None:
+            return 0
+        since = self._retention.since(self._clock())
+        await self._uses.write()
+        swept = 0
+        while count := await self._facts.sweep(since, types=self._retention.types):
+            swept += count
+        return swept
+
+    async def _touch(self, uses: Sequence[Use]) -> None:
+        for use in uses:
+            await self._facts.touch(use.user_id, use.ids, use.at)
+
+
+_USERS = 200
+"""How many users' items are held in memory, laid out to be ranked."""
+
+
+def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> list[MemoryItem]:
+    """Return those that are in the profile: what is pinned, then the others of these types, the newest first.
+
+    A change counts as new. The first `PROFILED`, as more fit no request.
+    """
+    chosen = [item for item in items if item.pinned or item.type in types]
+    chosen.sort(key=lambda item: (item.pinned, max(item.created_at, item.updated_at or 0.0), item.id), reverse=True)
+    return chosen[:PROFILED]
+
+
+PROFILED = 200
+"""How many items of a profile go to a session at most."""

@@ -1,0 +1,1 @@
+"""How the memories of another system become items of ours."""

@@ -1,0 +1,214 @@
+"""Where a flat namespace is read from: a store of LangGraph's in SQLite or PostgreSQL, or lines of JSON."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import sqlite3
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import ConfigError, StoreError, StoreURLError
+from turnwise.memory.longterm.migration.namespace import FlatNamespace
+from turnwise.memory.longterm.migration.skips import Skipped, SkipReason
+from turnwise.memory.longterm.migration.values import FlatMemory, seconds
+from turnwise.memory.stores.urls import redact
+
+_TAKEN = "pass sqlite:///file.db, postgresql://user@host/name, or the path of a SQLite file or of lines of JSON"
+
+_POSTGRESQL = ("postgresql", "postgresql+psycopg", "postgres")
+
+_NEEDED = frozenset({"prefix", "key", "value"})
+
+_TIMES = ("created_at", "updated_at", "expires_at")
+"""What the table of an older version may lack."""
+
+_HERE = (
+    "substr(prefix, 1, :before_size) = :before AND substr(prefix, length(prefix) - :after_size + 1) = :after "
+    "AND length(prefix) > :before_size + :after_size"
+)
+"""Without LIKE, which takes some letters for wildcards and, in SQLite, capitals for small ones."""
+
+
+def read_flat(source: str | Path, namespace: FlatNamespace) -> Generator[FlatMemory | Skipped]:
+    """Yield the memories of a namespace, and what there cannot be read; of a database in order of prefix and key.
+
+    A database is read as it was at one moment, a file to the end that it had at first. SQLite is opened with `mode=ro`;
+    what is wanted is copied at once to a file that only this process sees, so that nobody who writes waits any longer.
+    PostgreSQL is read in a transaction that only reads.
+
+    Args:
+        source: `sqlite:///file.db`, `postgresql://user@host/name`, or the path of a SQLite file or of lines of JSON:
+            `{"namespace": ["sarah", "memories"], "key": "...", "value": {...}}`, and `created_at`, `updated_at` and
+            `expires_at` if there are any. The columns of a table will do too: `prefix` with dots, `value` as text.
+
+    Raises:
+        ConfigError: it is none of these.
+        StoreURLError: its driver is not installed.
+        StoreError: it cannot be reached or read.
+    """
+    name = redact(str(source))
+    scheme, separator, rest = str(source).partition("://")
+    if separator and scheme in _POSTGRESQL:
+        yield from _read_postgresql(f"postgresql+psycopg://{rest}", name, namespace)
+        return
+    if separator and not (scheme.startswith("sqlite") and rest.startswith("/")):
+        raise ConfigError("source", name, _TAKEN)
+    path = Path(rest[1:].partition("?")[0] if separator else source).expanduser()
+    if not path.is_file():
+        raise ConfigError("source", name, f"there is no such file; {_TAKEN}")
+    try:
+        with path.open("rb") as file:
+            is_database = file.read(16) == b"SQLite format 3\0"
+        if not is_database and separator:
+            raise ConfigError("source", name, "the file is no SQLite database; pass the path alone for lines of JSON")
+        yield from (_read_sqlite if is_database else _read_lines)(path, namespace)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"source {name}: {error}; may it be read, and is it whole?") from error
+
+
+def _read_sqlite(path: Path, namespace: FlatNamespace) -> Iterator[FlatMemory | Skipped]:
+    # A database without a name is a temporary file, which has no name in its folder either.
+    with closing(
+        sqlite3.connect("", uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+    ) as connection:
+        connection.execute("ATTACH ? AS source", (f"{path.resolve().as_uri()}?mode=ro",))
+        columns = _columns(str(path), (row[1] for row in connection.execute("PRAGMA source.table_info(store)")))
+        if namespace.prefixes is None:
+            where, values = _HERE, _bounds(namespace)
+        else:
+            where = "prefix IN (SELECT value FROM json_each(:prefixes))"
+            values = {"prefixes": json.dumps(namespace.prefixes)}
+        chosen = ", ".join(column if column in columns else f"NULL AS {column}" for column in _TIMES)
+        select = f"SELECT prefix, key, value, {chosen} FROM source.store WHERE {where} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
+        connection.execute(f"CREATE TABLE copy AS {select}", values)
+        connection.execute("DETACH source")
+        connection.text_factory = bytes  # so that what is no UTF-8 ends nothing
+        for row in connection.execute("SELECT * FROM copy ORDER BY rowid"):
+            prefix, key, value, *times = row
+            yield from _row(namespace, prefix, key, value, times)
+
+
+def _read_postgresql(url: str, name: str, namespace: FlatNamespace) -> Iterator[FlatMemory | Skipped]:
+    import sqlalchemy as sa
+
+    if namespace.prefixes is None:
+        where, values = _HERE, _bounds(namespace)
+    else:
+        where, values = "prefix = ANY(:prefixes)", {"prefixes": namespace.prefixes}
+    try:
+        parsed = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):
+        raise ConfigError("source", name, f"it is not a database URL; {_TAKEN}") from None
+    with _translated(name):
+        engine = sa.create_engine(parsed, poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            connection.execution_options(postgresql_readonly=True, yield_per=1000)
+            known = sa.inspect(connection).get_columns("store") if sa.inspect(connection).has_table("store") else ()
+            columns = _columns(name, (column["name"] for column in known))
+            chosen = ", ".join(f"extract(epoch from {time})" if time in columns else "NULL" for time in _TIMES)
+            select = f"SELECT prefix, key, CAST(value AS text), {chosen} FROM store WHERE {where} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
+            for prefix, key, value, *times in connection.execute(sa.text(select), values):
+                yield from _row(namespace, prefix, key, value, [time and float(time) for time in times])
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    from sqlalchemy import exc
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        why = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
+        raise StoreURLError(name, why) from error
+    except exc.SQLAlchemyError as error:
+        cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig else error
+        why = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+        raise StoreError(f"source {name}: {why}; can it be reached, and may it be read?") from error
+
+
+def _bounds(namespace: FlatNamespace) -> dict[str, Any]:
+    before, after = namespace.before, namespace.after
+    return {"before": before, "after": after, "before_size": len(before), "after_size": len(after)}
+
+
+def _columns(name: str, found: Iterable[str]) -> set[str]:
+    """Return the columns of the table.
+
+    Raises:
+        ConfigError: it is not that of a store.
+    """
+    columns = set(found)
+    if not columns >= _NEEDED:
+        why = f"has no table 'store' with {', '.join(sorted(_NEEDED))}, so it is no store of LangGraph's"
+        raise ConfigError("source", name, why)
+    return columns
+
+
+def _row(
+    namespace: FlatNamespace, prefix: Any, key: Any, value: Any, times: Iterable[Any]
+) -> Iterator[FlatMemory | Skipped]:
+    """Yield the memory of a row of a table."""
+    try:
+        moments = (seconds(_text(time)) for time in times)
+        yield from _memory(namespace, str(_text(prefix)), str(_text(key)), json.loads(value), *moments)
+    except (ValueError, TypeError, RecursionError) as error:
+        yield Skipped(_shown(prefix), _shown(key), SkipReason.UNREADABLE, str(error))
+
+
+def _read_lines(path: Path, namespace: FlatNamespace) -> Iterator[FlatMemory | Skipped]:
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        number = 0
+        while left > 0 and (line := file.readline(left)):
+            left -= len(line)
+            number += 1
+            try:
+                if text := line.removeprefix(codecs.BOM_UTF8).decode().strip():
+                    yield from _line(namespace, json.loads(text))
+            except (ValueError, RecursionError) as error:
+                yield Skipped(f"line {number}", None, SkipReason.UNREADABLE, str(error))
+
+
+def _line(namespace: FlatNamespace, record: Any) -> Iterator[FlatMemory | Skipped]:
+    """Yield the memory of a line.
+
+    Raises:
+        ValueError: it is not of the form.
+    """
+    if not isinstance(record, Mapping):
+        raise ValueError("it is not an object")
+    place, key, value = record.get("namespace", record.get("prefix")), record.get("key"), record.get("value")
+    if isinstance(place, list) and all(isinstance(segment, str) for segment in place):
+        place = tuple(place)
+    if not isinstance(place, str | tuple) or not isinstance(key, str):
+        raise ValueError("it has no namespace, which is a list or a text, or no key, which is a text")
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = json.loads(value)
+    yield from _memory(namespace, place, key, value, *(seconds(record.get(time)) for time in _TIMES))
+
+
+def _memory(
+    namespace: FlatNamespace, place: str | tuple[str, ...], key: str, value: Any, *times: float | None
+) -> Iterator[FlatMemory | Skipped]:
+    """Yield the memory if it is wanted."""
+    user = namespace.owner(place)
+    prefix = place if isinstance(place, str) else ".".join(place)
+    if user is None:
+        return
+    if namespace.is_ambiguous(place, user):
+        why = f"of user {user!r}, or of a namespace below another user's; if it is a user, name it"
+        yield Skipped(prefix, key, SkipReason.AMBIGUOUS_USER, why)
+        return
+    yield FlatMemory(prefix, user, key, value, *times)
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _shown(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,203 @@
+"""Static memory: facts for everyone, which no conversation changes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Self, Unpack
+
+from turnwise.errors import ConfigError, ReadOnlyMemoryError
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, is_local
+from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, holds, kept
+from turnwise.memory.longterm.search.ranking import FACTS, Weights
+from turnwise.memory.longterm.types import MemoryType
+
+if TYPE_CHECKING:
+    from turnwise.memory.longterm.search.user_index import Shelf
+
+EVERYONE = "everyone"
+"""Under whose name a store keeps what is for all."""
+
+
+class StaticMemory:
+    """Facts that everyone sees and nobody writes: a handbook, a policy. `remember`, `update` and `forget` raise.
+
+    A few are recalled all, whatever is asked, the best first; of more than `all_up_to`, those that share words with the
+    query. Pickles as its settings, so with its facts, or as the name of their store.
+
+    Args:
+        facts: texts, items, or a store, in which they are those of the user `owner`. A store is asked at each recall,
+            so what changes there is seen.
+        owner: whose facts of a store are for all.
+        all_up_to: up to how many facts are recalled without a look at what they say.
+        weights: what counts how much when facts are ranked.
+
+    Raises:
+        InvalidMemoryError: a fact is blank, or of no known type.
+        ConfigError: two items have the same id, or a setting is out of its range.
+    """
+
+    read_only = True
+
+    def __init__(
+        self,
+        facts: Iterable[str | MemoryItem] | FactStore,
+        *,
+        owner: str = EVERYONE,
+        all_up_to: int = 10,
+        weights: Weights = FACTS,
+    ) -> None:
+        if all_up_to < 0:
+            raise ConfigError("StaticMemory.all_up_to", all_up_to, "must be at least 0")
+        self._owner = Scope(user_id=owner)
+        self._store = facts if isinstance(facts, FactStore) else None
+        self._items = () if isinstance(facts, FactStore) else _items(self._owner, facts)
+        self._all_up_to = all_up_to
+        self._weights = weights
+        self._held: tuple[Sequence[MemoryItem], Shelf] | None = None
+        """What was recalled from the last time, as it was laid out to be ranked."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"_held": None}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the facts are in a file of one machine, which is still to be read."""
+        return is_local(self._store)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        *,
+        type: MemoryType = MemoryType.FACTS,
+        topic: str | None = None,
+        all_up_to: int = 10,
+        weights: Weights = FACTS,
+    ) -> Self:
+        """Return a memory of what a file in UTF-8 says; it is read now, and not again.
+
+        A fact is a bullet or a numbered item of Markdown, with the lines that continue it, or a paragraph. In a file
+        without blank lines and bullets each line is one. Headings are the topics of what follows them.
+
+        Args:
+            topic: of what stands under no heading.
+
+        Raises:
+            ConfigError: the file cannot be read, or there is nothing in it.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
+            raise ConfigError("StaticMemory.from_file", str(path), f"cannot be read: {error}") from error
+        facts = [
+            MemoryItem(id=f"{number}", text=fact, type=type, topic=heading or topic)
+            for number, (heading, fact) in enumerate(read_facts(text), 1)
+        ]
+        if not facts:
+            raise ConfigError("StaticMemory.from_file", str(path), "has no facts in it")
+        return cls(facts, all_up_to=all_up_to, weights=weights)
+
+    def __repr__(self) -> str:
+        return f"StaticMemory({self._store!r})" if self._store else f"StaticMemory(<{len(self._items)} facts>)"
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> NoReturn:
+        raise ReadOnlyMemoryError(repr(self), "remember")
+
+    async def recall(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
+    ) -> list[MemoryItem]:
+        which = FactFilter(types=types, as_of=as_of, live_at=time.time() if as_of is None else as_of)
+        items = [item for item in self._items if holds(item, which)]
+        if self._store:
+            items = await all_items(self._store, self._owner, which)
+        found = await asyncio.to_thread(self._rank, query, items, max(limit, 0))
+        if len(items) <= self._all_up_to:
+            bears = {item.id for item in found}
+            found += [replace(item, score=0.0) for item in items if item.id not in bears]
+        return found[: max(limit, 0)]
+
+    def _rank(self, query: str, items: Sequence[MemoryItem], limit: int) -> list[MemoryItem]:
+        from turnwise.memory.longterm.search.user_index import find, shelf_of
+
+        if self._held is None or self._held[0] != items:
+            self._held = items, shelf_of(items)
+        return find(self._held[1], query, limit=limit, weights=self._weights)
+
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> NoReturn:
+        raise ReadOnlyMemoryError(repr(self), "update")
+
+    async def forget(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> NoReturn:
+        raise ReadOnlyMemoryError(repr(self), "forget")
+
+    async def close(self) -> None:
+        """Close the store that was passed, if one was."""
+        if self._store:
+            await self._store.close()
+
+
+def read_facts(text: str) -> list[tuple[str | None, str]]:
+    """Return the facts of a text, in order, each with the heading that it stands under."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    is_list = not any(_BULLET.match(line) or _HEADING.match(line) for line in lines) and "" not in _trimmed(lines)
+    found: list[tuple[str | None, list[str]]] = []
+    heading: str | None = None
+    goes_on = False
+    for line in lines:
+        if title := _HEADING.match(line):
+            heading, goes_on = title[1], False
+        elif not line.strip() or _RULE.match(line):
+            goes_on = False
+        elif bullet := _BULLET.match(line):
+            found.append((heading, [bullet[1]]))
+            goes_on = True
+        elif goes_on and not is_list:
+            found[-1][1].append(line.strip())
+        else:
+            found.append((heading, [line.strip()]))
+            goes_on = True
+    return [(heading, " ".join(parts)) for heading, parts in found]
+
+
+_HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*$")
+_BULLET = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])\s+(\S.*)$")
+_RULE = re.compile(r"\s*([-*_=])(\s*\1){2,}\s*$")
+
+
+def _trimmed(lines: list[str]) -> list[str]:
+    """Return the lines without blank ones before the first and behind the last."""
+    filled = [at for at, line in enumerate(lines) if line]
+    return lines[filled[0] : filled[-1] + 1] if filled else []
+
+
+def _items(owner: Scope, facts: Iterable[str | MemoryItem]) -> tuple[MemoryItem, ...]:
+    if isinstance(facts, str):
+        raise ConfigError("StaticMemory.facts", facts[:80], "is one text: pass a list of facts, or use from_file()")
+    items = []
+    for number, fact in enumerate(facts, 1):
+        item = MemoryItem(id=str(number), text=fact, type=MemoryType.FACTS) if isinstance(fact, str) else fact
+        items.append(kept(owner, item))
+    ids = [item.id for item in items]
+    if twice := [each for each in ids if ids.count(each) > 1]:
+        raise ConfigError("StaticMemory.facts", twice[0], "is the id of two facts: a fact has one of its own")
+    return tuple(items)

@@ -1,0 +1,70 @@
+"""What long-term memory is given of a conversation: an item for each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turnwise.memory.conversation.blocks import Block, Document, Summary, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.output_type import is_sent_back
+from turnwise.memory.conversation.spans import Span, Spans, join
+from turnwise.memory.longterm.base import MemoryItem, Source, item_id
+from turnwise.memory.longterm.session_memory import DESK_TOOLS
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.providers.openai_chat import ERROR, arguments_of
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A turn, and where the blocks are that it added."""
+
+    index: int
+    spans: Spans
+    created_at: float = 0.0
+    is_private: bool = False
+    """Whether no memory is given it."""
+
+
+def turn_item(session_id: str, turn: Own | None, spans: Spans, blocks: Sequence[Block]) -> MemoryItem | None:
+    """Return the item of a turn that added these blocks, or of blocks of no known turn; None if they say nothing.
+
+    System prompts and summaries among them are not meant, nor what a model did with memory itself: else what was
+    recalled would be remembered again, and what was deleted would come back. The same blocks make the same item each
+    time.
+    """
+    own = {block.call_id for block in blocks if isinstance(block, ToolUse) and block.name in DESK_TOOLS}
+    places = [Span(log, at, at + 1) for log, start, stop in spans for at in range(start, stop)]
+    said = [pair for pair in zip(places, blocks, strict=True) if not _is_left_out(pair[1], own)]
+    spans, blocks = join([place for place, _ in said]), tuple(block for _, block in said)
+    text = "\n".join(filter(None, map(_line, blocks)))
+    if not text.strip():
+        return None
+    return MemoryItem(
+        id=item_id(spans, blocks),
+        text=text,
+        type=MemoryType.INTERACTION,
+        source=Source(session_id=session_id, turn_index=turn.index if turn else None, spans=spans),
+        blocks=blocks,
+        created_at=turn.created_at if turn else 0.0,
+    )
+
+
+def _is_left_out(block: Block, calls: set[str]) -> bool:
+    if is_sent_back(block):  # the answer that took its place is remembered
+        return True
+    return isinstance(block, System | Summary) or (isinstance(block, ToolUse | ToolResult) and block.call_id in calls)
+
+
+def _line(block: Block) -> str:
+    match block:
+        case User():
+            return f"user: {block.text}"
+        case Document():
+            return f"user: [file {block.name}] {block.text or ''}".rstrip()
+        case Text():
+            return f"assistant: {block.text}"
+        case ToolUse():
+            return f"assistant calls {block.name}: {arguments_of(block)}"
+        case ToolResult():
+            return f"result: {ERROR * block.is_error}{block.text}"
+    return ""

@@ -1,0 +1,1 @@
+"""`VectorMemory`: items in a SQLite file, found by words and by vectors in Chroma."""

@@ -1,0 +1,684 @@
+"""`VectorMemory`: items found by their words, what stands around them, and their vectors together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from turnwise.errors import ConfigError, StoreError
+from turnwise.memory.background import watch
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, recalled
+from turnwise.memory.longterm.deletion import texts_of
+from turnwise.memory.longterm.items.base import FactFilter
+from turnwise.memory.longterm.keyword import profile_of
+from turnwise.memory.longterm.retention import Expiry, Retention, Uses
+from turnwise.memory.longterm.search.passages import item_key, vectors_of
+from turnwise.memory.longterm.search.query import parse
+from turnwise.memory.longterm.search.ranking import Weights
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.vector.chroma import (
+    SYNC_CHANGES,
+    ChromaFolder,
+    EmbeddingFunction,
+    Health,
+    NoVectors,
+    VectorIndex,
+)
+from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
+from turnwise.memory.longterm.vector.sqlite_items import FullText, Loaded
+from turnwise.memory.longterm.vector.sqlite_rows import Pending
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from turnwise.memory.longterm.search.user_index import Shelf
+
+    _Vectors = tuple[NDArray[np.float32] | None, str | None]
+    _Rows = Sequence[NDArray[np.float32]]
+    _Fresh = tuple[Pending, Mapping[str, NDArray[np.float32]]]
+    """An item with its vectors, by their keys."""
+
+Given = TypeVar("Given")
+
+BATCH = 64
+"""How many texts are embedded at once, and how many vectors of forgotten items are deleted before `forget` returns;
+`catch_up` deletes the rest."""
+
+DELETED, NOTED, PUSHED = 4, 64, 50
+"""How many vectors are deleted, and how many changes are pushed, while nobody else is at Chroma; how many deletions are
+written down together."""
+
+HELD = 512
+"""How many vectors wait for that at most; who has more waits until Chroma has them."""
+
+REST = 2.0
+"""How many times as long as such a step took the machine is left to others."""
+
+
+_log = logging.getLogger(__name__)
+
+DEFAULT = ChromaDefault()
+"""Chroma's own default embedding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """A question to a memory."""
+
+    scope: Scope
+    query: str
+    limit: int = 10
+    types: Collection[MemoryType] | None = None
+    as_of: float | None = None
+    with_profile: bool = False
+    """Whether the profile of who asks is wanted too."""
+
+
+class VectorMemory:
+    """Finds what was said by words, by what was said around it, and by vectors, in one user's items at a time.
+
+    `VectorMemory("memory.db")` is all it takes: items in that file, vectors in the folder `memory.db-vectors`, made by
+    Chroma's default embedding once that is on this machine; see `ChromaDefault`. Until then, and with `embedding=None`
+    for good, items are found by words alone.
+
+    Items are durable in the SQLite file when `remember` returns. Their vectors are used at once, and go to Chroma
+    `keep_s` later, many together; those that a kill takes along are made anew by `catch_up`. Each passage of a long
+    item has a vector, up to `MOST_VECTORS` of them. While Chroma or the embedding function fails, recall goes by words
+    alone: a `DegradedRecall`; `catch_up` makes up for it. Users have nothing in common but the files: neither what one
+    has nor how much of it there is touches what another recalls.
+
+    Pickles as its settings. For one event loop. Each verb takes one transaction, and at most one call of the embedding
+    function.
+
+    Args:
+        text: the items, or the path of the file of SQLite that has them.
+        index: their vectors. It is closed with this. If left out, a folder beside the file.
+        embedding: what makes vectors, any of Chroma's embedding functions; None for no vectors. Given without an index
+            only: that has one of its own.
+        weights: what counts how much.
+        cache_bytes: how much of the users' items, words and vectors is held in memory; to recall for a user who is not
+            costs some milliseconds more for each hundred items.
+        pause_s: how long vectors are left alone after a failure.
+        embed_s: how long the embedding function may take for what is kept, and
+        query_s: for what is asked; then it goes on without vectors.
+        keep_s: how long the vectors of new items are held in memory before Chroma is given them, in seconds. Chroma
+            stops the whole process while it writes, for 15 ms and one more for each vector, so it is given many at
+            once. With 0 it has them when `remember` returns.
+        retention: how long it keeps what nobody uses; for good if left out.
+        clock: tells the time, in seconds since the epoch, of uses and updates.
+    """
+
+    is_local = True
+    """The items and their words are in a file of one machine, wherever their vectors are."""
+
+    def __init__(
+        self,
+        text: FullText | str | Path,
+        index: VectorIndex | None = None,
+        *,
+        embedding: EmbeddingFunction | None = DEFAULT,
+        weights: Weights | None = None,
+        cache_bytes: int = 256 << 20,
+        pause_s: float = 5.0,
+        embed_s: float = 60.0,
+        query_s: float = 1.0,
+        keep_s: float = 2.0,
+        retention: Retention | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._text = text if isinstance(text, FullText) else FullText(_url(text))
+        if index is None:
+            index = NoVectors() if embedding is None else VectorIndex(_folder_of(self._text), embedding)
+        elif embedding is not DEFAULT:
+            raise ConfigError("VectorMemory.embedding", embedding, "give it to the index")
+        self._index = index
+        self._weights = weights or Weights()
+        self._cache_bytes = cache_bytes
+        self._shelves: dict[str, Shelf] = {}
+        """The least recently used first."""
+        self._sizes: dict[str, int] = {}
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+        """Held where the shelves are changed, as answers are made on threads."""
+        self.trouble: str | None = None
+        """Why vectors are left alone for `pause_s`, or were until they work again; None if they work."""
+        self._pause_s = pause_s
+        self._again_at = 0.0
+        self._embed_s = embed_s
+        self._query_s = query_s
+        self._keep_s = keep_s
+        self._embedders = ThreadPoolExecutor(2, "turnwise-embedding")
+        """Threads of their own: one that hangs takes none from the others."""
+        self._retention = retention
+        self._clock = clock
+        self._uses = Uses(self._text.touch)
+        self._deleting = asyncio.Lock()
+        self._fresh: dict[str, _Fresh] = {}
+        """What Chroma is to be given, by the keys of the items."""
+        self._keeping = asyncio.Lock()
+        """Held while Chroma is given vectors."""
+        self._keeper: asyncio.Task[None] | None = None
+        self._to_make = 0
+        """How many items had no vectors when `catch_up` began to make them; 0 when none has none."""
+        self._made = 0
+        """Of how many of these it has made them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings: dict[str, Any] = {
+            "weights": self._weights,
+            "cache_bytes": self._cache_bytes,
+            "pause_s": self._pause_s,
+            "embed_s": self._embed_s,
+            "query_s": self._query_s,
+            "keep_s": self._keep_s,
+            "retention": self._retention,
+            "clock": self._clock,
+        }
+        return partial(VectorMemory, **settings), (self._text, self._index)
+
+    # The verbs of a long-term memory
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
+        return (await self.remember_many([(scope, items)]))[0]
+
+    async def recall(
+        self,
+        scope: Scope,
+        query: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
+    ) -> Sequence[MemoryItem]:
+        asked = Recall(scope=scope, query=query, limit=limit, types=types, as_of=as_of)
+        return (await self.recall_many_with_profiles([asked]))[0].found
+
+    async def recall_with_profile(
+        self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+    ) -> ProfiledRecall:
+        """See `Profiled`: what is pinned is in the profile. One look at the file does for both."""
+        asked = Recall(scope=scope, query=query, limit=limit, types=types, with_profile=True)
+        return (await self.recall_many_with_profiles([asked]))[0]
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """See `Profiled.pin`."""
+        return await self._text.pin(scope, id, pinned)
+
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None = None,
+        *,
+        type: MemoryType | None = None,
+        **changes: Unpack[ItemChanges],
+    ) -> bool:
+        vectors = await self._vectors_of_texts([] if text is None else [text])
+        pending = await self._text.update(scope, id, text, type, self._clock(), **changes)
+        if pending is not None and vectors is not None:
+            await self._keep([pending], vectors)
+        return pending is not None
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        count = await self._text.forget(scope, ids, turn_index=turn_index)
+        await self._put_away([scope.user_id] * min(count, BATCH))
+        return count
+
+    async def sweep(self) -> int:
+        """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
+
+        Raises:
+            StoreError: the store fails; what was deleted by then is gone, the rest is for the next time.
+        """
+        if self._retention is None:
+            return 0
+        since, types = self._retention.since(self._clock()), self._retention.expiring(None)
+        await self._uses.write()
+        swept = 0
+        while users := await self._text.sweep(since, types):
+            await self._put_away(users)
+            swept += len(users)
+        return swept
+
+    async def close(self) -> None:
+        if self._keeper:
+            self._keeper.cancel()
+        await self.flush()
+        with self._lock:
+            for user in list(self._shelves):
+                self._take_down(user)
+        await self._uses.close()
+        await self._text.close()
+        self._embedders.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._index.close)
+
+    # Many at once
+
+    async def remember_many(self, batch: Sequence[tuple[Scope, Sequence[MemoryItem]]]) -> list[Collection[str]]:
+        """Do each `remember` of the batch: one transaction, one call of the embedding function."""
+        vectors = await self._vectors_of_texts([item.text for _, items in batch for item in items])
+        now = self._clock()
+        fresh = await self._text.add(batch, at=now)
+        if self._retention is not None:
+            for scope, items in batch:
+                self._uses.note(scope.user_id, [item.id for item in items], now)
+        if vectors is not None:
+            await self._keep(fresh, vectors)
+        await self._lay_out_again([scope.user_id for scope, _ in batch])
+        return [{item.id for item in items} for _, items in batch]
+
+    async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
+        """Answer each question of the batch: one call of the embedding function, one look at the file."""
+        return [answer.found for answer in await self.recall_many_with_profiles(batch)]
+
+    async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
+        """Answer each question of the batch, with the profile where it is wanted; likewise."""
+        if not batch:
+            return []
+        with self._lock:
+            held = {user: self._shelves[user] for one in batch if (user := one.scope.user_id) in self._shelves}
+        known = {user: shelf.revision for user, shelf in held.items()}
+        users = dict.fromkeys(one.scope.user_id for one in batch)
+        now = self._clock()
+        made, loaded = await asyncio.gather(
+            self._vectors_of([one.query for one in batch if one.query], queries=True),
+            self._text.load(users, known, self._expiry(now, users)),
+        )
+        before = self.trouble
+        answers = await asyncio.to_thread(self._answer, batch, loaded, made, held)
+        if made[0] is not None and self.trouble is before:
+            self._recover()
+        if self._retention is not None and self._retention.refresh:
+            for one, answer in zip(batch, answers, strict=True):
+                self._uses.note(one.scope.user_id, [item.id for item in (*answer.profile, *answer.found)], now)
+        return answers
+
+    # What keeps it whole
+
+    async def catch_up(self, *, limit: int = BATCH) -> int:
+        """Make up to `limit` missing vectors, and delete as many of items that are gone.
+
+        Returns how many vectors are missing still, counted up to `limit`, and how many are to be deleted. While the
+        embedding function is not ready, nothing counts as missing.
+
+        Raises:
+            StoreError: the embedding function or Chroma fails still; nothing is lost.
+        """
+        await self.flush()
+        is_ready = self._index.is_ready
+        pending = await self._text.pending(self._index.embedding, limit) if is_ready else []
+        if pending := [one for one in pending if one.key not in self._fresh]:
+            await self._make(pending, limit)
+        for _ in range(0, limit, NOTED):
+            if not await self._delete_dropped():
+                break
+        self._recover()
+        left = len(await self._text.pending(self._index.embedding, limit)) if is_ready else 0
+        if not left:
+            self._to_make = 0
+        return left + len(await self._text.dropped(limit))
+
+    async def rebuild(self) -> int:
+        """Make all vectors anew, into a new collection; return how many.
+
+        What a collection held, deleted vectors included, is gone from Chroma's files then. Also what to do when the
+        embedding function gives another dimension; one of another name or config needs only `catch_up`.
+        """
+        await self.flush()
+        await asyncio.to_thread(self._index.drop)
+        await asyncio.to_thread(self._index.drop_others)
+        await asyncio.to_thread(self._index.scrub)
+        await self._text.unmark()
+        with self._lock:
+            for user in list(self._shelves):
+                self._take_down(user)
+        while await self.catch_up():
+            pass
+        return await self._text.count()
+
+    async def check(self, *, sample: int = 100) -> Health:
+        """Look whether Chroma has just the vectors that it should have, and finds a sample of the latest by search."""
+        await self.flush()
+        keys, others = await self._text.keys(self._index.embedding)
+        return await asyncio.to_thread(self._index.check, keys, sample, others)
+
+    # Erasing
+
+    async def texts(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
+        """Return texts and topics of all that `forget` would delete if it were called so."""
+        return texts_of(row.item for row in await self._text.doomed(scope, ids, turn_index))
+
+    async def keys(
+        self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
+    ) -> list[str]:
+        """Return the keys of the vectors of all that `forget` would delete if it were called so."""
+        doomed = await self._text.doomed(scope, ids, turn_index)
+        keys = [key for row in doomed for key in (row.key, *(name for name, _ in vectors_of(row.key, row.item.text)))]
+        return list(dict.fromkeys(keys))
+
+    async def keeps(self, texts: Collection[str]) -> set[str]:
+        """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
+        return await self._text.keeps(texts)
+
+    async def settle(self, keys: Collection[str]) -> None:
+        """Overwrite vectors that were deleted in Chroma's files, and see that nothing of these keys is anywhere.
+
+        Goes in small steps, between which others recall and save. Costs what was deleted and what Chroma has not
+        written into its files yet, at most some thousand vectors. Of those that a server keeps it sees that they are
+        deleted; what its files have then is for the server.
+
+        Raises:
+            StoreError: Chroma fails, or something is there. Nothing is lost; again.
+        """
+        await self.flush()
+        while await self._delete_dropped():
+            pass
+        left = len(await asyncio.to_thread(self._index.get, list(keys)))
+        if self._index.paths():
+            for _ in range(0, SYNC_CHANGES, PUSHED):
+                await _in_turn(self._index.push, PUSHED)
+            left += await asyncio.to_thread(self._index.overwrite, keys)
+        if left:
+            raise StoreError(f"{left} vectors of what was deleted are there still; forget it again")
+
+    async def scrub(self, files: Collection[str] | None = None) -> None:
+        """Write all files anew, or only these: O(all that they hold). Nobody recalls or saves meanwhile.
+
+        Those that a server keeps are deleted there; what its files have then is for the server.
+
+        Raises:
+            StoreError: Chroma fails, or another process is at the file. Nothing is lost; again.
+        """
+        of_text = {str(path) for path in self._text.paths()}
+        if files is None or not of_text.isdisjoint(files):
+            await self._text.scrub()
+        if files is None or not of_text.issuperset(files):
+            await self.settle([])
+            await asyncio.to_thread(self._index.scrub)
+
+    def paths(self) -> Sequence[Path]:
+        """Return all files and folders that it keeps something in; none if a server keeps the vectors."""
+        folders = self._index.paths()
+        return [] if folders is None else [*self._text.paths(), *folders]
+
+    # Vectors
+
+    async def _vectors_of(self, texts: Sequence[str], *, queries: bool = False) -> _Vectors:
+        """Return the vectors of texts or queries, or None and why there are none.
+
+        Raises:
+            ConfigError: they have another dimension than those that are kept.
+        """
+        if not texts or self._pauses() or not self._index.is_ready:
+            return None, self.trouble
+        embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
+        try:
+            vectors = await self._embed(embed, texts, limit_s)
+        except StoreError as error:
+            self._pause(error)
+            return None, str(error)
+        self._index.check_dimensions(vectors)
+        return vectors, None
+
+    async def _embed(
+        self, embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str], limit_s: float
+    ) -> NDArray[np.float32]:
+        """Return the vectors of some texts; StoreError if they take too long."""
+        work = asyncio.get_running_loop().run_in_executor(self._embedders, embed, texts)
+        try:
+            return await asyncio.wait_for(work, limit_s)
+        except TimeoutError:
+            raise StoreError(f"the embedding function has not answered within {limit_s:g} s") from None
+
+    async def _vectors_of_texts(self, texts: Sequence[str]) -> Mapping[str, _Rows] | None:
+        """Return the vectors of each text's passages; None if there are none now.
+
+        Raises:
+            ConfigError: they have another dimension than those that are kept.
+        """
+        parts = {text: [said for _, said in vectors_of("", text)] for text in texts}
+        vectors, _ = await self._vectors_of([said for each in parts.values() for said in each])
+        return None if vectors is None else _by_text(parts, vectors)
+
+    async def _keep(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
+        """Hold the vectors of new items, by text, until Chroma is given them."""
+        for one in pending:
+            keys = [key for key, _ in vectors_of(one.key, one.text)]
+            self._fresh[one.key] = one, dict(zip(keys, vectors[one.text], strict=True))
+        if not self._keep_s or sum(len(each) for _, each in self._fresh.values()) > HELD:
+            await self.flush()
+        elif self._fresh and (self._keeper is None or self._keeper.done()):
+            self._keeper = asyncio.create_task(self._flush_later())
+            watch(self._keeper, f"keeping vectors of {self._text!r}")
+
+    async def _flush_later(self) -> None:
+        await asyncio.sleep(self._keep_s)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Give Chroma the vectors of what was remembered, now. If that fails, `catch_up` makes them anew."""
+        async with self._keeping:
+            held = dict(self._fresh)
+            if not held:
+                return
+            try:
+                await self._add(list(held.values()))
+                if not self._deleting.locked():
+                    await self._delete_dropped(DELETED)
+                self._recover()
+            except (StoreError, ConfigError) as error:
+                self._pause(error)
+            finally:
+                for key, fresh in held.items():
+                    if self._fresh.get(key) is fresh:
+                        del self._fresh[key]
+
+    async def _make(self, pending: Sequence[Pending], limit: int) -> None:
+        """Make the vectors of the first of these items, some `limit` at once, and tell how far that is."""
+        if not self._to_make:
+            self._to_make, self._made = await self._text.lacking(self._index.embedding), 0
+        parts: dict[str, list[str]] = {}
+        for one in pending:
+            if sum(map(len, parts.values())) < limit:
+                parts[one.text] = [said for _, said in vectors_of("", one.text)]
+        texts = [said for each in parts.values() for said in each]
+        made = [
+            await self._embed(self._index.embed, texts[start : start + BATCH], self._embed_s)
+            for start in range(0, len(texts), BATCH)
+        ]
+        by_text = _by_text(parts, [vector for vectors in made for vector in vectors])
+        done = [one for one in pending if one.text in parts]
+        if old := [one.key for one in done if one.has_whole]:
+            await asyncio.to_thread(partial(self._index.delete, old, others=False))
+        keyed = [[key for key, _ in vectors_of(one.key, one.text)] for one in done]
+        await self._add(
+            [(one, dict(zip(keys, by_text[one.text], strict=True))) for one, keys in zip(done, keyed, strict=True)]
+        )
+        with self._lock:
+            for one in done:
+                if one.has_whole:
+                    self._take_down(one.user_id)  # who has the vector of the item as a whole
+        before, self._made = self._made, self._made + len(done)
+        if self._to_make > limit and 10 * before // self._to_make < 10 * self._made // self._to_make:
+            _log.info("%r: %d of %d items have their vectors", self._text, self._made, self._to_make)
+
+    async def _add(self, items: Sequence[_Fresh]) -> None:
+        """Give Chroma the vectors of items."""
+        import numpy as np
+
+        all_of = [(one, key, vector) for one, vectors in items for key, vector in vectors.items()]
+        await asyncio.to_thread(
+            self._index.add,
+            [key for _, key, _ in all_of],
+            [one.user_id for one, _, _ in all_of],
+            np.array([vector for _, _, vector in all_of]),
+            items=[one.key for one, _, _ in all_of],
+        )
+        await self._text.mark([one for one, _ in items], self._index.embedding)
+
+    async def _put_away(self, users: Collection[str]) -> None:
+        """Let go of what is held of these users, one for each item that is gone, and of the vectors of those."""
+        with self._lock:
+            for user in users:
+                self._take_down(user)
+        await self.flush()  # else it would give Chroma what is deleted here
+        try:
+            for _ in range(0, len(users), NOTED):
+                if not await self._delete_dropped():
+                    break
+        except StoreError as error:
+            self._pause(error)
+
+    async def _delete_dropped(self, limit: int = NOTED) -> int:
+        """Delete from Chroma some vectors of items that are gone; return how many it took, none if there are none."""
+        async with self._deleting:
+            if keys := await self._text.dropped(limit):
+                for start in range(0, len(keys), DELETED):
+                    await _in_turn(self._index.delete, keys[start : start + DELETED])
+                await self._text.undrop(keys)
+            return len(keys)
+
+    def _pauses(self) -> bool:
+        return self.trouble is not None and time.monotonic() < self._again_at
+
+    def _pause(self, error: StoreError | ConfigError) -> None:
+        self.trouble, self._again_at = str(error), time.monotonic() + self._pause_s
+
+    def _recover(self) -> None:
+        self.trouble = None
+
+    # Ranking
+
+    def _expiry(self, now: float, users: Collection[str]) -> Expiry | None:
+        if self._retention is None:
+            return None
+        since = self._retention.since(now)
+        used = {user: self._uses.noted(user, since) for user in users}
+        return Expiry(since, sorted(self._retention.expiring(None)), used)
+
+    def _answer(
+        self,
+        batch: Sequence[Recall],
+        loaded: Mapping[str, Loaded],
+        made: _Vectors,
+        held: dict[str, Shelf],
+    ) -> list[ProfiledRecall]:
+        rows, trouble = made
+        vectors = iter(()) if rows is None else iter(rows)
+        now = self._clock()
+        shelves, troubles = self._lay_out(loaded, held)
+        answers: list[ProfiledRecall] = []
+        for one in batch:
+            user = one.scope.user_id
+            which = FactFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
+            expired = loaded[user].expired
+            found = shelves[user].rank(
+                parse(one.query),
+                one.scope,
+                which,
+                limit=one.limit,
+                weights=self._weights,
+                near=shelves[user].near(next(vectors, None) if one.query else None),
+                expired=expired,
+            )
+            profile = profile_of(shelves[user].pinned(one.scope, which, expired), ()) if one.with_profile else []
+            answers.append(ProfiledRecall(profile=profile, found=recalled(found, trouble or troubles.get(user))))
+        return answers
+
+    def _lay_out(self, loaded: Mapping[str, Loaded], held: dict[str, Shelf]) -> tuple[dict[str, Shelf], dict[str, str]]:
+        """Return the users' shelves as of the revisions that were loaded, with all the vectors that can be had.
+
+        Also why there are vectors that could not be had, by user.
+        """
+        from turnwise.memory.longterm.search.user_index import Shelf
+
+        shelves: dict[str, Shelf] = {}
+        for user, found in loaded.items():
+            old = held.get(user)
+            if old is not None and found.base == old.revision:
+                shelves[user] = old.grown(found.revision, found.more) if found.more else old
+            else:
+                shelves[user] = Shelf().grown(found.revision, found.more)
+                if old is not None:
+                    shelves[user].take(old.by_key())
+        lacking, trouble = self._give_vectors(shelves) if self._index.is_ready else ([], None)
+        with self._lock:
+            for user, shelf in shelves.items():
+                self._take_down(user)
+                self._shelves[user] = shelf
+                self._sizes[user] = shelf.bytes
+                self._held_bytes += self._sizes[user]
+            while self._held_bytes > self._cache_bytes and len(self._shelves) > 1:
+                self._take_down(next(iter(self._shelves)))
+        return shelves, {} if trouble is None else dict.fromkeys(lacking, trouble)
+
+    def _give_vectors(self, shelves: Mapping[str, Shelf]) -> tuple[list[str], str | None]:
+        """Let shelves have the vectors that they lack; return the users whose Chroma was asked for, and its error."""
+        lacking: dict[str, set[str]] = {}
+        for user, shelf in shelves.items():
+            if missing := shelf.missing():
+                shelf.take(self._held_vectors(missing))
+                # An item of earlier versions has one vector as a whole, until each of its passages has its own.
+                if left := {name for key in shelf.missing() for name in (key, item_key(key))}:
+                    lacking[user] = left
+        if not lacking or self._pauses():
+            return [*lacking], self.trouble if self._pauses() else None
+        try:
+            vectors = self._index.get([key for keys in lacking.values() for key in keys])
+        except StoreError as error:
+            self._pause(error)
+            return [*lacking], str(error)
+        for user, keys in lacking.items():
+            shelves[user].take({key: vectors[key] for key in keys if key in vectors})
+        return [*lacking], None
+
+    async def _lay_out_again(self, users: Collection[str]) -> None:
+        """Bring what is held of these users up to date, so that it need not be done when they recall."""
+        with self._lock:
+            held = {user: self._shelves[user] for user in users if user in self._shelves}
+        if held:
+            loaded = await self._text.load(held, {user: shelf.revision for user, shelf in held.items()})
+            await asyncio.to_thread(self._lay_out, loaded, held)
+
+    def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """Return those of these vectors that Chroma is still to be given."""
+        held = {key: fresh for key in keys if (fresh := self._fresh.get(item_key(key)))}
+        return {key: vector for key, (_, vectors) in held.items() if (vector := vectors.get(key)) is not None}
+
+    def _take_down(self, user: str) -> None:
+        if self._shelves.pop(user, None) is not None:
+            self._held_bytes -= self._sizes.pop(user)
+
+
+def _by_text(parts: Mapping[str, Sequence[str]], vectors: Iterable[NDArray[np.float32]]) -> dict[str, _Rows]:
+    """Return the vectors of each text, made of its parts in their order."""
+    left = iter(vectors)
+    return {text: [next(left) for _ in said] for text, said in parts.items()}
+
+
+def _url(path: str | Path) -> str:
+    """Return the URL of a file of SQLite, if it is not one already."""
+    return path if isinstance(path, str) and "://" in path else f"sqlite:///{Path(path).expanduser().absolute()}"
+
+
+def _folder_of(text: FullText) -> ChromaFolder:
+    """Return where the vectors of items in a file are kept."""
+    return ChromaFolder(f"{text.paths()[0]}-vectors")
+
+
+async def _in_turn(work: Callable[[Given], object], given: Given) -> None:
+    """Do some work on a thread, and leave the machine to others for a while."""
+    began = time.monotonic()
+    await asyncio.to_thread(work, given)
+    await asyncio.sleep(REST * (time.monotonic() - began))

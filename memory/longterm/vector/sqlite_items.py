@@ -1,0 +1,354 @@
+"""What a vector memory keeps in a SQLite file: its items. What they say is indexed in memory, see `Shelf`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Unpack
+
+import sqlalchemy as sa
+
+from turnwise.errors import StoreURLError
+from turnwise.memory.conversation.corrupt_records import UNDECODABLE
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
+from turnwise.memory.longterm.deletion import said_by, said_in
+from turnwise.memory.longterm.items.base import FactFilter, changed, check_change, check_turn, holds, kept, owner_after
+from turnwise.memory.longterm.retention import Expiry, Use
+from turnwise.memory.longterm.search.passages import LONG, vectors_of
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, Pending, Revision, Row, Rows, key_of
+from turnwise.memory.longterm.vector.sqlite_schema import SCHEMA, dropped, items
+from turnwise.memory.stores.sql.secure_delete import ErasingDatabase
+
+AT_ONCE = 200
+"""How many items are deleted in one transaction."""
+
+_PAGE = 1000
+
+_EMBEDDED = f"CASE WHEN length(text) > {LONG} THEN ? || ' by passages' ELSE ? END"
+"""What stands in `embedded` of an item that has its vectors. Before there was one a passage it was the second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A user's rows as of a revision."""
+
+    revision: Revision
+    base: Revision
+    """The revision that was known, if rows were only added to it; else that of nothing."""
+    more: Sequence[Row]
+    """The user's rows that came after `base`, in ascending order."""
+    expired: Sequence[int] = ()
+    """Those that nobody finds any more."""
+
+
+class FullText(ErasingDatabase):
+    """Items of users in a SQLite file. Several processes may share it.
+
+    Each verb is one transaction; one that writes is on disk when it returns. A user's rows are numbered within a range
+    of their own, so to load them reads nothing of another's. An id that was deleted stays so, also if it is given later
+    (`BURIED_S`). What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
+
+    Args:
+        url: `sqlite:///path/to/file.db`. Stores of other kinds may be in the same file.
+        lock_timeout_s: how long to wait for another process's transaction before a StoreError.
+
+    Raises:
+        StoreURLError: the URL names no file of SQLite.
+    """
+
+    schema = SCHEMA
+
+    def __init__(self, url: str, *, lock_timeout_s: float = 5.0) -> None:
+        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=1)
+        if not self._is_sqlite:
+            raise StoreURLError(self._name, "its items are kept in a file of SQLite")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        url, lock_timeout_s, _ = self._settings
+        return partial(FullText, lock_timeout_s=lock_timeout_s), (url,)
+
+    async def add(
+        self, additions: Sequence[tuple[Scope, Sequence[MemoryItem]]], *, at: float | None = None
+    ) -> list[Pending]:
+        """Keep the items, all of them or none; return those that are new.
+
+        One that the user has, or had, is left as it is.
+
+        Args:
+            at: when they were last used, in seconds since the epoch; now if left out.
+
+        Raises:
+            InvalidMemoryError: an item cannot be kept; nothing is written.
+        """
+        checked = [(scope, [kept(scope, item) for item in items]) for scope, items in additions]
+        used = time.time() if at is None else at
+
+        def work(connection: sa.Connection) -> list[Pending]:
+            rows = _rows(connection)
+            return [one for scope, items in checked for one in rows.add(scope, items, used)]
+
+        return await self._write(work)
+
+    async def load(
+        self, users: Collection[str], known: Mapping[str, Revision], expiry: Expiry | None = None
+    ) -> dict[str, Loaded]:
+        """Return the rows of users that the caller does not have yet.
+
+        Args:
+            known: of users, the revision whose rows the caller has.
+            expiry: which of the rows are expired; none if left out.
+        """
+
+        def work(connection: sa.Connection) -> dict[str, Loaded]:
+            rows = _rows(connection)
+            found: dict[str, Loaded] = {}
+            for user_id in users:
+                revision, base, more = rows.load(user_id, known.get(user_id, NOTHING))
+                expired = rows.expired(user_id, revision.owner, expiry) if expiry else []
+                found[user_id] = Loaded(revision=revision, base=base, more=more, expired=expired)
+            return found
+
+        return await self._read(work)
+
+    async def update(
+        self,
+        scope: Scope,
+        id: str,
+        text: str | None,
+        type: MemoryType | None,
+        at: float,
+        **changes: Unpack[ItemChanges],
+    ) -> Pending | None:
+        """Change what is given of an item; return it, None if the scope sees no such item.
+
+        Raises:
+            InvalidMemoryError: it could not be kept, or nothing is given; nothing is written.
+        """
+        given, more = check_change(scope, id, text, type, at=at, changes=changes)
+
+        def work(connection: sa.Connection) -> Pending | None:
+            rows = _rows(connection)
+            for row in rows.find(scope, [id]):
+                item = changed(row.item, text, given, at, more)
+                agent = owner_after(scope, row.agent, row.item.type, item.type)
+                return rows.change(scope.user_id, row, agent, item, at)
+            return None
+
+        return await self._write(work)
+
+    async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
+        """See `FactStore.pin`."""
+
+        def work(connection: sa.Connection) -> bool:
+            rows = _rows(connection)
+            for row in rows.find(scope, [id]):
+                if row.item.superseded_at is not None:
+                    return False
+                if row.item.pinned is not pinned:
+                    rows.change(scope.user_id, row, row.agent, replace(row.item, pinned=pinned), float("-inf"))
+                return True
+            return False
+
+        return await self._write(work)
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None, *, turn_index: int | None = None) -> int:
+        """Delete those of these items that the scope sees, or all of its turn, session or user; return how many.
+
+        An id that nobody has yet is deleted too. What was superseded by a deleted item takes over its end. Each
+        `AT_ONCE` are a transaction of their own, between which others read and write; if one fails, call it again.
+
+        Raises:
+            InvalidInputError: a turn without its session, or together with ids.
+        """
+        check_turn(scope.session_id, turn_index, ids)
+
+        def numbers(connection: sa.Connection) -> list[int]:
+            which = _which(scope, turn_index)
+            return [row.row for row in _rows(connection).damaged(scope.user_id) if holds(row.item, which)]
+
+        def work_numbers(connection: sa.Connection, some: Sequence[int]) -> int:
+            rows = _rows(connection)
+            doomed = rows.numbered(scope.user_id, some)
+            rows.forget(scope.user_id, doomed)
+            return len(doomed)
+
+        def work_ids(connection: sa.Connection, some: Sequence[str]) -> int:
+            rows = _rows(connection)
+            doomed = rows.find(scope, some, damaged=True)
+            rows.forget(scope.user_id, doomed, set(some) - rows.there(scope.user_id, some))
+            return len(doomed)
+
+        def leave(connection: sa.Connection) -> int:
+            _rows(connection).leave(scope.user_id)
+            return 0
+
+        works: list[Callable[[sa.Connection], int]]
+        if ids is None:
+            works = [partial(work_numbers, some=some) for some in _slices(await self._read(numbers))]
+        else:
+            works = [partial(work_ids, some=some) for some in _slices([*ids])]
+        if ids is None and scope.session_id is None:
+            works.append(leave)
+        return sum(await self._erase(*works))
+
+    async def touch(self, uses: Sequence[Use]) -> None:
+        """Note that items were used, unless they were later."""
+
+        def work(cursor: Any) -> None:
+            for use in uses:
+                Rows(cursor).touch(*use)
+
+        await self._write_fast(work)
+
+    async def sweep(self, before: float, types: Collection[MemoryType], *, limit: int = 1000) -> list[str]:
+        """Delete up to `limit` items of these types that were last used before a time, the longest unused first.
+
+        Returns the user of each. As `forget` does, so they do not come back. Again until it returns none.
+        """
+
+        def work(connection: sa.Connection) -> list[str]:
+            rows = _rows(connection)
+            gone = rows.longest_unused(before, types, limit)
+            for user_id, unused in gone.items():
+                rows.forget(user_id, unused)
+            return [user_id for user_id, unused in gone.items() for _ in unused]
+
+        (swept,) = await self._erase(work)
+        return swept
+
+    async def doomed(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Sequence[Row]:
+        """Return the rows that `forget` would delete if it were called so.
+
+        Raises:
+            CorruptRecordError: one of them cannot be read; `forget` deletes it all the same.
+        """
+        check_turn(scope.session_id, turn_index, ids)
+        return await self._read(lambda connection: _doomed(_rows(connection), scope, ids, turn_index))
+
+    async def keeps(self, texts: Collection[str]) -> set[str]:
+        """Return those of these texts that are a part of what some item says, or of its record: O(all)."""
+
+        def work(connection: sa.Connection, after: int) -> int | None:
+            page = _rows(connection).page(after, _PAGE)
+            for row, record in page:
+                for said in (*said_by(row.item), record):
+                    left.difference_update(said_in(said, left))
+            return page[-1][0].row if page else None
+
+        left: set[str] = set(texts)
+        after: int | None = 0
+        while left and after is not None:
+            after = await self._read(partial(work, after=after))
+        return set(texts) - left
+
+    async def count(self) -> int:
+        """Return how many items there are, of all users."""
+        query = sa.select(sa.func.count()).select_from(items)
+        return await self._read(lambda connection: connection.scalar(query) or 0)
+
+    # Vectors are kept elsewhere: which are missing there, and which are of no item any more
+
+    async def pending(self, embedding: str, limit: int) -> list[Pending]:
+        """Return up to `limit` items whose text has no vectors of this embedding, the oldest first.
+
+        Of an item of several passages that has one vector as a whole, as of earlier versions, they are missing.
+        """
+
+        def work(connection: sa.Connection) -> list[Pending]:
+            cursor = _cursor(connection)
+            cursor.execute(
+                "SELECT row, user_id, id, text, embedded IS ? FROM turnwise_vector_items "  # noqa: S608
+                f"JOIN turnwise_vector_owners ON owner = row >> 32 WHERE embedded IS NOT {_EMBEDDED} "
+                "ORDER BY row LIMIT ?",
+                (embedding, embedding, embedding, limit),
+            )
+            return [
+                Pending(row=row, user_id=user, key=key_of(user, name, text), text=text, has_whole=bool(has_whole))
+                for row, user, name, text, has_whole in cursor.fetchall()
+                if UNDECODABLE not in (user, name, text)
+            ]
+
+        return await self._read(work)
+
+    async def lacking(self, embedding: str) -> int:
+        """Return how many items have no vectors of this embedding: O(all)."""
+        query = f"SELECT count(*) FROM turnwise_vector_items WHERE embedded IS NOT {_EMBEDDED}"  # noqa: S608
+        found = await self._read(lambda connection: _cursor(connection).execute(query, (embedding,) * 2).fetchone())
+        return int(found[0])
+
+    async def mark(self, pending: Sequence[Pending], embedding: str) -> None:
+        """Write down that these have vectors of this embedding, or that nobody needs those: texts were changed."""
+
+        def work(cursor: Any) -> None:
+            for one in pending:
+                cursor.execute(
+                    f"UPDATE turnwise_vector_items SET embedded = {_EMBEDDED} WHERE row = ? AND text = ?",  # noqa: S608
+                    (embedding, embedding, one.row, one.text),
+                )
+                if not cursor.rowcount:
+                    cursor.execute("INSERT OR IGNORE INTO turnwise_vector_dropped VALUES (?)", (one.key,))
+
+        await self._write_fast(work)
+
+    async def unmark(self) -> None:
+        """Write down that no item has a vector."""
+        await self._write_fast(lambda cursor: cursor.execute("UPDATE turnwise_vector_items SET embedded = NULL"))
+
+    async def keys(self, embedding: str) -> tuple[list[str], list[str]]:
+        """Return the keys of the vectors that there are of this embedding, and of those that may be; latest first."""
+
+        def work(connection: sa.Connection) -> tuple[list[str], list[str]]:
+            cursor = _cursor(connection)
+            cursor.execute(
+                f"SELECT embedded IS {_EMBEDDED}, user_id, id, text FROM turnwise_vector_items "  # noqa: S608
+                "JOIN turnwise_vector_owners ON owner = row >> 32 ORDER BY row DESC",
+                (embedding, embedding),
+            )
+            found: tuple[list[str], list[str]] = ([], [])
+            for has, *parts in cursor:
+                if UNDECODABLE not in parts:
+                    key, text = key_of(*parts), parts[-1]
+                    found[not has].extend(name for name, _ in vectors_of(key, text))
+                    if not has:
+                        found[1].append(key)
+            return found
+
+        return await self._read(work)
+
+    async def dropped(self, limit: int | None = None) -> list[str]:
+        """Return the keys of vectors that are of no item any more, of `limit` at most."""
+        return await self._read(lambda connection: list(connection.scalars(sa.select(dropped.c.key).limit(limit))))
+
+    async def undrop(self, keys: Sequence[str]) -> None:
+        """Write down that these vectors are gone."""
+
+        def work(cursor: Any) -> None:
+            cursor.executemany("DELETE FROM turnwise_vector_dropped WHERE key = ?", [(key,) for key in keys])
+
+        await self._write_fast(work)
+
+
+def _cursor(connection: sa.Connection) -> Any:
+    return connection.connection.cursor()
+
+
+def _rows(connection: sa.Connection) -> Rows:
+    return Rows(_cursor(connection))
+
+
+def _doomed(rows: Rows, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Sequence[Row]:
+    if ids is not None:
+        return rows.find(scope, ids)
+    which = _which(scope, turn_index)
+    return [row for row in rows.load(scope.user_id)[2] if holds(row.item, which)]
+
+
+def _which(scope: Scope, turn_index: int | None) -> FactFilter:
+    return FactFilter(session_id=scope.session_id, turn_index=turn_index, superseded=True)
+
+
+def _slices(values: list[Any]) -> Iterator[list[Any]]:
+    return (values[start : start + AT_ONCE] for start in range(0, len(values), AT_ONCE))

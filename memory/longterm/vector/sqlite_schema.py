@@ -1,0 +1,57 @@
+"""The tables of `FullText`, in SQLite."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from turnwise.memory.stores.sql.database import Schema
+
+tables = sa.MetaData()
+
+_WORDS = "DROP TABLE IF EXISTS turnwise_vector_words", "DROP TABLE IF EXISTS turnwise_vector_terms"
+"""Indexes of earlier versions. What items say is indexed in memory by now, so no index is of an older analysis."""
+
+_TIMES = (
+    "ALTER TABLE turnwise_vector_forgotten ADD COLUMN at DOUBLE PRECISION",
+    "CREATE INDEX turnwise_vector_forgotten_at ON turnwise_vector_forgotten (at)",
+)
+
+SCHEMA = Schema(name="vector_memory", version=3, tables=tables, migrations={1: _TIMES, 2: _WORDS})
+
+owners = sa.Table(
+    "turnwise_vector_owners",
+    tables,
+    sa.Column("owner", sa.Integer, primary_key=True),
+    sa.Column("user_id", sa.Text, nullable=False, unique=True),
+    sa.Column("changes", sa.Integer, nullable=False),
+    sa.Column("rows", sa.Integer, nullable=False),
+    sqlite_autoincrement=True,  # so that nobody gets the number of one who was forgotten
+)
+
+items = sa.Table(
+    "turnwise_vector_items",
+    tables,
+    sa.Column("row", sa.Integer, primary_key=True),
+    sa.Column("digest", sa.LargeBinary, nullable=False, unique=True),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("agent", sa.Text),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("used", sa.Double, nullable=False),  # before the text, so that SQLite need not read that to come to it
+    sa.Column("superseded_by", sa.Text),
+    sa.Column("embedded", sa.Text),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
+    sa.Index("turnwise_vector_items_embedded", "embedded"),
+    sa.Index("turnwise_vector_items_used", "used"),
+    sa.Index("turnwise_vector_items_superseded", "superseded_by", sqlite_where=sa.text("superseded_by IS NOT NULL")),
+)
+
+forgotten = sa.Table(
+    "turnwise_vector_forgotten",
+    tables,
+    sa.Column("digest", sa.LargeBinary, primary_key=True),
+    sa.Column("at", sa.Double),  # none if it was forgotten under version 1
+    sa.Index("turnwise_vector_forgotten_at", "at"),
+)
+
+dropped = sa.Table("turnwise_vector_dropped", tables, sa.Column("key", sa.Text, primary_key=True))

@@ -1,0 +1,126 @@
+"""Blocks as messages of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from turnwise.memory.conversation.blocks import (
+    Block,
+    CacheCheckpoint,
+    Document,
+    Image,
+    Recalled,
+    Summary,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
+from turnwise.memory.conversation.transcript import messages_of, system_of
+from turnwise.memory.providers.openai_chat import ERROR, INTERRUPTED, SUMMARY
+from turnwise.memory.providers.validation import ANTHROPIC, fit
+
+LOST = "bG9zdA=="
+"""The data of a redacted thought that stands for thoughts whose signatures were lost."""
+
+_MAX_CHECKPOINTS = 4
+
+Part = dict[str, Any]
+
+
+def encode(blocks: Sequence[Block]) -> tuple[str | list[Part] | None, list[Part]]:
+    """Return the system prompt and the messages that say what the blocks say.
+
+    The last `System` is the system prompt. Messages alternate; one of the assistant has its thoughts first, then texts
+    and calls; one of the user has the results first, in the order in which their calls were declared. Thoughts that
+    are signed, or redacted, go back unchanged. One without a signature, or with one of the Responses API, is lost: it
+    is left out, and if nothing is left of the thoughts of a message that calls tools, one redacted thought of the data
+    `LOST` leads it; none is made up where there were no thoughts. What a cache checkpoint follows gets a
+    `cache_control`, for the last four of them. Not sent: thoughts that lead to nothing, citations, unknown kinds,
+    blank texts. The messages are as valid as the blocks: see `settle` and `rules.check`.
+
+    Raises:
+        UnsupportedBlockError: an image or document in no form that the API takes.
+    """
+    text = system_of(blocks) or ""
+    system: Part | None = {"type": "text", "text": text} if text.strip() else None
+    last, cached = system, list[Part]()
+    messages: list[Part] = []
+    for message in fit(messages_of(filter(_is_sent, blocks)), ANTHROPIC):
+        said: list[Part] = []
+        for block in message.blocks:
+            if not isinstance(block, CacheCheckpoint | Thinking):
+                last = _part(block)
+                said.append(last)
+            elif isinstance(block, CacheCheckpoint) and last is not None:
+                cached = [*(part for part in cached if part is not last), last][-_MAX_CHECKPOINTS:]
+        if said:
+            messages.append({"role": message.role, "content": [*_thoughts(message.blocks), *said]})
+    for part in cached:
+        part["cache_control"] = {"type": "ephemeral"}
+    if system is None:
+        return None, messages
+    return [system] if "cache_control" in system else text, messages
+
+
+def _is_sent(block: Block) -> bool:
+    return ANTHROPIC.sends(block) or isinstance(block, CacheCheckpoint)
+
+
+def _thoughts(said: Sequence[Block]) -> list[Part]:
+    thoughts = [block for block in said if isinstance(block, Thinking) and block != Thinking()]
+    kept = [_thought(block) for block in thoughts if _is_kept(block)]
+    if thoughts and not kept and any(isinstance(block, ToolUse) for block in said):
+        return [{"type": "redacted_thinking", "data": LOST}]
+    return kept
+
+
+def _is_kept(thought: Thinking) -> bool:
+    # Its signatures are base64; one that is JSON is of another provider: see `responses.pack_reasoning`.
+    return bool(thought.redacted or (thought.signature and not thought.signature.startswith("{")))
+
+
+def _thought(thought: Thinking) -> Part:
+    if thought.redacted:
+        return {"type": "redacted_thinking", "data": thought.redacted}
+    return {"type": "thinking", "thinking": thought.text, "signature": thought.signature}
+
+
+def _part(block: Block) -> Part:
+    match block:
+        case User() | Summary() | Recalled():
+            return {"type": "text", "text": SUMMARY * isinstance(block, Summary) + block.text}
+        case Text():
+            return {"type": "text", "text": block.text + INTERRUPTED * block.interrupted}
+        case ToolUse():
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": dict(block.input)}
+        case ToolResult():
+            return _result(block)
+        case Image():
+            return {"type": "image", "source": _source(block)}
+        case Document():
+            return {"type": "document", "source": _source(block), **({"title": block.name} if block.name else {})}
+        case _:
+            raise TypeError(f"{block.kind} is never sent")
+
+
+def _result(result: ToolResult) -> Part:
+    part: Part = {"type": "tool_result", "tool_use_id": result.call_id}
+    if result.is_error:
+        part["is_error"] = True
+    # An error must say something, and a text must not be blank.
+    if content := result.text if result.text.strip() else ERROR.strip() * result.is_error:
+        part["content"] = content
+    return part
+
+
+def _source(block: Image | Document) -> Part:
+    match ANTHROPIC.form(block):
+        case "text":
+            return {"type": "text", "media_type": "text/plain", "data": getattr(block, "text", None)}
+        case "data":
+            return {"type": "base64", "media_type": block.media_type, "data": block.data}
+        case _:
+            return {"type": "url", "url": block.url}

@@ -1,0 +1,371 @@
+"""What each provider takes, as data, and whether it would take a conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Literal, NoReturn
+
+from turnwise.errors import InvalidRequestError, UnsupportedBlockError
+from turnwise.memory.conversation.blocks import (
+    Block,
+    Document,
+    Image,
+    Recalled,
+    Summary,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+    described,
+)
+from turnwise.memory.conversation.transcript import Message
+
+Form = Literal["text", "data", "url"]
+"""How a picture or a file is there: as plain text, as base64 data of a media type, or by its address."""
+
+Kind = Literal[
+    "empty",
+    "misplaced",
+    "unsupported",
+    "thinking_only",
+    "thinking_late",
+    "empty_id",
+    "empty_name",
+    "duplicate_id",
+    "missing",
+    "partial",
+    "orphan",
+    "late",
+    "first",
+    "last",
+]
+"""What may be wrong with a conversation; see `check`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a provider takes. What can be said of it without code stands here and nowhere else."""
+
+    name: str
+    kinds: frozenset[str]
+    """The kinds of blocks that say something to it; encoders leave the others out."""
+    takes_blank_texts: bool = True
+    """Whether a text may be of white space alone. If not, it is left out."""
+    image_forms: tuple[Form, ...] = ("url", "data")
+    """The forms that it takes, the one to be preferred first."""
+    image_types: frozenset[str] = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
+    """Media types of data; none means any."""
+    document_forms: tuple[Form, ...] = ("text", "data", "url")
+    document_types: frozenset[str] = frozenset()
+    url_prefixes: tuple[str, ...] = ("",)
+    """How an address may begin."""
+    name_limit: int = 64
+    """Characters of a tool's name, which are letters, digits, _ and -."""
+    id_limit: int = 64
+    """Characters of a call's id."""
+    has_plain_ids: bool = False
+    """Whether ids are of the characters of names."""
+    unique_ids: Literal["message", "conversation"] = "conversation"
+    """Where a call's id may come once only."""
+    results: Literal["later", "next", "one_message"] = "next"
+    """Where the results of calls stand: anywhere after them, before anything else is said, or, moreover, at the head
+    of the one message that comes next."""
+    thinking_leads: bool = False
+    """Whether, where the model has thought and calls tools, the thoughts come first."""
+    user_begins: bool = False
+    user_ends: bool = False
+
+    def sends(self, block: Block) -> bool:
+        """Return whether the block says something to this provider."""
+        if isinstance(block, User | Text | Summary | Recalled):
+            return bool(block.text if self.takes_blank_texts else block.text.strip())
+        return block.kind in self.kinds
+
+    def form(self, block: Image | Document) -> Form | None:
+        """Return the form in which the block is sent; None if it is there in none that the provider takes."""
+        if block.flaw:
+            return None
+        forms, types = self._taken(block)
+        there = {
+            "text": isinstance(block, Document) and block.text,
+            "data": block.data and (not types or block.media_type in types),
+            "url": block.url and block.url.startswith(self.url_prefixes),
+        }
+        return next((form for form in forms if there[form]), None)
+
+    def why_not(self, block: Image | Document) -> str:
+        """Return what is wrong with a block that has no `form`."""
+        if block.flaw:
+            return block.flaw
+        forms, types = self._taken(block)
+        ways = {
+            "text": "as text",
+            "data": f"as data of {', '.join(sorted(types)) or 'any type'}",
+            "url": f"by a url {' or '.join(self.url_prefixes)}".rstrip(),
+        }
+        given = f"data of {block.media_type}" if block.data else block.url or "text"
+        return f"it takes {block.kind}s {', '.join(ways[form] for form in forms) or 'never'}; this one is {given[:99]}"
+
+    def refuses(self, block: Block) -> str | None:
+        """Return why the provider does not take a picture or a file, and what it takes; None if it takes the block."""
+        if not isinstance(block, Image | Document) or self.form(block):
+            return None
+        return f"{self.name}: {self.why_not(block)}"
+
+    def spare(self, blocks: Sequence[Block], keep: Container[Block] = ()) -> tuple[Block, ...]:
+        """Return the blocks with a text in the place of each picture and file that the provider does not take.
+
+        Args:
+            keep: those that stay all the same: what a run itself asks about is not left out in silence.
+        """
+        return tuple(self._spared(block, keep) for block in blocks)
+
+    def _spared(self, block: Block, keep: Container[Block]) -> Block:
+        if isinstance(block, Image | Document) and (why := self.refuses(block)) and block not in keep:
+            return User(text=f"[{described(block)} is left out: {why}]")
+        return block
+
+    def _taken(self, block: Image | Document) -> tuple[tuple[Form, ...], frozenset[str]]:
+        if isinstance(block, Image):
+            return self.image_forms, self.image_types
+        return self.document_forms, self.document_types
+
+    def fit_name(self, name: str) -> str:
+        """Return a tool's name as this provider takes it: the same one if it does. A model may make a name up."""
+        return _UNFIT.sub("_", name)[: self.name_limit]
+
+
+_UNFIT = re.compile(r"[^a-zA-Z0-9_-]")
+_SAID = frozenset({"user", "summary", "image", "document", "text", "tool_use", "tool_result"})
+
+CHAT = Rules(
+    name="OpenAI Chat Completions",
+    kinds=_SAID,
+    document_types=frozenset({"application/pdf"}),
+    id_limit=40,
+    unique_ids="message",
+)
+"""Fetches no documents: one that is known by its address alone is named to the model."""
+
+RESPONSES = Rules(name="OpenAI Responses", kinds=_SAID | {"thinking"}, results="later")
+"""Of thoughts, those go back that it has signed itself: see `responses.pack_reasoning`."""
+
+ANTHROPIC = Rules(
+    name="Anthropic Messages",
+    kinds=_SAID | {"thinking"},
+    takes_blank_texts=False,
+    document_types=frozenset({"application/pdf"}),
+    url_prefixes=("https://",),
+    name_limit=128,
+    has_plain_ids=True,
+    results="one_message",
+    thinking_leads=True,
+    user_begins=True,
+    user_ends=True,
+)
+"""Of thoughts, those go back that are signed or redacted, unchanged."""
+
+
+def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
+    """Return the messages with the names and call ids that the provider takes; those it takes stay as they are.
+
+    An id that comes again where ids are unique gets a number, and so does its result. What a call is named depends on
+    what came before it only, so a longer conversation begins with the same messages. O(blocks).
+
+    Raises:
+        UnsupportedBlockError: an image or document in no form that the provider takes.
+    """
+    taken: dict[str, int] = {}
+    wire: dict[str, str] = {}
+    fitted: list[Message] = []
+    for index, message in enumerate(messages):
+        if message.role == "assistant" and rules.unique_ids == "message":
+            taken.clear()
+        here: dict[str, str] = {}
+        blocks: list[Block] = []
+        for at, block in enumerate(message.blocks):
+            if isinstance(block, ToolUse):
+                if block.call_id not in here:
+                    here[block.call_id] = wire[block.call_id] = _free_id(block.call_id, taken, rules)
+                fields = {"call_id": here[block.call_id], "name": rules.fit_name(block.name)}
+                blocks.append(_with(block, fields))
+            elif isinstance(block, ToolResult):
+                blocks.append(_with(block, {"call_id": wire.get(block.call_id, block.call_id)}))
+            else:
+                _check_form(_At(index, at, block), rules)
+                blocks.append(block)
+        fitted.append(Message(message.role, tuple(blocks)))
+    return fitted
+
+
+def _free_id(id: str, taken: dict[str, int], rules: Rules) -> str:
+    """Return the id as the provider takes it, with a number if it is taken; `taken` counts how often each was."""
+    base = (_UNFIT.sub("_", id) if rules.has_plain_ids else id)[: rules.id_limit]
+    number, free = taken.get(base, 0), base
+    while base and free in taken:
+        number += 1
+        tail = f"_{number}"
+        free = base[: rules.id_limit - len(tail)] + tail
+    taken[base] = max(number, 1)
+    taken.setdefault(free, 1)
+    return free
+
+
+def _with(block: Block, fields: Mapping[str, str]) -> Block:
+    if all(getattr(block, name) == value for name, value in fields.items()):
+        return block
+    return block.model_copy(update=fields)
+
+
+# Checking
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A block and where it stands."""
+
+    index: int
+    block_at: int
+    block: Block
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls so far, by id, with the number of the group that made them."""
+
+    waiting: dict[str, tuple[int, _At]] = field(default_factory=dict)
+    answered: dict[str, int] = field(default_factory=dict)
+
+
+def check(messages: Sequence[Message], rules: Rules) -> None:
+    """Raise if the provider would refuse these messages, whose system prompt is apart. O(blocks); changes nothing.
+
+    Neighbouring messages of one side count as one group; blocks that say nothing to the provider count for nothing, and
+    so does a message of such blocks. Names and ids need not be fit for the wire, only there: see `fit`. Refused are,
+    by the `kind` of the error:
+
+    - empty: no message says anything, or one has no blocks; misplaced: a block of the other side, or a system prompt;
+    - unsupported: an image or document in no form that the provider takes;
+    - thinking_only: thoughts that lead to nothing; thinking_late: thoughts that do not lead what calls tools;
+    - empty_id, empty_name: a call or a result without an id, a call without a name;
+    - duplicate_id: a second call of an id in a group, or while the first is waiting; a second result of a call;
+    - missing: calls without results, none of their group having one; partial: some have one and some have not;
+    - orphan: a result without a call before it; late: a result in a place where the provider does not look for it;
+    - first, last: the conversation begins or ends on a side on which it may not.
+
+    Raises:
+        InvalidRequestError: names the message and, in it, the block, and, if it is about a call, the call's id.
+        UnsupportedBlockError: the same, for an image or document.
+    """
+    said = list(_said(messages, rules))
+    if not said:
+        raise InvalidRequestError(rules.name, 0, 0, "empty", "there is nothing to send: add a prompt")
+    if rules.user_begins and _is_assistant(said[0]):
+        _refuse(rules, said[0], "first", "the conversation must begin with the user")
+    calls = _Calls()
+    for number, (is_assistant, neighbours) in enumerate(groupby(said, key=_is_assistant)):
+        group = list(neighbours)
+        if is_assistant:
+            _check_thoughts(group, rules)
+            _declare(number, group, calls, rules)
+        else:
+            _answer(group, calls, rules)
+            if rules.results != "later":
+                _check_answered(calls, rules)
+                calls.answered.clear()
+    _check_answered(calls, rules)
+    if rules.user_ends and _is_assistant(said[-1]):
+        _refuse(rules, said[-1], "last", "the conversation must end with the user: add a prompt")
+
+
+def _refuse(rules: Rules, at: _At, kind: Kind, why: str) -> NoReturn:
+    raise InvalidRequestError(rules.name, at.index, at.block_at, kind, why)
+
+
+def _is_assistant(at: _At) -> bool:
+    return at.block.role == "assistant"
+
+
+def _said(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
+    """Yield the blocks that say something, in order."""
+    for index, message in enumerate(messages):
+        if not message.blocks:
+            raise InvalidRequestError(rules.name, index, 0, "empty", "the message has no blocks: leave it out")
+        for block_at, block in enumerate(message.blocks):
+            at = _At(index, block_at, block)
+            if isinstance(block, System):
+                _refuse(rules, at, "misplaced", "the system prompt stands apart from the messages")
+            if not rules.sends(block):
+                continue
+            if _is_assistant(at) != (message.role == "assistant"):
+                _refuse(rules, at, "misplaced", f"a {block.kind} is not of the {message.role}")
+            _check_form(at, rules)
+            yield at
+
+
+def _check_form(at: _At, rules: Rules) -> None:
+    block = at.block
+    if isinstance(block, Image | Document) and rules.form(block) is None:
+        raise UnsupportedBlockError(rules.name, at.index, at.block_at, "unsupported", rules.why_not(block))
+
+
+def _check_thoughts(group: Sequence[_At], rules: Rules) -> None:
+    thoughts = [at for at in group if isinstance(at.block, Thinking)]
+    if len(thoughts) == len(group):
+        _refuse(rules, thoughts[0], "thinking_only", "thoughts that lead to no text and no call: leave them out")
+    if not thoughts or not rules.thinking_leads or not any(isinstance(at.block, ToolUse) for at in group):
+        return
+    if thoughts[0] is not group[0]:
+        _refuse(rules, thoughts[0], "thinking_late", "a message that calls tools must begin with its thoughts")
+    for before, at in pairwise(group):
+        is_late = at.index == before.index and not isinstance(before.block, Thinking)
+        if is_late and isinstance(at.block, Thinking):
+            _refuse(rules, at, "thinking_late", "thoughts stand before what else their message says")
+
+
+def _declare(number: int, group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
+    """Add the calls that the group makes."""
+    for at in group:
+        if not isinstance(use := at.block, ToolUse):
+            continue
+        if not use.call_id:
+            _refuse(rules, at, "empty_id", f"the call of {use.name!r} has no id")
+        if not use.name:
+            _refuse(rules, at, "empty_name", f"call {use.call_id!r} names no tool")
+        if use.call_id in calls.waiting:
+            _refuse(rules, at, "duplicate_id", f"another call has the id {use.call_id!r}")
+        calls.waiting[use.call_id] = number, at
+        calls.answered.pop(use.call_id, None)
+
+
+def _answer(group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
+    """Take the group's results off the calls that wait for them."""
+    is_lead = True
+    for at in group:
+        if not isinstance(result := at.block, ToolResult):
+            is_lead = False
+            continue
+        call_id = result.call_id
+        if not call_id:
+            _refuse(rules, at, "empty_id", "the result has no call id")
+        if call_id in calls.answered:
+            _refuse(rules, at, "duplicate_id", f"call {call_id!r} has a result already")
+        if call_id not in calls.waiting:
+            _refuse(rules, at, "orphan", f"the result of call {call_id!r} follows no such call")
+        if rules.results != "later" and not is_lead:
+            _refuse(rules, at, "late", f"the result of call {call_id!r} must come before anything else is said")
+        if rules.results == "one_message" and at.index != group[0].index:
+            _refuse(rules, at, "late", f"the result of call {call_id!r} must be in the message right after the call")
+        calls.answered[call_id], _ = calls.waiting.pop(call_id)
+
+
+def _check_answered(calls: _Calls, rules: Rules) -> None:
+    for call_id, (number, at) in calls.waiting.items():
+        if number in calls.answered.values():
+            _refuse(rules, at, "partial", f"call {call_id!r} has no result, others of its message have one")
+        _refuse(rules, at, "missing", f"call {call_id!r} has no result")

@@ -1,0 +1,256 @@
+"""Laws of `SessionStore`: of owners and commits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, StoreError
+from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import TurnStatus
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.conformance.fixtures import (
+    Owner,
+    a_run,
+    a_session,
+    a_turn,
+    an_event,
+    eventful,
+    held,
+    of_everything,
+    own,
+    state_after,
+    state_of,
+    unchanged,
+)
+from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
+
+_laws: list[Law] = []
+_law = collector(_laws)
+
+
+@_law
+async def check_an_activation_returns_where_the_session_stands(store: SessionStore) -> None:
+    """The raised epoch, the last turn that has ended, and what is open, in order."""
+    await store.create(a_session())
+    found = await store.activate("s")
+    equal(found.session.epoch, 1, "the epoch of the first activation")
+    equal((found.head, found.open_turns, found.open_runs), (None, (), ()), "what an empty session has")
+    owner = Owner(store, found.session)
+    states: list[RunState] = ["awaiting_approval", "running", "queued"]
+    statuses: list[TurnStatus] = ["completed", "failed", "running", "running", "queued", "pending"]
+    turns = [a_turn(index, status=status) for index, status in enumerate(statuses)]
+    runs = [a_run(f"r{9 - index}", index, state) for index, state in enumerate(states, 2)]
+    for run in (a_run("done", 0, "completed"), a_run("bad", 1, "failed"), runs[2], runs[0], runs[1]):
+        await owner.commit(new_run=run)
+    await owner.commit(turns=reversed(turns))
+    found = await store.activate("s")
+    equal(
+        found.session.revision > owner.session.revision + 1, True, "whether an activation raises the revision by more"
+    )
+    expected = replace(owner.session, epoch=2, revision=found.session.revision)
+    equal(found.session, expected, "the session of the second activation")
+    equal(await store.get("s"), found.session, "the session after it")
+    equal(found.head, turns[1], "the last turn that has ended")
+    equal(found.open_turns, tuple(turns[2:]), "open turns")
+    equal(found.open_runs, tuple(runs), "open runs")
+    for ended in ("completed", "cancelled", "failed", "interrupted"):
+        owner = Owner(store, found.session)
+        await owner.commit(turns=[a_turn(9, status=ended)], runs=[replace(runs[0], state=ended)])
+        found = await store.activate("s")
+        equal((found.head, found.open_runs), (a_turn(9, status=ended), tuple(runs[1:])), f"where {ended} leaves it")
+
+
+@_law
+async def check_epochs_count_up_by_one(store: SessionStore, other: SessionStore) -> None:
+    """However many activate at once, and only by activations."""
+    await store.create(a_session())
+    found = await asyncio.gather(*((store, other)[at % 2].activate("s") for at in range(10)))
+    epochs = sorted(activation.session.epoch for activation in found)
+    equal(epochs, list(range(1, 11)), "epochs of ten activations")
+    last = Owner(store, max((activation.session for activation in found), key=lambda session: session.epoch))
+    await store.commit("s", last.session.epoch, last.prepare(session=replace(last.session, epoch=7)))
+    equal((await store.get("s")).epoch, last.session.epoch, "the epoch after a commit")
+
+
+@_law
+async def check_a_commit_is_stored_whole(store: SessionStore) -> None:
+    """All of its parts are there on return; what it does not name stays."""
+    owner = await eventful(store)
+    commit = of_everything(owner)
+    await store.commit("s", 1, commit)
+    equal(await state_of(store, "s"), state_after(commit), "the session")
+    equal(await store.run("r9"), commit.new_run, "the run by its id")
+    equal(await store.run_of_key("s", "k9"), commit.new_run, "the run by its key")
+    equal(await store.event_of_key("s", "e9"), commit.events[1], "the event by its key")
+
+
+@_law
+async def check_a_commit_changes_nothing_that_a_session_keeps(store: SessionStore) -> None:
+    """Owner, creation time, parent and log are those of the creation."""
+    owner = await own(store, user_id="u", agent="a", created_at=1.0, parent="p#1")
+    changed = replace(owner.session, user_id="x", agent=None, created_at=2.0, parent=None, updated_at=5.0)
+    await store.commit("s", 1, owner.prepare(session=changed))
+    expected = replace(owner.session, updated_at=5.0, revision=owner.session.revision + 1)
+    equal(await store.get("s"), expected, "the session")
+
+
+@_law
+async def check_a_stale_owner_is_refused(store: SessionStore, other: SessionStore) -> None:
+    """A commit under any epoch but the last writes nothing; acceptance 47 and 64."""
+    old = await eventful(store)
+    new = Owner(other, (await other.activate("s")).session)
+    for epoch in (0, 1, 3):
+        async with unchanged(store, "s"):
+            commit = store.commit("s", epoch, of_everything(old))
+            error = await refuses(SessionFencedError, commit, f"a commit under epoch {epoch} of 2")
+            equal((error.session_id, error.epoch), ("s", epoch), "what the error names")
+    await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
+    await new.commit("c", turns=[a_turn(2)])
+    await refuses(SessionFencedError, old.commit("c"), "the old owner, when the new one has committed")
+    equal(await held(store, Span(new.session.log, 2, 3)), ["c"], "the new owner's block")
+
+
+@_law
+async def check_a_commit_follows_the_state_that_it_was_made_from(store: SessionStore) -> None:
+    """One that was made from an earlier, a later or another state writes nothing: the store may have been restored."""
+    owner = await eventful(store)
+    whole = of_everything(owner)
+    without_blocks = replace(whole, session=replace(whole.session, log_size=owner.session.log_size), blocks=())
+    for commit in (whole, without_blocks):
+        moved = {
+            "a commit that is missing": replace(commit.session, revision=commit.session.revision + 1),
+            "a commit that is one too many": replace(commit.session, revision=commit.session.revision - 1),
+            "a block that is missing": replace(commit.session, log_size=commit.session.log_size + 1),
+            "a block that is one too many": replace(commit.session, log_size=commit.session.log_size - 1),
+            "another log": replace(commit.session, log="999999999999999999"),
+        }
+        for what, session in moved.items():
+            async with unchanged(store, "s"):
+                await refuses(SessionFencedError, store.commit("s", 1, replace(commit, session=session)), what)
+    await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
+    await store.commit("s", 1, whole)
+
+
+@_law
+async def check_a_commit_enters_no_other_session(store: SessionStore) -> None:
+    """A commit to one session writes nothing where its log, epoch and place are those of another."""
+    owner, another = await eventful(store), await own(store, "another")
+    async with unchanged(store, "s", "another"):
+        for session_id in ("another", "missing"):
+            await refuses(SessionFencedError, store.commit(session_id, 1, of_everything(owner)), session_id)
+        await refuses(SessionFencedError, store.commit("s", 1, another.prepare("x")), "the log of another session")
+
+
+@_law
+async def check_a_log_is_given_once(store: SessionStore, other: SessionStore) -> None:
+    """Whatever was deleted in between; later ones of a process are listed behind earlier ones."""
+    logs: list[str] = []
+    for at in range(20):
+        created = await (store, other)[at % 2].create(a_session())
+        logs.append(created.log)
+        await store.delete("s")
+    equal(len(set(logs)), len(logs), "different logs")
+    for at in range(10):
+        await (store, other)[at % 2].create(a_session(f"s{at}"))
+    equal([session.session_id for session in await store.query()], [f"s{at}" for at in reversed(range(10))], "the list")
+
+
+@_law
+async def check_an_owner_of_a_deleted_session_is_refused(store: SessionStore) -> None:
+    """Also when a session of the same id and epoch is there again; acceptance 47."""
+    old = await eventful(store)
+    await store.delete("s")
+    await refuses(SessionFencedError, old.commit("c"), "a commit to a deleted session")
+    new = await own(store)
+    equal(new.session.epoch, old.session.epoch, "the epoch of the new session")
+    async with unchanged(store, "s"):
+        await refuses(SessionFencedError, store.commit("s", 1, of_everything(old)), "the old session's owner")
+        stale = store.delete("s", epoch=1, log=old.session.log)
+        await refuses(SessionFencedError, stale, "a delete by the old session's owner")
+    await store.delete("s", epoch=1, log=new.session.log)
+
+
+@_law
+async def check_an_activation_and_a_commit_come_one_after_the_other(store: SessionStore, other: SessionStore) -> None:
+    """A commit that was not refused is in what the activation returns; one that was is not, ever."""
+    await store.create(a_session())
+    owner = Owner(store, (await store.activate("s")).session)
+    for _ in range(10):
+        commit, activation = await asyncio.gather(owner.commit("x"), other.activate("s"), return_exceptions=True)
+        if isinstance(activation, BaseException):
+            raise activation
+        if not isinstance(commit, Span | SessionFencedError):
+            raise AssertionError(f"a commit beside an activation gave {commit!r}")
+        equal(activation.session.log_size, owner.session.log_size, f"the log when the commit gave {commit!r}")
+        equal(await store.get("s"), activation.session, "the session after both")
+        owner = Owner(store, activation.session)
+
+
+@_law
+async def check_a_key_is_stored_once(store: SessionStore) -> None:
+    """A commit with a run id, idempotency key or event key that is there already writes nothing; acceptance 29."""
+    owner = await eventful(store)
+    another = await own(store, "another")
+    run = a_run("r5", 0, session_id="another", idempotency_key="k5")
+    await another.commit(new_run=run, events=[an_event(1, "e5", "another")])
+    for key, commit in [
+        ("r0", of_everything(owner, run_id="r0")),
+        ("r5", of_everything(owner, run_id="r5")),
+        ("k0", of_everything(owner, idempotency_key="k0")),
+        ("e1", of_everything(owner, event_key="e1")),
+        ("e9", replace(of_everything(owner), events=[an_event(8, "e9"), an_event(9, "e9")])),
+        ("e1", replace(of_everything(owner, event_key="e1"), new_run=None)),
+    ]:
+        async with unchanged(store, "s", "another"):
+            error = await refuses(DuplicateKeyError, store.commit("s", 1, commit), f"key {key!r} a second time")
+            equal((error.session_id, error.key), ("s", key), "what the error names")
+        await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
+    await store.commit("s", 1, of_everything(owner, idempotency_key="k5", event_key="e5"))
+    equal((await store.run("r5")).session_id, "another", "the other session's run")
+    equal(await store.run_of_key("another", "k5"), await store.run("r5"), "the other session's key")
+    equal(await store.event_of_key("another", "e5"), an_event(1, "e5", "another"), "the other session's event")
+
+
+@_law
+async def check_what_is_stored_is_not_written_over(store: SessionStore) -> None:
+    """A commit of blocks or events whose numbers are there already is refused, and so is one that comes twice."""
+    owner = await eventful(store)
+    whole = of_everything(owner)
+    late = replace(owner.session, log_size=1)
+    for what, commit in [
+        ("a block", replace(whole, session=replace(whole.session, log_size=3))),
+        ("an event", replace(whole, events=[an_event(3), an_event(4)])),
+        ("a forgotten event with a key", replace(whole, events=[an_event(1), an_event(4)])),
+        ("the first block", Owner(store, late).prepare("x", turns=[a_turn(9)])),
+    ]:
+        async with unchanged(store, "s"):
+            await refuses(StoreError, store.commit("s", 1, commit), f"{what} that is there")
+    await store.commit("s", 1, whole)
+    async with unchanged(store, "s"):
+        await refuses(StoreError, store.commit("s", 1, whole), "the same commit again")
+
+
+@_law
+async def check_a_cancelled_commit_is_whole_or_not_there(store: SessionStore) -> None:
+    """Whenever it is cancelled, and final once the session was activated anew."""
+    for wait_s in (None, 0, 0.0005, 0.002):
+        owner = await eventful(store)
+        before, commit = await state_of(store, "s"), of_everything(owner)
+        task = asyncio.ensure_future(store.commit("s", 1, commit))
+        if wait_s is not None:
+            await asyncio.sleep(wait_s)
+        task.cancel()
+        await asyncio.wait([task])
+        activated = (await store.activate("s")).session
+        found = await state_of(store, "s")
+        stored = replace(commit.session, epoch=2, revision=activated.revision)
+        outcomes = ([activated, *before[1:]], [stored, *state_after(commit)[1:]])
+        if found not in outcomes:
+            raise AssertionError(f"a cancelled commit left {found!r}, expected one of {outcomes!r}")
+        await store.delete("s")
+
+
+LAWS: tuple[Law, ...] = tuple(_laws)
+"""All of these, in order."""

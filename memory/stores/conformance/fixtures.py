@@ -1,0 +1,146 @@
+"""What the laws of stores are put with: records that are hard to keep, an owner, all that a store holds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from turnwise.errors import CorruptRecordError
+from turnwise.memory.conversation.events import Event, PromptAppended
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.stores.base import Commit, SessionStore
+from turnwise.memory.stores.conformance.laws import equal
+
+TEXT = "NUL \0, tab\t, line\r\n\u2028, 'single' \"double\" \\ %s %(x)s $1 ?1 :x {} ünïcödé e\u0301 文字 🦀 \U0010ffff"
+"""Has what stores are known to stumble over."""
+
+USAGE = Usage(
+    input_tokens=1,
+    output_tokens=2**40,
+    cached_tokens=3,
+    reasoning_tokens=4,
+    calls=5,
+    tool_calls=6,
+    seconds=1234.567891,
+    cost=0.000123456789,
+)
+
+NESTED: FrozenDict = freeze({"": "", TEXT: [{"a": [1, -2.5, 1e300, True, None, [], {}, TEXT]}, 2**53]})
+
+IDS = (
+    *("user-1", "user-10", "user_1", "user.1", "user%", "user-%", "user-?", "user-*", "User-1", " user-1", "user-1 "),
+    *("%", "_", "'", '"', "''", "\\", "\\'", "user\\-1", "user'-1", "'; DROP TABLE turnwise_sessions; --", "0", "00"),
+    *("e\u0301", "é", "ß", "ss", "I", "i", "\u0131", "İ", "文字", "🦀" * 256, "null", "None"),
+)
+"""Each is another id, whatever a database makes of it."""
+
+
+def a_session(session_id: str = "s", **values: Any) -> SessionRecord:
+    return SessionRecord(session_id=session_id, **values)
+
+
+def a_turn(index: int, **values: Any) -> TurnRecord:
+    return TurnRecord(index=index, **{"created_at": 1.5, **values})
+
+
+def a_run(run_id: str, index: int, state: RunState = "running", **values: Any) -> RunRecord:
+    values = {"first_seq": 1, "created_at": 1.5, "session_id": "s", **values}
+    return RunRecord(run_id=run_id, turn_index=index, state=state, **values)
+
+
+def an_event(seq: int, key: str | None = None, session_id: str = "s") -> Event:
+    return PromptAppended(session_id=session_id, seq=seq, at=1.5, key=key)
+
+
+class Owner:
+    """Commits to a session as its owner does: under its epoch, from the row of its last commit on."""
+
+    def __init__(self, store: SessionStore, session: SessionRecord) -> None:
+        self.store = store
+        self.session = session
+
+    def prepare(self, *texts: str, **parts: Any) -> Commit:
+        """Return a commit that appends the texts as blocks."""
+        own = self.session
+        place = {"log_size": own.log_size + len(texts), "revision": own.revision + 1}
+        return Commit(session=replace(parts.pop("session", own), **place), blocks=texts, **parts)
+
+    async def commit(self, *texts: str, **parts: Any) -> Span:
+        """Append the texts as blocks and return where they are."""
+        commit = self.prepare(*texts, **parts)
+        await self.store.commit(self.session.session_id, self.session.epoch, commit)
+        self.session, size = commit.session, self.session.log_size
+        return Span(self.session.log, size, size + len(texts))
+
+
+async def own(store: SessionStore, session_id: str = "s", turn: TurnRecord | None = None, **values: Any) -> Owner:
+    """Create a session and activate it."""
+    await store.create(a_session(session_id, **values), turn)
+    return Owner(store, (await store.activate(session_id)).session)
+
+
+async def held(store: SessionStore, span: Span) -> list[str]:
+    """Return the blocks of a span, one by one, and where there is none, that it is missing."""
+    found: list[str] = []
+    for at in range(span.start, span.stop):
+        try:
+            found += await store.blocks([Span(span.log, at, at + 1)])
+        except CorruptRecordError:
+            found.append("missing")
+    return found
+
+
+async def state_of(store: SessionStore, session_id: str) -> list[object]:
+    """Return all that the store holds of a session, and of the places that its next blocks would take."""
+    session = await store.get(session_id)
+    log = await held(store, Span(session.log, 0, session.log_size + 2))
+    lists = [await store.turns(session_id), await store.runs(session_id), await store.events(session_id)]
+    return [session, log, *lists]
+
+
+@asynccontextmanager
+async def unchanged(store: SessionStore, *session_ids: str) -> AsyncIterator[None]:
+    before = [await state_of(store, session_id) for session_id in session_ids]
+    yield
+    for session_id, state in zip(session_ids, before, strict=True):
+        equal(await state_of(store, session_id), state, f"session {session_id!r} after a verb that was refused")
+
+
+async def eventful(store: SessionStore) -> Owner:
+    """Return the owner of a session that has something of everything."""
+    owner = await own(store)
+    run, turns = a_run("r0", 0, idempotency_key="k0"), [a_turn(0, status="running"), a_turn(1)]
+    await owner.commit("a", "b", turns=turns, new_run=run)
+    session = replace(owner.session, seq=3, next_index=2, usage=Usage(calls=1))
+    await owner.commit(events=[an_event(1, "e1"), an_event(2), an_event(3)], session=session)
+    return owner
+
+
+def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9", event_key: str = "e9") -> Commit:
+    """Return a commit that changes all there is of `eventful`."""
+    changed = {"status": "ended", "metadata": NESTED, "updated_at": 9.0, "next_index": 10, "seq": 9, "usage": USAGE}
+    changed |= {"memory": "off", "saved": 9, "ttl_s": 2.5, "model": "m", "params": NESTED}
+    return owner.prepare(
+        *("c", "d"),
+        session=replace(owner.session, **changed),  # type: ignore[arg-type]
+        turns=[a_turn(0, status="completed"), a_turn(9)],
+        dropped_turns=[1],
+        new_run=a_run(run_id, 9, idempotency_key=idempotency_key),
+        runs=[a_run("r0", 0, "completed", idempotency_key="k0", ended_at=9.0, usage=USAGE, resumes=1)],
+        forget_events=2,
+        events=[an_event(8), an_event(9, event_key)],
+    )
+
+
+def state_after(commit: Commit) -> list[object]:
+    """Return the state that the commit `of_everything` leaves."""
+    blocks = ["a", "b", "c", "d", "missing", "missing"]
+    events = [an_event(1, "e1"), an_event(3), *commit.events]
+    return [commit.session, blocks, list(commit.turns), [commit.runs[0], commit.new_run], events]

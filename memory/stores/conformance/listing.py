@@ -1,0 +1,284 @@
+"""Laws of `SessionStore`: of pages, queries and sums; what waits for a process, what has expired."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from turnwise.errors import InvalidInputError, SessionFencedError
+from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.stores.base import Commit, Page, SessionOrder, SessionStore
+from turnwise.memory.stores.conformance.fixtures import IDS, USAGE, Owner, a_run, a_session, a_turn, an_event, own
+from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
+
+Item = TypeVar("Item")
+
+_laws: list[Law] = []
+_law = collector(_laws)
+
+
+async def _check_pages(
+    list_: Callable[..., Awaitable[list[Item]]], given: Sequence[Item], number: Callable[[Item], int], before: int
+) -> None:
+    equal(await list_("s"), given, "all, by number")
+    for after in sorted({before, *map(number, given), *(number(item) + 1 for item in given)}):
+        behind = [item for item in given if number(item) > after]
+        for limit in range(1, len(given) + 2):
+            found = await list_("s", after=after, limit=limit)
+            equal(found, behind[:limit], f"up to {limit} with a number above {after}")
+    for limit in (0, -1):
+        await refuses(InvalidInputError, list_("s", limit=limit), f"a limit of {limit}")
+
+
+@_law
+async def check_turns_come_in_pages(store: SessionStore) -> None:
+    """By index, strictly above `after`, up to `limit`, 100 if not said; acceptance 30 and 44."""
+    owner = await own(store)
+    turns = [a_turn(index) for index in (0, 2, 3, 10, 11)]
+    await owner.commit(turns=[turns[4], turns[0], turns[2]])
+    await owner.commit(turns=[turns[3], turns[1]])
+    await _check_pages(store.turns, turns, lambda turn: turn.index, -1)
+    await owner.commit(turns=[a_turn(index) for index in range(100, 200)])
+    equal(len(await store.turns("s")), 100, "turns of a page by default")
+
+
+@_law
+async def check_runs_come_in_pages(store: SessionStore) -> None:
+    """By turn index, strictly above `after`, up to `limit`; acceptance 30 and 44."""
+    owner = await own(store)
+    runs = [a_run(run_id, index) for run_id, index in zip("edcba", (0, 2, 3, 10, 11), strict=True)]
+    for at in (3, 0, 4, 1, 2):
+        await owner.commit(new_run=runs[at])
+    await _check_pages(store.runs, runs, lambda run: run.turn_index, -1)
+
+
+@_law
+async def check_events_come_in_pages(store: SessionStore) -> None:
+    """By number, strictly above `after`, up to `limit`, 1000 if not said; acceptance 30 and 44."""
+    owner = await own(store)
+    events = [an_event(seq) for seq in (1, 2, 9, 10, 10_000_001)]
+    await owner.commit(events=events[:2])
+    await owner.commit(events=events[2:])
+    await _check_pages(store.events, events, lambda event: event.seq, 0)
+    await owner.commit(events=[an_event(20_000_000 + seq) for seq in range(1000)])
+    equal(len(await store.events("s")), 1000, "events of a page by default")
+
+
+# Queries
+
+
+async def _listed(store: SessionStore, limit: int = 100, **query: Any) -> list[str]:
+    """Return the ids of all pages; each but the last is full, and only the last has no cursor."""
+    ids: list[str] = []
+    cursor = None
+    while True:
+        page = await store.query(cursor=cursor, limit=limit, **query)
+        ids += [session.session_id for session in page]
+        equal(len(set(ids)), len(ids), f"how many sessions of {ids} are there once")
+        if page.cursor is None:
+            return ids
+        equal(len(page), limit, "sessions of a page that has a cursor")
+        cursor = page.cursor
+
+
+@_law
+async def check_sessions_are_listed_newest_first(store: SessionStore) -> None:
+    """Equal times by creation; pages leave none out and give none twice; acceptance 30 and 45."""
+    equal(await _listed(store), [], "no sessions")
+    for name, created_at, updated_at in [
+        *(("a", 5.0, 1.0), ("b", 0.1 + 0.2, 7.0), ("c", 5.0, 7.0), ("d", 5.0, 7.0)),
+        *(("e", 1763700000.1234567, 2.0), ("f", 1763700000.1234565, 7.0), ("g", 0.0, 0.0), ("h", 5.0, 7.0)),
+    ]:
+        await store.create(a_session(name, created_at=created_at, updated_at=updated_at))
+    orders: dict[SessionOrder, str] = {"created_at": "efhdcabg", "updated_at": "hfdcbeag"}
+    equal(await _listed(store), list(orders["created_at"]), "the order if none is said")
+    for order_by, order in orders.items():
+        for limit in range(1, 10):
+            found = await _listed(store, limit, order_by=order_by)
+            equal(found, list(order), f"all by {order_by} in pages of {limit}")
+    page = await store.query(limit=3)
+    await store.create(a_session("newer", created_at=2e9))
+    await store.delete("h")
+    found = [session.session_id for session in await store.query(cursor=page.cursor)]
+    equal(found, list("dcabg"), "the pages behind a cursor, when sessions came and went")
+    for limit in (0, -1):
+        await refuses(InvalidInputError, store.query(limit=limit), f"a limit of {limit}")
+
+
+@_law
+async def check_a_commit_moves_its_session_in_the_order_of_updates(store: SessionStore) -> None:
+    """`updated_at` is that of the last commit."""
+    owner = await own(store, "old", updated_at=1.0)
+    await store.create(a_session("new", updated_at=2.0))
+    await owner.commit(session=replace(owner.session, updated_at=3.0))
+    equal(await _listed(store, order_by="updated_at"), ["old", "new"], "sessions by update")
+
+
+async def _check_query(store: SessionStore, expected: Sequence[str], **filters: Any) -> None:
+    equal(await _listed(store, **filters), expected, f"sessions of {filters}")
+    equal(await store.count(**filters), len(expected), f"count of {filters}")
+
+
+@_law
+async def check_filters_are_literal(store: SessionStore) -> None:
+    """An id matches itself only, and filters must all match; acceptance 46."""
+    for name in IDS:
+        await store.create(a_session(name, user_id=name, agent=name))
+    for name in IDS:
+        equal((await store.get(name)).session_id, name, "the session of this id")
+        await _check_query(store, [name], user_id=name)
+        await _check_query(store, [name], agent=name)
+        await _check_query(store, [name], user_id=name, agent=name, status="active")
+    await _check_query(store, [], user_id="user")
+    await _check_query(store, [], user_id="")
+    await _check_query(store, [], user_id="user-1", agent="user-10")
+    await _check_query(store, [], status="ended")
+    owner = Owner(store, (await store.activate("user-1")).session)
+    await owner.commit(session=replace(owner.session, status="ended"))
+    await _check_query(store, ["user-1"], status="ended")
+    await _check_query(store, ["user-1"], status="ended", user_id="user-1")
+    await _check_query(store, [], status="active", user_id="user-1")
+    await _check_query(store, [name for name in reversed(IDS) if name != "user-1"], status="active")
+
+
+@_law
+async def check_usage_is_summed_up(store: SessionStore) -> None:
+    """Over the sessions of a user, of an agent, of both, or over all; an id matches itself only."""
+
+    async def check(expected: Usage, **filters: Any) -> None:
+        equal(repr(await store.usage(**filters)), repr(expected), f"usage of {filters}")
+
+    await check(Usage())
+    for at, name in enumerate(IDS):
+        for agent, calls in ((name, 1000**2), ("agent", 1000)):
+            values = {"user_id": name, "agent": agent, "usage": Usage(calls=calls * at)}
+            await store.create(a_session(f"{name} {agent}", **values))
+    for at, name in enumerate(IDS):
+        await check(Usage(calls=1001000 * at), user_id=name)
+        await check(Usage(calls=1000000 * at), agent=name)
+        await check(Usage(calls=1000 * at), user_id=name, agent="agent")
+    await check(Usage(calls=1000 * sum(range(len(IDS)))), agent="agent")
+    await check(Usage(calls=1001000 * sum(range(len(IDS)))))
+    for filters in ({"user_id": "user"}, {"user_id": ""}, {"agent": ""}, {"user_id": "user-1", "agent": "user-10"}):
+        await check(Usage(), **filters)
+
+
+@_law
+async def check_a_session_keeps_what_it_has_spent(store: SessionStore) -> None:
+    """As of its last commit, in every unit; what a deleted one spent goes with it."""
+    first, second = await own(store, "first"), await own(store, "second", user_id="u", usage=Usage(calls=1))
+    spent = replace(USAGE, seconds=0.25, cost=2.0**-40)
+    for at in (1, 2):
+        await first.commit(session=replace(first.session, usage=first.session.usage + spent))
+        await second.commit()
+        equal(await store.get("first"), first.session, f"the session after commit {at}")
+        equal((await store.query()).items[1].usage, first.session.usage, "its usage in a list")
+    equal(repr(await store.usage()), repr(spent + spent + Usage(calls=1)), "usage of all")
+    equal((await store.activate("first")).session.usage, spent + spent, "usage after an activation")
+    old = first.session.committed(usage=Usage())
+    await refuses(SessionFencedError, store.commit("first", 1, Commit(session=old)), "a stale owner")
+    equal(await store.usage(user_id="default"), spent + spent, "usage when a stale owner was refused")
+    await store.delete("first")
+    equal(repr(await store.usage()), repr(Usage(calls=1)), "usage when a session is deleted")
+
+
+@_law
+async def check_a_broken_cursor_is_refused(store: SessionStore) -> None:
+    """As InvalidInputError, whatever it is."""
+    for name in "abc":
+        await store.create(a_session(name))
+    good = (await store.query(limit=1)).cursor or ""
+    broken = ["", "x", ":", "1.0:", ":1", "nan:1", "inf:1", "1.0:1.5", "1.0:" + "9" * 30, "\0", "'"]
+    for cursor in (*broken, good + "x", "x" + good):
+        await refuses(InvalidInputError, store.query(cursor=cursor), f"cursor {cursor!r}")
+        await refuses(InvalidInputError, store.unsettled(cursor=cursor), f"cursor {cursor!r} of unsettled ones")
+        await refuses(InvalidInputError, store.expired(0.0, cursor=cursor), f"cursor {cursor!r} of expired ones")
+
+
+# What waits for a process, what has expired
+
+
+async def _all_pages(list_: Callable[..., Awaitable[Page[Item]]], expected: Sequence[Item], what: str) -> None:
+    """Check that pages of every size give these, in this order."""
+    for limit in range(1, len(expected) + 2):
+        found: list[Item] = []
+        cursor = None
+        while True:
+            page = await list_(cursor=cursor, limit=limit)
+            found += page
+            if page.cursor is None:
+                break
+            equal(len(page), limit, f"{what} of a page that has a cursor")
+            cursor = page.cursor
+        equal(found, expected, f"{what} in pages of {limit}")
+    for limit in (0, -1):
+        await refuses(InvalidInputError, list_(limit=limit), f"{what} with a limit of {limit}")
+
+
+@_law
+async def check_sessions_with_a_run_to_be_carried_on_are_listed(store: SessionStore) -> None:
+    """Each once, in order of creation, while a run is queued or running; one that waits for a person is not."""
+    await _all_pages(store.unsettled, [], "of no sessions")
+    given: dict[str, list[RunState]] = {
+        "z": ["completed", "running"],
+        "b": ["queued", "running", "queued"],
+        "none": [],
+        "waits": ["awaiting_approval"],
+        "a": ["awaiting_approval", "queued"],
+        "ended": ["completed", "cancelled", "failed", "interrupted"],
+        "c": ["running"],
+    }
+    owners = {}
+    for at, (name, states) in enumerate(given.items()):
+        owner = owners[name] = await own(store, name, created_at=float((at * 3) % 7), updated_at=float((at * 5) % 7))
+        for index, state in enumerate(states):
+            await owner.commit(new_run=a_run(f"{name}{index}", index, state, session_id=name))
+    await _all_pages(store.unsettled, ["z", "b", "a", "c"], "unsettled ones")
+    page = await store.unsettled(limit=2)
+    await owners["z"].commit(runs=[a_run("z1", 1, "completed", session_id="z")])
+    await owners["a"].commit(runs=[a_run("a1", 1, "awaiting_approval", session_id="a")])
+    await owners["waits"].commit(runs=[a_run("waits0", 0, "running", session_id="waits")])
+    await store.delete("c")
+    equal((await store.unsettled(cursor=page.cursor)).items, ("waits",), "what is behind a cursor, when runs went on")
+    await _all_pages(store.unsettled, ["b", "waits"], "unsettled ones, later")
+    for name in ("b", "waits"):
+        await store.delete(name)
+    await _all_pages(store.unsettled, [], "unsettled ones, when those are deleted")
+
+
+@_law
+async def check_expired_sessions_are_listed(store: SessionStore) -> None:
+    """In order of creation, from the very time on that is `ttl_s` behind the last commit; without `ttl_s` never."""
+
+    async def check(now: float, *expected: str) -> None:
+        records = [await store.get(name) for name in expected]
+        await _all_pages(functools.partial(store.expired, now), records, f"expired ones at {now}")
+
+    await check(1e12)
+    for name, updated_at, ttl_s in [
+        *(("z", 100.0, 10.0), ("never", 0.0, None), ("a", 50.0, 60.0), ("at once", 110.0, 0.0), ("long", 0.0, 1e6)),
+        *(("fine", 1763700000.125, 0.0625), ("b", 90.0, 20.0)),
+    ]:
+        await store.create(a_session(name, updated_at=updated_at, created_at=-updated_at, ttl_s=ttl_s))
+    await check(109.999)
+    await check(110.0, "z", "a", "at once", "b")
+    await check(1763700000.187, "z", "a", "at once", "long", "b")
+    await check(1763700000.1875, "z", "a", "at once", "long", "fine", "b")
+    page = await store.expired(110.0, limit=1)
+    owners = {name: Owner(store, (await store.activate(name)).session) for name in ("z", "a", "never", "b")}
+    await check(110.0, "z", "a", "at once", "b")
+    await owners["z"].commit(session=replace(owners["z"].session, updated_at=105.0))
+    await owners["a"].commit(session=replace(owners["a"].session, ttl_s=None))
+    await owners["never"].commit(session=replace(owners["never"].session, ttl_s=110.0))
+    behind = [session.session_id for session in await store.expired(110.0, cursor=page.cursor)]
+    equal(behind, ["never", "at once", "b"], "what is behind a cursor, when sessions went on")
+    await store.delete("b")
+    await check(110.0, "never", "at once")
+    await check(115.0, "z", "never", "at once")
+
+
+LAWS: tuple[Law, ...] = tuple(_laws)
+"""All of these, in order."""

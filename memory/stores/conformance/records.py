@@ -1,0 +1,255 @@
+"""Laws of `SessionStore`: what comes out is what went in."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, get_args
+
+from turnwise.errors import CorruptRecordError, DuplicateKeyError
+from turnwise.memory.conversation.blocks import Text, User, encode
+from turnwise.memory.conversation.events import KINDS, Appending, Event, UnknownEvent
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.spans import Span, Spans
+from turnwise.memory.conversation.turns import TurnStatus
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.conformance.fixtures import (
+    NESTED,
+    TEXT,
+    USAGE,
+    Owner,
+    a_run,
+    a_turn,
+    an_event,
+    own,
+    state_of,
+    unchanged,
+)
+from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
+
+_laws: list[Law] = []
+_law = collector(_laws)
+
+
+@_law
+async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
+    """And a turn that is put again is replaced in all of them."""
+    owner, another = await own(store), await own(store, "another")
+    span, far = await owner.commit("a", "b", "c"), await another.commit("d", "e")
+    parts: dict[str, Spans] = {
+        "prompt": (span, far),
+        "appended": (Span(span.log, 1, 2),),
+        "input": (Span(far.log, 1, 2), Span(span.log, 2, 3), Span(span.log, 0, 1)),
+        "output": (Span(span.log, 0, 2),),
+    }
+    texts = {"parent": "an'other#1", "run_id": "run", "stop_reason": TEXT}
+    turns = [a_turn(7, **parts, **texts, usage=USAGE, metadata=NESTED, created_at=1763700000.123456), a_turn(7)]
+    turns.append(a_turn(7, forgotten=True))
+    turns += [a_turn(7, status=status, usage=Usage(), stop_reason="") for status in get_args(TurnStatus)]
+    for turn in (*turns, turns[0], turns[1]):
+        await owner.commit(turns=[turn])
+        equal(await store.turns("s"), [turn], "the turn as it was put last")
+
+
+@_law
+async def check_what_a_turn_carries_comes_back(store: SessionStore) -> None:
+    """From `turns` and `activate`, of turns that have ended and of open ones; what is put last, also if it is empty."""
+    owner, another = await own(store), await own(store, "another")
+    span, far = await owner.commit("a", "b", "c"), await another.commit("d", "e")
+    statuses: list[TurnStatus] = ["completed", "running", "queued", "pending"]
+    plain = [a_turn(index, status=status, input=(span,)) for index, status in enumerate(statuses)]
+    lists: list[Spans] = [(Span(far.log, 1, 2), Span(span.log, 2, 3), Span(span.log, 0, 1)), (span, far), (), (far,)]
+    await owner.commit(turns=plain)
+    for at in range(len(lists) + 1):
+        expected = [lists[(at + index) % len(lists)] for index in range(len(plain))]
+        await owner.commit(turns=[replace(turn, carried=new) for turn, new in zip(plain, expected, strict=True)])
+        found = await store.activate("s")
+        owner = Owner(store, found.session)
+        for what, turns in (
+            ("turns", await store.turns("s")),
+            ("an activation", [*([found.head] if found.head else []), *found.open_turns]),
+        ):
+            equal(turns, plain, f"the turns of {what}")
+            equal([turn.carried for turn in turns], expected, f"what they carry, of {what}")
+    await owner.commit(turns=plain[:2])
+    equal([turn.carried for turn in await store.turns("s")], [(), (), *lists[2:]], "what is left of it")
+
+
+@_law
+async def check_turns_are_dropped(store: SessionStore) -> None:
+    """Those named, before others are put; one that is not there is no matter."""
+    owner = await own(store)
+    await owner.commit(turns=[a_turn(index) for index in range(5)])
+    await owner.commit(dropped_turns=[1, 3, 99], turns=[a_turn(3, status="queued"), a_turn(7)])
+    left = [a_turn(0), a_turn(2), a_turn(3, status="queued"), a_turn(4), a_turn(7)]
+    equal(await store.turns("s"), left, "turns that are left")
+
+
+@_law
+async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
+    """And what may change of it changes, in that run alone."""
+    owner = await own(store)
+    times = {"created_at": 1763700000.123456, "started_at": 0.1 + 0.2, "ended_at": 9.0, "timeout_s": 0.25}
+    spent = {"usage": USAGE, "stop_reason": TEXT, "code": "step_limit", "calls": NESTED, "resumes": 3}
+    texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "idempotency_key": "k'\"\\%", "fingerprint": "f" * 64}
+    asked: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
+    runs = {
+        "r'%\"\\ü": a_run("r'%\"\\ü", 2, "failed", **times, **texts, **spent, **asked, first_seq=2**40, memory="read"),
+        "plain": a_run("plain", 3, model="m", params=NESTED[TEXT][0], output=freeze({"name": TEXT, "schema": {}})),
+        "empty": a_run(
+            "empty", 4, why="", started_at=0.0, ended_at=0.0, timeout_s=0.0, usage=Usage(), stop_reason="", memory="off"
+        ),
+    }
+    for run in runs.values():
+        await owner.commit(new_run=run)
+    for at, state in enumerate((None, *get_args(RunState))):
+        if state:
+            new = {
+                "usage": Usage(calls=at),
+                "stop_reason": state,
+                "code": "budget",
+                "resumes": at,
+                "calls": NESTED[TEXT][0],
+            }
+            changes = new if at % 2 else dict.fromkeys(new) | {"resumes": 0, "calls": FrozenDict()}
+            changes |= {"state": state, "first_seq": 77, "started_at": 2.5, "ended_at": None, "why": f"{state} {TEXT}"}
+            runs["plain"] = replace(runs["plain"], **changes)
+            await owner.commit(runs=[runs["plain"]])
+        for run in runs.values():
+            equal(await store.run(run.run_id), run, "the run by its id")
+        equal(await store.runs("s"), list(runs.values()), "the runs of the session")
+        equal(await store.run_of_key("s", "k'\"\\%"), runs["r'%\"\\ü"], "the run of the key")
+    await owner.commit(runs=[replace(run, state="cancelled", why=run.run_id) for run in runs.values()])
+    equal([run.why for run in await store.runs("s")], list(runs), "reasons of runs that were changed at once")
+
+
+@_law
+async def check_every_event_comes_back(store: SessionStore) -> None:
+    """Of all kinds that are stored and of unknown ones, with all fields but the blocks, which the session's log has."""
+    made: dict[str, Any] = {"summary": (2**40, 2**41), "usage": USAGE}
+    parts: dict[str, dict[str, Any]] = {
+        "model_call_ended": {"call": 0, "seconds": 0.1 + 0.2, "stop_reason": TEXT, "usage": USAGE},
+        "tool_started": {"call_id": TEXT, "name": ""},
+        "tool_ended": {"call_id": "", "name": TEXT, "is_error": True, "seconds": 1e-9, "tries": 7},
+        "approval_requested": {"call_id": "c", "name": "n", "input": NESTED, "wants": "budget", "why": TEXT},
+        "call_decided": {"call_id": "c", "verdict": "provided"},
+        "run_resumed": {"why": TEXT},
+        "memory_behind": {"memory": "", "why": TEXT},
+        "memory_caught_up": {"memory": TEXT},
+        "turn_not_saved": {"memory": TEXT, "why": ""},
+        "run_completed": {"stop_reason": TEXT, "usage": USAGE},
+        "run_cancelled": {"why": TEXT},
+        "run_failed": {"why": "", "code": TEXT},
+        "run_interrupted": {"why": "'\"\\%"},
+        "window_compacted": {"strategy": TEXT, "tokens_before": 2**40, "tokens_after": 0, **made},
+        "compaction_failed": {"strategy": "", "attempt": 1, "of": 2**40, "why": TEXT, "usage": USAGE},
+    }
+    every: dict[str, Any] = {"turn_index": 7, "run_id": "r'%\"\\ü"}
+    common: dict[str, Any] = {"session_id": "s", "at": 1763700000.123456}
+    events: list[Event] = []
+    for seq, (kind, cls) in enumerate(KINDS.items(), 1):
+        if not cls.live:
+            values = parts.get(kind, {}) | common | {"kind": kind}
+            spans: dict[str, Any] = {"span": (2**40, 2**41)} if issubclass(cls, Appending) else {}
+            events += [cls(seq=seq, key=f"{seq}ü%", **values, **every, **spans), cls(seq=seq + 100, **values)]
+    common["kind"] = "from_the_future"
+    events += [UnknownEvent(seq=201, payload=NESTED, key="'", **every, **common), UnknownEvent(seq=202, **common)]
+    events.sort(key=lambda event: event.seq)
+    owner = await own(store)
+    blocks = {"blocks": (Text(text=TEXT),)}
+    full = [event.model_copy(update=blocks) if isinstance(event, Appending) else event for event in events]
+    await owner.commit(events=full)
+    equal(await store.events("s"), events, "the events")
+    for event in events:
+        if event.key:
+            equal(await store.event_of_key("s", event.key), event, "the event by its key")
+
+
+@_law
+async def check_events_are_forgotten(store: SessionStore) -> None:
+    """Up to and including a number, of this session alone; those with a key stay and are found by it."""
+    owner, another = await own(store), await own(store, "another")
+    others = [an_event(seq, session_id="another") for seq in (1, 2, 3)]
+    await another.commit(events=others)
+    events = {seq: an_event(seq, key) for seq, key in {1: "e1", 2: None, 3: None, 5: "", 6: None, 2**40: None}.items()}
+    await owner.commit(events=list(events.values()))
+    for upto, left in [
+        (0, [*events]),
+        (1, [*events]),
+        (2, [1, 3, 5, 6, 2**40]),
+        (4, [1, 5, 6, 2**40]),
+        (6, [1, 5, 2**40]),
+    ]:
+        await owner.commit(forget_events=upto)
+        equal(await store.events("s"), [events[seq] for seq in left], f"what is left up to {upto}")
+        equal(await store.events("s", after=1, limit=2), [events[seq] for seq in left[1:3]], "a page of it")
+    for seq, key in ((1, "e1"), (5, "")):
+        equal(await store.event_of_key("s", key), events[seq], "a forgotten event by its key")
+    again = [an_event(2), an_event(3, "e3"), an_event(2**40)]
+    await owner.commit(forget_events=2**41, events=again)
+    equal(
+        await store.events("s"), [events[1], *again[:2], events[5], again[2]], "the events of the commit that forgets"
+    )
+    async with unchanged(store, "s"):
+        taken = owner.prepare(forget_events=2**41, events=[an_event(7, "e1")])
+        await refuses(DuplicateKeyError, store.commit("s", 1, taken), "the key of a forgotten event")
+    equal(await store.events("another"), others, "the other session's events")
+
+
+@_law
+async def check_blocks_are_read_by_spans(store: SessionStore) -> None:
+    """In the order of the spans, over several logs, as often as they name one; as they were written."""
+    owner, another = await own(store), await own(store, "another")
+    await owner.commit("a0", "a1")
+    await another.commit("b0", "b1", "b2")
+    await owner.commit()
+    await owner.commit(encode(User(text=TEXT)), "x" * 1_000_000, "")
+    a, b = owner.session.log, another.session.log
+    spans = [Span(b, 1, 3), Span(a, 0, 2), Span(a, 1, 1), Span(b, 0, 1), Span(a, 2, 5), Span(b, 2, 3)]
+    expected = ["b1", "b2", "a0", "a1", "b0", encode(User(text=TEXT)), "x" * 1_000_000, "", "b2"]
+    equal(await store.blocks(spans), expected, "the blocks")
+    equal(await store.blocks([]), [], "the blocks of no spans")
+    for missing in (Span(b, 3, 4), Span(b, 2, 4), Span(a, 5, 9), Span("no such log", 0, 1), Span("-1", 0, 1)):
+        error = await refuses(CorruptRecordError, store.blocks([Span(a, 0, 1), missing]), f"blocks of {missing}")
+        equal(missing.log in error.key, True, f"whether {error.key!r} names the log")
+
+
+@_law
+async def check_what_comes_out_is_independent_of_what_went_in(store: SessionStore) -> None:
+    """Changing a list afterwards, on either side, changes nothing stored; records refuse; acceptance 12 and 44."""
+    deep = freeze({"deep": {"list": [{}]}})
+    owner = await own(store, metadata=deep)
+    blocks, turns, dropped = ["a"], [a_turn(0, metadata=deep)], [5]
+    run = a_run("r", 0, labels=freeze({"a": "b"}))
+    events = [UnknownEvent(kind="x", session_id="s", seq=1, at=1.5, payload=deep)]
+    commit = owner.prepare(turns=turns, new_run=run, events=events, dropped_turns=dropped)
+    await store.commit("s", 1, replace(commit, session=replace(commit.session, log_size=1), blocks=blocks))
+    before = await state_of(store, "s")
+    found: list[list[Any]] = [await store.turns("s"), await store.runs("s"), await store.events("s")]
+    session, turn, stored_run, event = await store.get("s"), *(part[0] for part in found)
+    given: list[list[Any]] = [blocks, turns, dropped, events]
+    for mutable in (*given, *found, await store.blocks([Span(session.log, 0, 1)])):
+        mutable.clear()
+    for record, name in ((session, "user_id"), (turn, "status"), (stored_run, "state"), (event, "at")):
+        _refuses_change(setattr, record, name, "x")
+    for mapping in (session.metadata, turn.metadata, event.payload):
+        for level in (mapping, mapping["deep"], mapping["deep"]["list"][0]):
+            _refuses_change(operator.setitem, level, "deep", "x")
+        _refuses_change(operator.setitem, mapping["deep"]["list"], 0, "x")
+    _refuses_change(operator.setitem, stored_run.labels, "a", "x")
+    equal(await state_of(store, "s"), before, "the session")
+
+
+def _refuses_change(change: Callable[..., object], record: object, *values: object) -> None:
+    try:
+        change(record, *values)
+    except (TypeError, AttributeError, ValueError):
+        return
+    raise AssertionError(f"{record!r} can be changed")
+
+
+LAWS: tuple[Law, ...] = tuple(_laws)
+"""All of these, in order."""

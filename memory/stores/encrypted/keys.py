@@ -1,0 +1,194 @@
+"""Texts under a user's key, and the keys that a process holds.
+
+AES-256-GCM. A sealed text is `tw1:<user id>:<digest of the key, nonce, ciphertext, tag>`, the two in base64. It names
+its user by id, since whoever reads a block knows no more of it than its place, and keys are asked for by id; sessions'
+rows have it in plain anyhow. What it is, where it stands and whose it is are authenticated with it, so that none can
+be put in the place of another. The nonce is random, so a key is good for 2**32 texts; where the same must give the
+same again, it is made of the text and its place under a key of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import os
+import time
+from typing import NamedTuple
+
+from turnwise.errors import (
+    ConfigError,
+    CorruptRecordError,
+    KeyMissingError,
+    NotEncryptedError,
+    StoreError,
+    WrongKeyError,
+)
+from turnwise.memory.stores.encrypted.settings import KEY_BYTES, Encryption
+
+PREFIX = "tw1:"
+
+_DIGEST = 8
+_NONCE = 12
+
+_HELD = 10_000
+"""So many keys are held at most."""
+
+
+class Place(NamedTuple):
+    """What a sealed text is and where it stands."""
+
+    kind: str
+    name: str
+    """For errors."""
+    bound: tuple[str | int | None, ...]
+    """What says where it stands, beyond doubt."""
+
+    @property
+    def record(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+class UserKey:
+    """What is done with one user's key. It is not used itself: each use has a key that is derived from it."""
+
+    def __init__(self, user_id: str, key: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._user_id = user_id
+        self._cipher = AESGCM(_derived(key, "texts"))
+        self._nonces = _derived(key, "nonces")
+        self._digest = _derived(key, "digest")[:_DIGEST]
+        self._head = f"{PREFIX}{_base64(_bytes(user_id))}:"
+
+    def seal(self, place: Place, text: str, *, repeatable: bool = False) -> str:
+        """Return the text sealed; the same for the same text and place if it is to be `repeatable`."""
+        plain, about = _bytes(text), self._about(place)
+        if repeatable:
+            nonce = hmac.digest(self._nonces, len(about).to_bytes(8, "big") + about + plain, "sha256")[:_NONCE]
+        else:
+            nonce = os.urandom(_NONCE)
+        sealed = self._digest + nonce + self._cipher.encrypt(nonce, plain, about)
+        return self._head + _base64(sealed)
+
+    def open(self, place: Place, sealed: bytes) -> str:
+        """Return the text.
+
+        Raises:
+            WrongKeyError: it was sealed under another key.
+            CorruptRecordError: it was changed, or sealed for another place.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        if sealed[:_DIGEST] != self._digest:
+            raise WrongKeyError(place.record, self._user_id)
+        nonce, rest = sealed[_DIGEST : _DIGEST + _NONCE], sealed[_DIGEST + _NONCE :]
+        try:
+            return _text(self._cipher.decrypt(nonce, rest, self._about(place)))
+        except (InvalidTag, ValueError) as error:
+            why = "it was changed since it was encrypted, or put here from another place"
+            raise CorruptRecordError(place.record, why) from error
+
+    def _about(self, place: Place) -> bytes:
+        return json.dumps([self._user_id, place.kind, *place.bound]).encode()
+
+
+class KeyRing:
+    """The keys that a process has asked for. For use on one event loop.
+
+    Raises:
+        ConfigError: `cryptography` is not installed.
+    """
+
+    def __init__(self, encryption: Encryption) -> None:
+        try:
+            import cryptography  # noqa: F401 - that it is there is all that matters here
+        except ImportError as error:
+            why = "the package cryptography is missing: pip install turnwise[encryption]"
+            raise ConfigError("encryption", encryption, why) from error
+        self._encryption = encryption
+        self._held: dict[str, tuple[float, UserKey]] = {}
+        """Until when, by the monotonic clock; oldest first."""
+
+    async def of(self, user_id: str) -> UserKey:
+        """Return the user's key, asked for at most `cache_s` ago.
+
+        Raises:
+            KeyMissingError: there is none.
+            StoreError: it could not be asked for.
+            ConfigError: what was given is no key.
+        """
+        asked_s = time.monotonic()
+        until_s, held = self._held.get(user_id, (0.0, None))
+        if held and asked_s < until_s:
+            return held
+        self._held.pop(user_id, None)
+        try:
+            key = await asyncio.to_thread(self._encryption.key, user_id)
+        except KeyError:
+            key = None
+        except Exception as error:
+            # Its text is left out: it may quote what leads to the keys.
+            why = f"the key of user {user_id!r} could not be asked for ({type(error).__name__}): try again"
+            raise StoreError(why) from error
+        if key is None:
+            raise KeyMissingError(user_id)
+        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+            what = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+            raise ConfigError(f"the key of user {user_id!r}", what, f"must be {KEY_BYTES} bytes")
+        held = UserKey(user_id, key)
+        if self._encryption.cache_s:
+            self._held[user_id] = (asked_s + self._encryption.cache_s, held)
+            if len(self._held) > _HELD:
+                del self._held[next(iter(self._held))]
+        return held
+
+
+class Unsealing:
+    """Opens the sealed texts that one verb returns: it asks for each key once."""
+
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
+        self._known: dict[str, UserKey] = {}
+
+    async def open(self, place: Place, sealed: object) -> str:
+        """Return the text.
+
+        Raises:
+            NotEncryptedError: it was not sealed.
+            KeyMissingError, StoreError: its user has no key, or it cannot be asked for.
+            WrongKeyError, CorruptRecordError: it is not what was sealed at this place under the user's key.
+        """
+        if not isinstance(sealed, str) or not sealed.startswith(PREFIX):
+            raise NotEncryptedError(place.record)
+        name, _, body = sealed.removeprefix(PREFIX).partition(":")
+        try:
+            user_id, whole = _text(_unbase64(name)), _unbase64(body)
+        except (binascii.Error, ValueError) as error:
+            raise CorruptRecordError(place.record, "it is cut off, or was changed since it was encrypted") from error
+        if user_id not in self._known:
+            self._known[user_id] = await self._keys.of(user_id)
+        return self._known[user_id].open(place, whole)
+
+
+def _derived(key: bytes, use: str) -> bytes:
+    return hmac.digest(key, f"turnwise 1 {use}".encode(), hashlib.sha256)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode()
+
+
+def _unbase64(text: str) -> bytes:
+    return base64.b64decode(text, altchars=b"-_", validate=True)

@@ -1,0 +1,190 @@
+"""Records as an encrypted store keeps them: what is sealed stands in one field, which says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from turnwise.errors import CorruptRecordError, NotEncryptedError, StillEncryptedError
+from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.events import Event, UnknownEvent, decode_event, encode_body
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.stores.base import Commit
+from turnwise.memory.stores.encrypted.keys import PREFIX, Place, Unsealing, UserKey
+
+SEALED = "turnwise.sealed"
+"""The kind of an event that is sealed, and the one name in a mapping that is."""
+
+
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def is_sealed(mapping: Mapping[str, Any]) -> bool:
+    """Return whether a mapping is a sealed one."""
+    return len(mapping) == 1 and str(mapping.get(SEALED)).startswith(PREFIX)
+
+
+def check_session(session: SessionRecord) -> SessionRecord:
+    """Return the session, if it was read with what it was written with.
+
+    Raises:
+        StillEncryptedError: it is sealed, and nobody has opened it.
+    """
+    if is_sealed(session.metadata):
+        raise StillEncryptedError(f"session {session.session_id}")
+    return session
+
+
+def check_events(events: list[Event]) -> list[Event]:
+    """Return the events, if they were read with what they were written with.
+
+    Raises:
+        StillEncryptedError: one is sealed, and nobody has opened it.
+    """
+    for event in events:
+        if event.kind == SEALED:
+            raise StillEncryptedError(f"event {event.session_id}:{event.seq}")
+    return events
+
+
+def block_place(log: str, at: int) -> Place:
+    return Place("block", f"{log}:{at}", (log, at))
+
+
+def _session_place(session: SessionRecord) -> Place:
+    return Place("session", session.session_id, (session.session_id,))
+
+
+def _params_place(session: SessionRecord) -> Place:
+    return Place("params of session", session.session_id, (session.session_id,))
+
+
+def _turn_place(session_id: str, turn: TurnRecord) -> Place:
+    return Place("turn", f"{session_id}#{turn.index}", (session_id, turn.index, turn.status))
+
+
+def _labels_place(session_id: str, run: RunRecord) -> Place:
+    return Place("labels of run", run.run_id, (session_id, run.run_id, run.turn_index))
+
+
+def _run_place(session_id: str, run: RunRecord) -> Place:
+    return Place("run", run.run_id, (session_id, run.run_id, run.turn_index, run.state))
+
+
+def _event_place(session_id: str, event: Event) -> Place:
+    bound = (session_id, event.seq, event.turn_index, event.run_id, event.key)
+    return Place("event", f"{session_id}:{event.seq}", bound)
+
+
+def seal_session(key: UserKey, session: SessionRecord) -> SessionRecord:
+    sealed = replace(session, metadata=_seal(key, _session_place(session), session.metadata))
+    # Most have none, nor have those that were stored before there were any.
+    return replace(sealed, params=_seal(key, _params_place(session), session.params)) if session.params else sealed
+
+
+async def open_session(texts: Unsealing, session: SessionRecord) -> SessionRecord:
+    opened = replace(session, metadata=freeze(await _open(texts, _session_place(session), session.metadata)))
+    if not session.params:
+        return opened
+    return replace(opened, params=freeze(await _open(texts, _params_place(session), session.params)))
+
+
+def seal_turn(key: UserKey, session_id: str, turn: TurnRecord) -> TurnRecord:
+    sealed = _seal(key, _turn_place(session_id, turn), [turn.stop_reason, turn.metadata])
+    return replace(turn, stop_reason=None, metadata=sealed)
+
+
+async def open_turn(texts: Unsealing, session_id: str, turn: TurnRecord) -> TurnRecord:
+    stop_reason, metadata = await _open(texts, _turn_place(session_id, turn), turn.metadata)
+    return replace(turn, stop_reason=stop_reason, metadata=freeze(metadata))
+
+
+def seal_run(key: UserKey, session_id: str, run: RunRecord) -> RunRecord:
+    """Seal a run in two parts: stores change only one of them."""
+    return replace(
+        run,
+        labels=_seal(key, _labels_place(session_id, run), [run.labels, run.fingerprint, run.params, run.output]),
+        fingerprint=None,
+        params=FrozenDict(),
+        output=None,
+        calls=_seal(key, _run_place(session_id, run), [run.calls, run.why, run.stop_reason]),
+        why=None,
+        stop_reason=None,
+    )
+
+
+async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
+    # Runs that were stored before there were parameters have two values.
+    labels, fingerprint, *asked = await _open(texts, _labels_place(run.session_id, run), run.labels)
+    params, output = asked or ({}, None)
+    calls, why, stop_reason = await _open(texts, _run_place(run.session_id, run), run.calls)
+    return replace(
+        run,
+        labels=freeze(labels),
+        fingerprint=fingerprint,
+        params=freeze(params),
+        output=freeze(output),
+        calls=freeze(calls),
+        why=why,
+        stop_reason=stop_reason,
+    )
+
+
+def seal_event(key: UserKey, session_id: str, event: Event) -> Event:
+    """Seal what is an event's own, its kind too. The same event gives the same again, so that a store knows it."""
+    return UnknownEvent(
+        kind=SEALED,
+        session_id=event.session_id,
+        seq=event.seq,
+        at=event.at,
+        turn_index=event.turn_index,
+        run_id=event.run_id,
+        key=event.key,
+        payload=_seal(key, _event_place(session_id, event), encode_body(event), repeatable=True),
+    )
+
+
+async def open_event(texts: Unsealing, session_id: str, event: Event) -> Event:
+    place = _event_place(session_id, event)
+    if not isinstance(event, UnknownEvent) or event.kind != SEALED:
+        raise NotEncryptedError(place.record)
+    kind, body = await _open(texts, place, event.payload)
+    columns = {name: getattr(event, name) for name in ("session_id", "seq", "at", "turn_index", "run_id", "key")}
+    try:
+        return decode_event(kind, body, **columns)
+    except (ValueError, TypeError) as error:
+        raise CorruptRecordError(place.record, why_unreadable(error)) from None
+
+
+async def open_events(texts: Unsealing, session_id: str, events: Iterable[Event]) -> list[Event]:
+    return [await open_event(texts, session_id, event) for event in events]
+
+
+def seal_commit(key: UserKey, session_id: str, commit: Commit) -> Commit:
+    session = commit.session
+    first = session.log_size - len(commit.blocks)
+    places = (block_place(session.log, at) for at in range(first, session.log_size))
+    return replace(
+        commit,
+        session=seal_session(key, session),
+        blocks=[key.seal(place, block) for place, block in zip(places, commit.blocks, strict=True)],
+        turns=[seal_turn(key, session_id, turn) for turn in commit.turns],
+        new_run=commit.new_run and seal_run(key, session_id, commit.new_run),
+        runs=[seal_run(key, session_id, run) for run in commit.runs],
+        events=[seal_event(key, session_id, event) for event in commit.events],
+    )
+
+
+def _seal(key: UserKey, place: Place, value: Any, *, repeatable: bool = False) -> FrozenDict:
+    return FrozenDict({SEALED: key.seal(place, _to_json(value), repeatable=repeatable)})
+
+
+async def _open(texts: Unsealing, place: Place, mapping: Mapping[str, Any]) -> Any:
+    if not is_sealed(mapping):
+        raise NotEncryptedError(place.record)
+    return json.loads(await texts.open(place, mapping[SEALED]))

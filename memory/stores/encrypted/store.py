@@ -1,0 +1,183 @@
+"""A store whose sessions are encrypted, each under the key of its user."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.spans import Span, Spans
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.stores.base import Activation, Commit, Page, SessionOrder, SessionStore
+from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
+from turnwise.memory.stores.encrypted.records import (
+    block_place,
+    open_event,
+    open_events,
+    open_run,
+    open_session,
+    open_turn,
+    seal_commit,
+    seal_session,
+    seal_turn,
+)
+from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.sharing import RayId, Shared, rivals
+
+
+class EncryptedStore(Shared):
+    """Has every verb of `SessionStore`, and encrypts what goes through it into another.
+
+    Encrypted are blocks, the kinds and bodies of events, metadata of sessions and turns, parameters of sessions and
+    runs, and of runs their labels, types of answers, reasons, stop reasons, states of calls and fingerprints of
+    prompts.
+
+    Readable stay: ids of sessions, users, agents and runs, and what was forked from what; times and sizes; states,
+    codes of failures, names of models, counts and usage; places of blocks; numbers and keys of events; idempotency
+    keys. So put nothing into an id or a key that nobody may read.
+
+    Each text is bound to its user, kind and place, so one that was moved, or changed, is a CorruptRecordError. Whoever
+    may write to the store can still remove rows, change what is readable, or put an older state of a row back.
+
+    All verbs but `delete`, `count`, `usage` and `unsettled` also raise `KeyMissingError` for a user without a key,
+    `WrongKeyError`, and `NotEncryptedError` for what was stored without encryption. `query` and `expired` list the
+    sessions of a user without a key all the same, with their metadata as it is stored, so that they can be deleted.
+
+    Raises:
+        ConfigError: `cryptography` is not installed.
+    """
+
+    def __init__(self, inner: SessionStore, encryption: Encryption) -> None:
+        self._inner = inner
+        self._keys = KeyRing(encryption)
+
+    def own(self, ray: RayId) -> None:
+        """See `Shared`."""
+        if isinstance(self._inner, Shared):
+            self._inner.own(ray)
+
+    async def rivals(self) -> Sequence[str]:
+        """See `Shared`."""
+        return await rivals(self._inner)
+
+    def __repr__(self) -> str:
+        return f"EncryptedStore({self._inner!r})"
+
+    async def now(self) -> float:
+        return await self._inner.now()
+
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+        key = await self._keys.of(session.user_id)
+        sealed = turn and seal_turn(key, session.session_id, turn)
+        created = await self._inner.create(seal_session(key, session), sealed, also)
+        return replace(created, metadata=session.metadata, params=session.params)
+
+    async def get(self, session_id: str) -> SessionRecord:
+        return await open_session(self._texts(), await self._inner.get(session_id))
+
+    async def get_of_user(self, session_id: str, user_id: str) -> SessionRecord:
+        """Return a session of a user. No key is asked for, and so no time taken, for a session of somebody else.
+
+        Raises:
+            SessionNotFoundError: there is none, or it is another user's.
+        """
+        found = await self._inner.get(session_id)
+        if found.user_id != user_id:
+            raise SessionNotFoundError(session_id)
+        return await open_session(self._texts(), found)
+
+    async def activate(self, session_id: str) -> Activation:
+        found, texts = await self._inner.activate(session_id), self._texts()
+        return Activation(
+            session=await open_session(texts, found.session),
+            head=found.head and await open_turn(texts, session_id, found.head),
+            open_turns=tuple([await open_turn(texts, session_id, turn) for turn in found.open_turns]),
+            open_runs=tuple([await open_run(texts, run) for run in found.open_runs]),
+            now=found.now,
+        )
+
+    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        key = await self._keys.of(commit.session.user_id)
+        await self._inner.commit(session_id, epoch, seal_commit(key, session_id, commit))
+
+    async def blocks(self, spans: Sequence[Span]) -> list[str]:
+        places = [block_place(log, at) for log, start, stop in spans for at in range(start, stop)]
+        found, texts = await self._inner.blocks(spans), self._texts()
+        return [await texts.open(place, block) for place, block in zip(places, found, strict=True)]
+
+    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        found, texts = await self._inner.turns(session_id, after=after, limit=limit), self._texts()
+        return [await open_turn(texts, session_id, turn) for turn in found]
+
+    async def run(self, run_id: str) -> RunRecord:
+        return await open_run(self._texts(), await self._inner.run(run_id))
+
+    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
+        found = await self._inner.run_of_key(session_id, idempotency_key)
+        return found and await open_run(self._texts(), found)
+
+    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        found, texts = await self._inner.runs(session_id, after=after, limit=limit), self._texts()
+        return [await open_run(texts, run) for run in found]
+
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        found = await self._inner.events(session_id, after=after, limit=limit)
+        return await open_events(self._texts(), session_id, found)
+
+    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+        found = await self._inner.event_of_key(session_id, key)
+        return found and await open_event(self._texts(), session_id, found)
+
+    async def query(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        order_by: SessionOrder = "created_at",
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[SessionRecord]:
+        return await self._listed(
+            await self._inner.query(
+                user_id=user_id, agent=agent, status=status, order_by=order_by, cursor=cursor, limit=limit
+            )
+        )
+
+    async def count(
+        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+    ) -> int:
+        return await self._inner.count(user_id=user_id, agent=agent, status=status)
+
+    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
+        return await self._inner.usage(user_id=user_id, agent=agent)
+
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+        return await self._inner.unsettled(cursor=cursor, limit=limit)
+
+    async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
+        return await self._listed(await self._inner.expired(now, cursor=cursor, limit=limit))
+
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+        await self._inner.delete(session_id, epoch=epoch, log=log)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def _texts(self) -> Unsealing:
+        return Unsealing(self._keys)
+
+    async def _listed(self, page: Page[SessionRecord]) -> Page[SessionRecord]:
+        texts, sessions, unreadable = self._texts(), [], list(page.unreadable)
+        for session in page:
+            try:
+                sessions.append(await open_session(texts, session))
+            except KeyMissingError:
+                sessions.append(session)
+            except CorruptRecordError:
+                unreadable.append(session.session_id)
+        return Page(tuple(sessions), page.cursor, tuple(unreadable))

@@ -1,0 +1,299 @@
+"""A store in this process's memory."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from turnwise.errors import (
+    CorruptRecordError,
+    DuplicateKeyError,
+    RunNotFoundError,
+    SessionExistsError,
+    SessionFencedError,
+    SessionNotFoundError,
+    StoreClosedError,
+    StoreError,
+)
+from turnwise.memory.conversation.events import Appending, Event
+from turnwise.memory.conversation.ids import new_key
+from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.spans import Span, Spans, subtract, union
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.stores.base import (
+    Activation,
+    Commit,
+    Page,
+    SessionOrder,
+    check_limit,
+    cursor_of,
+    new_jump,
+    parse_cursor,
+)
+
+
+@dataclass(slots=True)
+class _Row:
+    session: SessionRecord
+    order: int
+    borrowed: Spans = ()
+    turns: dict[int, TurnRecord] = field(default_factory=dict)
+    runs: dict[str, RunRecord] = field(default_factory=dict)
+    events: dict[int, Event] = field(default_factory=dict)
+    keys: dict[str, Event] = field(default_factory=dict)
+    """Events by their key."""
+
+
+class InMemoryStore:
+    """Keeps sessions while the process lives. No verb waits for anything, so each is atomic on its event loop.
+
+    Args:
+        clock: tells the time, in seconds since the epoch.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._rows: dict[str, _Row] = {}
+        self._owners: dict[str, str] = {}
+        """Run id to session id."""
+        self._logs: dict[str, dict[int, str]] = {}
+        self._closed = False
+
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+        self._check_open()
+        order = new_key()
+        if session.session_id in self._rows:
+            raise SessionExistsError(session.session_id)
+        borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
+        await self.blocks(borrowed)
+        session = replace(session, log=str(order))
+        self._logs[session.log] = {}
+        turns = {turn.index: turn} if turn else {}
+        self._rows[session.session_id] = _Row(session, order, borrowed, turns)
+        return session
+
+    async def now(self) -> float:
+        self._check_open()
+        return self._clock()
+
+    async def get(self, session_id: str) -> SessionRecord:
+        return self._row(session_id).session
+
+    async def activate(self, session_id: str) -> Activation:
+        row = self._row(session_id)
+        session = row.session
+        row.session = replace(session, epoch=session.epoch + 1, revision=session.revision + new_jump())
+        turns = sorted(row.turns.values(), key=lambda turn: turn.index)
+        settled = [turn for turn in turns if turn.status not in ("pending", "queued", "running")]
+        runs = (run for run in row.runs.values() if run.is_open)
+        return Activation(
+            session=row.session,
+            head=settled[-1] if settled else None,
+            open_turns=tuple(turn for turn in turns if turn.status in ("pending", "queued", "running")),
+            open_runs=tuple(sorted(runs, key=lambda run: run.turn_index)),
+            now=self._clock(),
+        )
+
+    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        self._check_open()
+        row, session = self._rows.get(session_id), commit.session
+        follows = (session.log, epoch, session.revision - 1, commit.log_size_before)
+        if row is None or _place(row.session) != follows:
+            raise SessionFencedError(session_id, epoch)
+        log = self._logs[session.log]
+        blocks = dict(enumerate(commit.blocks, commit.log_size_before))
+        events = {event.seq: without_blocks(event) for event in commit.events}
+        kept = row.events
+        if upto := commit.forget_events:
+            kept = {seq: event for seq, event in kept.items() if seq > upto or event.key is not None}
+        self._refuse_duplicates(row, commit)
+        if log.keys() & blocks or kept.keys() & events or len(events) < len(commit.events):
+            raise StoreError(f"session {session_id!r} has these blocks or events already; nothing was written")
+        row.session = replace(
+            row.session,
+            status=session.status,
+            metadata=session.metadata,
+            updated_at=session.updated_at,
+            log_size=session.log_size,
+            next_index=session.next_index,
+            seq=session.seq,
+            revision=session.revision,
+            usage=session.usage,
+            memory=session.memory,
+            saved=session.saved,
+            ttl_s=session.ttl_s,
+            model=session.model,
+            params=session.params,
+        )
+        log.update(blocks)
+        for index in commit.dropped_turns:
+            row.turns.pop(index, None)
+        row.turns.update((turn.index, turn) for turn in commit.turns)
+        if run := commit.new_run:
+            self._owners[run.run_id] = session_id
+            row.runs[run.run_id] = run
+        row.runs.update((run.run_id, run) for run in commit.runs if run.run_id in row.runs)
+        row.events = kept
+        row.events.update(events)
+        row.keys.update((event.key, event) for event in events.values() if event.key is not None)
+
+    async def blocks(self, spans: Sequence[Span]) -> list[str]:
+        self._check_open()
+        blocks: list[str] = []
+        for log, start, stop in spans:
+            held = self._logs.get(log, {})
+            for at in range(start, stop):
+                if at not in held:
+                    raise CorruptRecordError(f"block {log}:{at}", "missing")
+                blocks.append(held[at])
+        return blocks
+
+    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        turns = self._row(session_id).turns
+        return [turns[index] for index in sorted(turns) if index > after][: check_limit(limit)]
+
+    async def run(self, run_id: str) -> RunRecord:
+        self._check_open()
+        if run_id not in self._owners:
+            raise RunNotFoundError(run_id, "the store")
+        return self._rows[self._owners[run_id]].runs[run_id]
+
+    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
+        runs = self._row(session_id).runs.values()
+        return next((run for run in runs if run.idempotency_key == idempotency_key), None)
+
+    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        runs = sorted(self._row(session_id).runs.values(), key=lambda run: run.turn_index)
+        return [run for run in runs if run.turn_index > after][: check_limit(limit)]
+
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        events = self._row(session_id).events
+        return [events[seq] for seq in sorted(events) if seq > after][: check_limit(limit)]
+
+    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+        return self._row(session_id).keys.get(key)
+
+    async def query(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        order_by: SessionOrder = "created_at",
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[SessionRecord]:
+        rows = self._matching(user_id, agent, status)
+        rows.sort(key=lambda row: (getattr(row.session, order_by), row.order), reverse=True)
+        if cursor is not None:
+            before = parse_cursor(cursor)
+            rows = [row for row in rows if (getattr(row.session, order_by), row.order) < before]
+        page = rows[: check_limit(limit)]
+        more = len(rows) > limit
+        return Page(
+            tuple(row.session for row in page),
+            cursor_of(getattr(page[-1].session, order_by), page[-1].order) if more else None,
+        )
+
+    async def count(
+        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+    ) -> int:
+        return len(self._matching(user_id, agent, status))
+
+    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
+        return sum((row.session.usage for row in self._matching(user_id, agent)), Usage())
+
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+        found = (row for row in self._behind(cursor) if any(run.state in UNSETTLED for run in row.runs.values()))
+        page, more = _page(found, limit)
+        return Page(tuple(row.session.session_id for row in page), more)
+
+    async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
+        page, more = _page((row for row in self._behind(cursor) if _has_expired(row.session, now)), limit)
+        return Page(tuple(row.session for row in page), more)
+
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+        row = self._row(session_id)
+        if epoch not in (None, row.session.epoch) or log not in (None, row.session.log):
+            raise SessionFencedError(session_id, epoch)
+        del self._rows[session_id]
+        for run_id in row.runs:
+            del self._owners[run_id]
+        for one in {row.session.log, *(span.log for span in row.borrowed)}:
+            self._release(one)
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _release(self, log: str) -> None:
+        """Delete what nobody spans of a log whose session is gone."""
+        if any(row.session.log == log for row in self._rows.values()):
+            return
+        used = union(*(row.borrowed for row in self._rows.values()))
+        blocks = self._logs[log]
+        for span in subtract((Span(log, 0, max(blocks, default=-1) + 1),), used):
+            for at in range(span.start, span.stop):
+                blocks.pop(at, None)
+        if not blocks:
+            del self._logs[log]
+
+    def _refuse_duplicates(self, row: _Row, commit: Commit) -> None:
+        new, keys = commit.new_run, [event.key for event in commit.events if event.key is not None]
+        taken = [key for key in keys if key in row.keys or keys.count(key) > 1]
+        if new and new.idempotency_key is not None:
+            taken += [new.idempotency_key for run in row.runs.values() if run.idempotency_key == new.idempotency_key]
+        if new and new.run_id in self._owners:
+            taken.append(new.run_id)
+        if taken:
+            raise DuplicateKeyError(row.session.session_id, taken[0])
+
+    def _matching(self, user_id: str | None, agent: str | None, status: str | None = None) -> list[_Row]:
+        self._check_open()
+        wanted = {"user_id": user_id, "agent": agent, "status": status}
+        return [
+            row
+            for row in self._rows.values()
+            if all(value is None or getattr(row.session, name) == value for name, value in wanted.items())
+        ]
+
+    def _behind(self, cursor: str | None) -> list[_Row]:
+        """Return what was created behind a cursor, in that order."""
+        self._check_open()
+        after = 0 if cursor is None else parse_cursor(cursor)[1]
+        return [row for row in self._rows.values() if row.order > after]
+
+    def _row(self, session_id: str) -> _Row:
+        self._check_open()
+        if session_id not in self._rows:
+            raise SessionNotFoundError(session_id)
+        return self._rows[session_id]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("memory://")
+
+
+def _page(rows: Iterable[_Row], limit: int) -> tuple[list[_Row], str | None]:
+    """Return the first of these, which are in order of creation, and the cursor behind them if there are more."""
+    page = list(itertools.islice(rows, check_limit(limit) + 1))
+    if len(page) <= limit:
+        return page, None
+    return page[:limit], cursor_of(0.0, page[limit - 1].order)
+
+
+def _place(session: SessionRecord) -> tuple[str, int, int, int]:
+    """Return where a session stands."""
+    return session.log, session.epoch, session.revision, session.log_size
+
+
+def _has_expired(session: SessionRecord, now: float) -> bool:
+    return session.ttl_s is not None and session.updated_at + session.ttl_s <= now
+
+
+def without_blocks(event: Event) -> Event:
+    """Return the event as stores keep it."""
+    return event.model_copy(update={"blocks": ()}) if isinstance(event, Appending) and event.blocks else event

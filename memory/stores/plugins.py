@@ -1,0 +1,57 @@
+"""Stores of other packages, found by the scheme of their URLs.
+
+A package registers one as an entry point of the group `turnwise.stores`: its name is the scheme, its value a callable
+that takes the URL and returns a `SessionStore`. It has to be installed wherever sessions run.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from turnwise.errors import StoreURLError, TurnwiseError
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.urls import redact
+
+GROUP = "turnwise.stores"
+
+
+def is_registered(scheme: str) -> bool:
+    """Return whether an installed package has a store for the scheme. Reads what is installed, so it takes a moment."""
+    return bool(entry_points(group=GROUP, name=scheme))
+
+
+def open_registered(url: str) -> SessionStore:
+    """Return the store that a package makes of the URL. It imports the package.
+
+    Raises:
+        StoreURLError: two packages have the scheme, or what has it cannot be imported, raises, or returns no store.
+        TurnwiseError: raised by the package itself.
+    """
+    named = entry_points(group=GROUP, name=url.partition("://")[0])
+    found = list({entry.value: entry for entry in named}.values())  # one that is installed twice is one
+    whose = " and ".join(map(_named, found))
+    if len(found) != 1:
+        raise StoreURLError(redact(url), f"its scheme must be of one installed package, and is of {whose or 'none'}")
+    try:
+        make = found[0].load()
+    except Exception as error:
+        raise StoreURLError(redact(url), f"{whose} cannot be imported: {type(error).__name__}: {error}") from error
+    try:
+        store = make(url)
+    except TurnwiseError:
+        raise
+    except Exception as error:  # whose message may have the password, so it stays with the cause
+        raise StoreURLError(redact(url), f"{whose} raised {type(error).__name__}") from error
+    if not isinstance(store, SessionStore):
+        missing = sorted(name for name in _VERBS if not hasattr(store, name))
+        why = f"{whose} returned a {type(store).__name__}, which is no SessionStore: it has no {', '.join(missing)}"
+        raise StoreURLError(redact(url), why)
+    return store
+
+
+_VERBS = [name for name, value in vars(SessionStore).items() if callable(value) and not name.startswith("_")]
+
+
+def _named(entry: EntryPoint) -> str:
+    of = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
+    return f"the store {entry.value!r} of the distribution {of}"

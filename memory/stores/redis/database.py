@@ -1,0 +1,203 @@
+"""What stores in a Redis share: the way there, scripts as transactions, and its errors as ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
+
+from turnwise.errors import ConfigError, CorruptRecordError, StoreError, StoreURLError
+from turnwise.memory.stores.redis.loop_thread import LoopThread
+from turnwise.memory.stores.sharing import RayId, Shared, rivals_among
+from turnwise.memory.stores.urls import REDIS_SCHEMES, redact
+
+CONNECT_S = 4.0
+"""How long to wait for a new connection, in seconds: a server without TLS does not answer who begins with that."""
+
+Argument = str | bytes | int | float
+
+
+class RedisDatabase(Shared):
+    """Base of the stores in a Redis, 6.2 or later. Connects at first use; pickles as its settings, password included.
+
+    Each verb is a script, which Redis carries out alone and whole. It runs on an event loop of the store's own, so the
+    store can be used from any, and from several.
+
+    What is acknowledged is on disk only with `appendonly yes` and `appendfsync always`: with `everysec` a crash may
+    lose a second of it, without an append-only file more. With a `maxmemory-policy` other than `noeviction`, Redis may
+    drop what is kept. What was deleted stays in its files until it writes them anew (`BGREWRITEAOF`, `BGSAVE`).
+
+    Args:
+        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
+        prefix: what the keys begin with; stores of different prefixes share a database and see nothing of each other.
+        timeout_s: how long to wait for a free connection, and for an answer, before a StoreError. A new connection is
+            waited for up to 4 s; `?socket_connect_timeout=` sets that.
+        connections: the most connections at once; who finds none waits.
+
+    Raises:
+        StoreURLError: the URL names no Redis, or the client is not installed.
+        ConfigError: a setting is out of its range.
+    """
+
+    scripts: ClassVar[dict[str, str]]
+    """By name, of each subclass."""
+
+    def __init__(self, url: str, *, prefix: str = "turnwise", timeout_s: float = 30.0, connections: int = 8) -> None:
+        if not re.fullmatch(r"[\w:.-]{1,64}", prefix, re.ASCII):
+            raise ConfigError("prefix", prefix, "must be 1 to 64 letters, digits, '_', ':', '.' or '-'")
+        if not timeout_s > 0:
+            raise ConfigError("timeout_s", timeout_s, "must be above 0")
+        if connections < 1:
+            raise ConfigError("connections", connections, "must be at least 1")
+        self._settings = (url, prefix, timeout_s, connections)
+        self._prefix = prefix
+        self._name = redact(url)
+        self._client = _client(url, self._name, timeout_s, connections)
+        self._known = {name: self._client.register_script(script) for name, script in self.scripts.items()}
+        self._thread = LoopThread(self._name)
+        self._ray: RayId | None = None
+        self._is_named = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._open, self._settings
+
+    @classmethod
+    def _open(cls, url: str, prefix: str, timeout_s: float, connections: int) -> Self:
+        return cls(url, prefix=prefix, timeout_s=timeout_s, connections=connections)
+
+    async def close(self) -> None:
+        """Let go of connections. Closing twice is fine; any other verb after it raises StoreClosedError."""
+        await self._thread.close(self._client.aclose)
+
+    def own(self, ray: RayId) -> None:
+        """See `Shared`. The connections are named by the Ray, where this user may name them."""
+        self._ray = ray
+
+    async def rivals(self) -> list[str]:
+        """See `Shared`."""
+        from redis.exceptions import ResponseError
+
+        async def ask() -> list[str]:
+            await self._name_connections()
+            try:
+                clients = await self._client.client_list()
+            except ResponseError:
+                return []  # this user may not ask
+            database = str(self._client.get_connection_kwargs().get("db", 0))
+            return [client["name"] for client in clients if client["db"] == database]
+
+        with self._translated():
+            return rivals_among(await self._thread.run(ask), self._ray)
+
+    async def _name_connections(self) -> None:
+        """Name one connection now, and those that are made from now on."""
+        from redis.exceptions import ResponseError
+
+        settings = self._client.get_connection_kwargs()
+        if self._ray and not self._is_named and not settings.get("client_name"):
+            try:
+                await self._client.client_setname(self._ray.label)
+            except ResponseError:
+                pass  # this user may not
+            else:
+                settings["client_name"] = self._ray.label
+        self._is_named = True
+
+    async def _run(self, name: str, keys: Sequence[str], args: Sequence[Argument], *, again: bool = False) -> Any:
+        """Return what the script returns, which is carried out whole or not at all.
+
+        Args:
+            again: whether it may be carried out twice. It is then tried once more if the connection breaks.
+
+        Raises:
+            StoreClosedError: the store was closed.
+            CorruptRecordError: the script says that it cannot read a record; nothing was written.
+            StoreError: Redis cannot be reached, or refuses. If an answer is lost, it may have been carried out.
+        """
+        from redis.exceptions import ConnectionError as NotConnected
+
+        async def call() -> Any:
+            if not self._is_named:
+                await self._name_connections()
+            encoded = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
+            try:
+                return await self._known[name](keys=keys, args=encoded)
+            except NotConnected:
+                if not again:
+                    raise
+            return await self._known[name](keys=keys, args=encoded)
+
+        with self._translated():
+            return await self._thread.run(call)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the errors of Redis into ours, in this one place."""
+        from redis.exceptions import RedisError
+
+        try:
+            yield
+        except (UnicodeEncodeError, UnicodeDecodeError) as error:  # whose attributes have the whole text
+            raise StoreError(f"store {self._name}: a text cannot be stored or read: {error.reason}") from None
+        except (RedisError, OSError, ValueError) as error:
+            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            if corrupt := re.match(r"CORRUPT (\S+ \S+) (.*)", why):
+                raise CorruptRecordError(corrupt[1], corrupt[2]) from error
+            raise StoreError(f"store {self._name}: {why}; {_remedy(error, self._name)}") from error
+
+
+def _remedy(error: Exception, url: str) -> str:
+    """Return what to do about an error of Redis."""
+    from redis import exceptions
+
+    cluster = (exceptions.AskError, exceptions.ClusterDownError, exceptions.ClusterCrossSlotError)
+    if isinstance(error, cluster):
+        return "it is a node of a Redis Cluster, and its keys may be on others: use a Redis that is no cluster"
+    no_line = isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError)
+    if no_line and url.startswith("rediss:"):
+        return "is it reachable, and does it speak TLS? If not, its URL begins with redis:// instead of rediss://"
+    return "is it reachable, writable, of version 6.2 or later, and not out of memory?"
+
+
+def encode(text: str) -> bytes:
+    """Return a name in bytes, one that UTF-8 cannot say too: nothing is kept under it, but it may be asked for."""
+    return text.encode(errors="surrogatepass")
+
+
+def _client(url: str, shown: str, timeout_s: float, connections: int) -> Any:
+    try:
+        from redis.asyncio import BlockingConnectionPool, Redis
+        from redis.asyncio.connection import parse_url
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+        from redis.exceptions import RedisError
+    except ModuleNotFoundError as error:
+        raise StoreURLError(shown, f"its client is missing ({error}): pip install 'turnwise[redis]'") from error
+    try:
+        parts = urlsplit(url)
+        if parts.scheme not in REDIS_SCHEMES:
+            raise StoreURLError(shown, f"its scheme is not one of {', '.join(REDIS_SCHEMES)}")
+        if not (parts.path.strip("/") or "0").isdecimal():
+            raise StoreURLError(shown, "what follows its host is not the number of a database")
+        options: dict[str, Any] = {
+            "max_connections": connections,
+            "timeout": timeout_s,
+            "socket_timeout": timeout_s,
+            "socket_connect_timeout": min(timeout_s, CONNECT_S),
+            **parse_url(url),
+            # What is done again, and how answers are read, is decided here, whatever the URL says.
+            "retry": Retry(NoBackoff(), 0),
+            "decode_responses": False,
+            "protocol": 2,
+        }
+        pool = BlockingConnectionPool(**options)
+        # It is not connected yet, but its options are looked at.
+        pool.make_connection()  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError, AttributeError, RedisError):  # which may say what is in the URL
+        raise StoreURLError(shown, "it is no URL that redis-py takes, or has an option that it does not") from None
+    return Redis.from_pool(pool)

@@ -1,0 +1,142 @@
+"""The scripts of `RedisStore` that read."""
+
+from __future__ import annotations
+
+from turnwise.memory.stores.redis.scripts import COMMON
+
+_GET = r"""
+local number = redis.call('HGET', ids, take())
+if not number then return {'missing'} end
+return {'', show(number)}
+"""
+
+_NOW = r"""
+return {'', now()}
+"""
+
+_BLOCKS = r"""
+local found = {}
+for _, span in ipairs(rows(3)) do
+  local log, stop = key(span[1], ':log'), tonumber(span[3])
+  for position = tonumber(span[2]), stop - 1, 1000 do
+    local positions = {}
+    for one = position, math.min(position + 1000, stop) - 1 do
+      positions[#positions + 1] = string.format('%.0f', one)
+    end
+    for index, block in ipairs(redis.call('HMGET', log, unpack(positions))) do
+      if not block then return {'gone', span[1], positions[index], ''} end
+      found[#found + 1] = block
+    end
+  end
+end
+return {'', found}
+"""
+
+_PAGE = r"""
+local number = redis.call('HGET', ids, take())
+if not number then return {'missing'} end
+local place, limit, found = take(), take(), {}
+while at < #ARGV do
+  local set = key(number, take())
+  found[#found + 1] = redis.call('ZRANGEBYLEX', set, after(place), '+', 'LIMIT', 0, limit)
+end
+return {'', number, unpack(found)}
+"""
+
+_RUN = r"""
+local run = take()
+local number = redis.call('HGET', run_ids, run)
+if not number then return {'missing'} end
+local place = redis.call('HGET', key(number, ':keys'), 'i' .. run)
+local id = redis.call('HGET', key(number), 'id')
+return {'', number, id, place and one(key(number, ':runs'), place) or ''}
+"""
+
+_OF_KEY = r"""
+local number = redis.call('HGET', ids, take())
+if not number then return {'missing'} end
+local place = redis.call('HGET', key(number, ':keys'), take())
+if not place then return {'', number} end
+return {'', number, one(key(number, take()), place) or place}
+"""
+
+_QUERY = r"""
+local order, place, limit, time, before = take(), take(), tonumber(take()), take(), take()
+local entries, shown = {}, {}
+
+local function behind(set)
+  if time == '' then return 0 end
+  local low, high = redis.call('ZCOUNT', set, '(' .. time, '+inf'), redis.call('ZCOUNT', set, time, '+inf')
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if redis.call('ZREVRANGE', set, middle, middle)[1] >= before then low = middle + 1 else high = middle end
+  end
+  return low
+end
+
+while at < #ARGV do
+  local set = base .. ':' .. order .. ':' .. take() .. ':' .. place
+  local first = behind(set)
+  local found = redis.call('ZREVRANGE', set, first, first + limit - 1, 'WITHSCORES')
+  for index = 1, #found, 2 do
+    entries[#entries + 1] = {found[index], tonumber(found[index + 1]), found[index + 1]}
+  end
+end
+table.sort(entries, function(a, b)
+  if a[2] ~= b[2] then return a[2] > b[2] end
+  return a[1] > b[1]
+end)
+for index = 1, math.min(limit, #entries) do
+  shown[index] = show(number_of(entries[index][1]))
+  shown[index][7] = entries[index][3] -- its time, also if its record cannot be read
+end
+return {'', shown}
+"""
+
+_COUNT = r"""
+local place, count = take(), 0
+while at < #ARGV do count = count + redis.call('ZCARD', base .. ':created:' .. take() .. ':' .. place) end
+return {'', string.format('%.0f', count)}
+"""
+
+_USAGE = r"""
+return {'', redis.call('HGET', spent, take()) or ''}
+"""
+
+_UNSETTLED = r"""
+local shown = {}
+for index, found in ipairs(redis.call('ZRANGEBYLEX', unsettled, after(take()), '+', 'LIMIT', 0, take())) do
+  local number = number_of(found)
+  shown[index] = {number, redis.call('HGET', key(number), 'id')}
+end
+return {'', shown}
+"""
+
+_EXPIRED = r"""
+local shown, now, before, limit = {}, take(), take(), tonumber(take())
+local members = redis.call('ZRANGEBYSCORE', expiring, '-inf', now)
+table.sort(members)
+for _, found in ipairs(members) do
+  if #shown == limit then break end
+  if found > before then shown[#shown + 1] = show(number_of(found)) end
+end
+return {'', shown}
+"""
+
+READS = {
+    name: COMMON + body
+    for name, body in {
+        "get": _GET,
+        "now": _NOW,
+        "blocks": _BLOCKS,
+        "page": _PAGE,
+        "run": _RUN,
+        "of_key": _OF_KEY,
+        "query": _QUERY,
+        "count": _COUNT,
+        "usage": _USAGE,
+        "unsettled": _UNSETTLED,
+        "expired": _EXPIRED,
+    }.items()
+}
+"""By name."""

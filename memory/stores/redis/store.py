@@ -1,0 +1,397 @@
+"""A store in a Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar, get_args
+
+from turnwise.errors import (
+    CorruptRecordError,
+    DuplicateKeyError,
+    RunNotFoundError,
+    SchemaVersionError,
+    SessionExistsError,
+    SessionFencedError,
+    SessionNotFoundError,
+    StoreError,
+    TurnwiseError,
+)
+from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.ids import new_key
+from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.spans import Span, Spans, union
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.items.base import digest_of
+from turnwise.memory.stores.base import (
+    Activation,
+    Commit,
+    Page,
+    SessionOrder,
+    check_limit,
+    cursor_of,
+    new_jump,
+    parse_cursor,
+)
+from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
+from turnwise.memory.stores.redis.read_scripts import READS
+from turnwise.memory.stores.redis.rows import (
+    PLACE_DIGITS,
+    decode_event_text,
+    decode_record,
+    encode_event,
+    encode_record,
+    finite,
+    pack_usage,
+    place_of,
+    unpack_usage,
+)
+from turnwise.memory.stores.redis.scripts import VERSION
+from turnwise.memory.stores.redis.settings import SettingsCheck
+from turnwise.memory.stores.redis.write_scripts import WRITES
+
+Item = TypeVar("Item")
+
+
+class RedisStore(RedisDatabase):
+    """Keeps sessions in a Redis, 6.2 or later, of which each verb is a script: one round trip, carried out alone.
+
+    Many processes may use one Redis at once. All keys of a prefix share a hash tag, since forks share blocks and run
+    ids are global: on a cluster, a store is on one node. All of it stands in that node's memory.
+
+    **What survives.** With `appendonly yes` and `appendfsync always` what was acknowledged survives a kill of the
+    server and of its machine. `everysec`, Redis's default, may lose the last second, and without an append-only file
+    all goes that came since the last snapshot. The store asks for these settings once, and warns by logging. Replicas
+    change nothing: Redis acknowledges before they have it, and `WAIT` counts those that do and undoes nothing. So a
+    failover may lose what was acknowledged; where that must not be, use PostgreSQL.
+
+    **Memory.** Set `maxmemory-policy noeviction`: others may drop what is kept. A Redis that is out of memory refuses
+    commits whole, and still reads and deletes. What was deleted stays in its files until it writes them anew
+    (`BGREWRITEAOF`, `BGSAVE`).
+
+    `query`, `count` and pages cost what they return, `usage` the same for one session as for all. A page of `expired`
+    looks at all that have.
+
+    Args:
+        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
+        prefix: what the keys begin with; stores of different prefixes share a database and see nothing of each other.
+        timeout_s: how long to wait for a connection, and for an answer, before a StoreError.
+        connections: the most connections at once; who finds none waits.
+
+    Raises:
+        StoreURLError: the URL names no Redis, or the client is not installed.
+        ConfigError: a setting is out of its range.
+    """
+
+    scripts = WRITES | READS
+
+    def __init__(self, url: str, *, prefix: str = "turnwise", timeout_s: float = 30.0, connections: int = 8) -> None:
+        super().__init__(url, prefix=prefix, timeout_s=timeout_s, connections=connections)
+        self._base = f"{{{prefix}:sessions}}"
+        self._check = SettingsCheck(self._name)
+
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+        borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
+        with self._translated():
+            args = [
+                *(session.session_id, encode_record(session, _BORN), encode_record(session, _CHANGES), session.epoch),
+                *(session.status, session.revision, session.log_size),
+                *(" ".join(_places(session)), pack_usage(session.usage)),
+                *(finite(session.created_at, "created_at"), *_times(session)),
+                *_rows([(encode(log), start, stop) for log, start, stop in borrowed]),
+                *_rows([_turn_row(turn)] if turn else []),
+            ]
+        number = str(new_key())
+        while await self._do("create", [number, *args], session.session_id):  # says that the number is given
+            number = str(new_key())
+        return replace(session, log=number)
+
+    async def now(self) -> float:
+        (now,) = await self._do("now", [], again=True)
+        return float(now)
+
+    async def get(self, session_id: str) -> SessionRecord:
+        (shown,) = await self._do("get", [encode(session_id)], session_id, again=True)
+        return self._session(shown)
+
+    async def activate(self, session_id: str) -> Activation:
+        shown, *parts = await self._do("activate", [encode(session_id), new_jump()], session_id)
+        head, open_turns, open_runs, now = parts or ([], [], [], 0.0)
+        number = shown[0].decode()
+        turns = [self._turn(number, text) for text in (*head, *open_turns)]
+        return Activation(
+            session=self._session(shown),
+            head=turns[0] if head else None,
+            open_turns=tuple(turns[len(head) :]),
+            open_runs=tuple(self._run_record(number, session_id, text) for text in open_runs),
+            now=float(now),
+        )
+
+    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        session, new = commit.session, commit.new_run
+        with self._translated():
+            first = commit.log_size_before
+            args = [
+                *(_number(session.log), epoch, encode(session_id), encode_record(session, _CHANGES), session.status),
+                *(session.revision, session.revision - 1, session.log_size, first),
+                *(pack_usage(session.usage), *_times(session)),
+                place_of(commit.forget_events) if commit.forget_events else "",
+                *_rows([(at, block) for at, block in enumerate(commit.blocks, first)]),
+                *_rows([(place_of(index),) for index in commit.dropped_turns]),
+                *_rows([_turn_row(turn) for turn in commit.turns]),
+                *_rows([_new_run_row(new)] if new else []),
+                *_rows([(run.run_id, *_run_text(run)) for run in commit.runs]),
+                *_rows([(place_of(event.seq), _key("e", event.key), encode_event(event)) for event in commit.events]),
+            ]
+        await self._do("commit", args, session_id, epoch)
+
+    async def blocks(self, spans: Sequence[Span]) -> list[str]:
+        args = _rows([(encode(log), start, stop) for log, start, stop in spans])
+        (found,) = await self._do("blocks", args, again=True)
+        places = ((log, at) for log, start, stop in spans for at in range(start, stop))
+        return [_decoded(f"block {log}:{at}", block) for (log, at), block in zip(places, found, strict=True)]
+
+    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        number, found = await self._page(session_id, after, limit, ":turns")
+        return [self._turn(number, text) for text in found]
+
+    async def run(self, run_id: str) -> RunRecord:
+        try:
+            number, session_id, text = await self._do("run", [encode(run_id)], again=True)
+        except SessionNotFoundError:
+            raise RunNotFoundError(run_id, "the store") from None
+        if session_id is None:
+            raise CorruptRecordError(self._key(number.decode()), "the session of a run is missing")
+        return self._run_record(number.decode(), self._id(number, session_id), text)
+
+    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
+        number, *found = await self._of_key(session_id, _key("k", idempotency_key), ":runs")
+        return self._run_record(number.decode(), session_id, found[0]) if found else None
+
+    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        number, found = await self._page(session_id, after, limit, ":runs")
+        return [self._run_record(number, session_id, text) for text in found]
+
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        number, found = await self._page(session_id, after, limit, ":events", ":keyed")
+        return [self._event(number, session_id, text) for text in found]
+
+    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+        number, *found = await self._of_key(session_id, _key("e", key), ":keyed")
+        return self._event(number.decode(), session_id, found[0]) if found else None
+
+    async def query(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        order_by: SessionOrder = "created_at",
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[SessionRecord]:
+        behind = ("", "") if cursor is None else _behind(cursor)
+        first: list[Argument] = [order_by.removesuffix("_at"), _place(user_id, agent)]
+        args = [*first, min(check_limit(limit), _MANY) + 1, *behind, *_statuses(status)]
+        (shown,) = await self._do("query", args, again=True)
+        return self._sessions(shown, limit)
+
+    async def count(
+        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+    ) -> int:
+        (count,) = await self._do("count", [_place(user_id, agent), *_statuses(status)], again=True)
+        return int(count)
+
+    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
+        (packed,) = await self._do("usage", [_place(user_id, agent)], again=True)
+        return unpack_usage(packed)
+
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+        after = "" if cursor is None else _behind(cursor)[1]
+        (shown,) = await self._do("unsettled", [after, min(check_limit(limit), _MANY) + 1], again=True)
+        for number, session_id in shown:
+            if session_id is None:
+                raise CorruptRecordError(self._key(number.decode()), "missing")
+        more = cursor_of(0.0, int(shown[limit - 1][0])) if len(shown) > limit else None
+        return Page(tuple(self._id(*each) for each in shown[:limit]), more)
+
+    async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
+        after = "" if cursor is None else _behind(cursor)[1]
+        args: list[Argument] = [repr(float(now)), after, min(check_limit(limit), _MANY) + 1]
+        (shown,) = await self._do("expired", args, again=True)
+        return self._sessions(shown, limit)
+
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+        args = [encode(session_id), "" if epoch is None else epoch, "" if log is None else encode(log)]
+        await self._do("delete", args, session_id, epoch)
+
+    async def _do(
+        self,
+        verb: str,
+        args: Sequence[Argument],
+        session_id: str = "",
+        epoch: int | None = None,
+        *,
+        again: bool = False,
+    ) -> list[Any]:
+        """Return what a script says behind its first word, which is blank or names an error."""
+        if not self._check.is_done:
+            with self._translated():
+                await self._thread.run(lambda: self._check(self._client))
+        word: bytes
+        found: list[Any]
+        word, *found = await self._run(verb, [self._base], args, again=again)
+        if word:
+            raise self._error(word.decode(), [part.decode(errors="surrogatepass") for part in found], session_id, epoch)
+        return found
+
+    def _error(self, word: str, found: list[str], session_id: str, epoch: int | None) -> TurnwiseError:
+        errors: dict[str, Callable[[], TurnwiseError]] = {
+            "version": lambda: SchemaVersionError(self._name, found[0], int(VERSION)),
+            "corrupt": lambda: CorruptRecordError(*found),
+            "gone": lambda: CorruptRecordError(f"block {found[0]}:{found[1]}", "missing"),
+            "duplicate": lambda: DuplicateKeyError(session_id, found[0]),
+            "taken": lambda: StoreError(
+                f"session {session_id!r} has {found[0]} {int(found[1])} already; nothing was written"
+            ),
+            "exists": lambda: SessionExistsError(session_id),
+            "missing": lambda: SessionNotFoundError(session_id),
+            "fenced": lambda: SessionFencedError(session_id, epoch),
+        }
+        return errors[word]()
+
+    async def _page(self, session_id: str, after: int, limit: int, *sets: str) -> tuple[str, list[bytes]]:
+        """Return a session's number and up to `limit` entries of these sets above a number, in its order."""
+        place = "" if after < 0 else place_of(min(after, 10**PLACE_DIGITS - 1))
+        args: list[Argument] = [encode(session_id), place, min(check_limit(limit), _MANY), *sets]
+        number, *found = await self._do("page", args, session_id, again=True)
+        return number.decode(), sorted(text for part in found for text in part)[:limit]
+
+    async def _of_key(self, session_id: str, key: str, set_: str) -> list[bytes]:
+        return await self._do("of_key", [encode(session_id), encode(key), set_], session_id, again=True)
+
+    def _sessions(self, shown: list[Any], limit: int) -> Page[SessionRecord]:
+        sessions: list[SessionRecord] = []
+        unreadable: list[str] = []
+        for each in shown[:limit]:
+            try:
+                sessions.append(self._session(each))
+            except CorruptRecordError:
+                if each[4] is None:
+                    raise  # without its id nobody could be told which one it is
+                unreadable.append(each[4].decode(errors="replace"))
+        last = shown[limit - 1] if len(shown) > limit else None
+        more = cursor_of(float(last[6]) if len(last) > 6 else 0.0, int(last[0])) if last else None  # noqa: PLR2004
+        return Page(tuple(sessions), more, tuple(unreadable))
+
+    def _session(self, shown: list[bytes | None]) -> SessionRecord:
+        number = (shown[0] or b"").decode()
+        _, born, row, epoch, session_id, revision = shown[:6]
+        revision = b"0" if revision is None else revision
+        key = self._key(number)
+        if epoch is None or session_id is None or not (epoch.isdigit() and revision.isdigit()):
+            raise CorruptRecordError(key, "its epoch, its revision or its id is missing")
+        others: dict[str, Any] = {"epoch": int(epoch), "revision": int(revision), "log": number}
+        return decode_record(SessionRecord, key, born, row, **others)
+
+    def _turn(self, number: str, text: bytes) -> TurnRecord:
+        return decode_record(TurnRecord, self._key(number, ":turns", text), text[PLACE_DIGITS + 1 :])
+
+    def _run_record(self, number: str, session_id: str, text: bytes) -> RunRecord:
+        key = self._key(number, ":runs", text)
+        return decode_record(RunRecord, key, text[PLACE_DIGITS + 1 :], session_id=session_id)
+
+    def _event(self, number: str, session_id: str, text: bytes) -> Event:
+        return decode_event_text(self._key(number, ":events", text), session_id, text)
+
+    def _id(self, number: bytes, session_id: bytes) -> str:
+        return _decoded(f"id of {self._key(number.decode())}", session_id)
+
+    def _key(self, number: str, part: str = "", text: bytes = b"") -> str:
+        """Return the key of a session or of a part of it, with what an entry of the part begins with."""
+        where = f"{self._base}:{number}{part}"
+        return f"{where} {text[:PLACE_DIGITS].decode(errors='replace')}" if part else where
+
+
+_MANY = 2**31
+"""More than an answer can have."""
+
+_BORN = ("session_id", "user_id", "agent", "created_at", "parent")
+"""What a session keeps."""
+
+_OWN = ("log", "epoch", "revision")
+"""What stands by itself: the session's number, and what the scripts look at."""
+
+_CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in (*_OWN, *_BORN))
+
+_TURN = tuple(field.name for field in fields(TurnRecord))
+_RUN = tuple(field.name for field in fields(RunRecord) if field.name != "session_id")
+
+_OPEN_TURN = ("pending", "queued", "running")
+
+
+def _rows(rows: Sequence[Sequence[Argument]]) -> list[Argument]:
+    """Return rows as the scripts read them: how many, then their values."""
+    return [len(rows), *(value for row in rows for value in row)]
+
+
+def _turn_row(turn: TurnRecord) -> tuple[str, str, str]:
+    return place_of(turn.index), "o" if turn.status in _OPEN_TURN else "e", encode_record(turn, _TURN)
+
+
+def _new_run_row(run: RunRecord) -> tuple[str, str, str, str, str]:
+    return place_of(run.turn_index), run.run_id, _key("k", run.idempotency_key), *_run_text(run)
+
+
+def _run_text(run: RunRecord) -> tuple[str, str]:
+    """Return a letter that says how open the run is, and the run."""
+    letter = "u" if run.state in UNSETTLED else "w" if run.is_open else "e"
+    return letter, encode_record(run, _RUN)
+
+
+def _times(session: SessionRecord) -> tuple[str, str]:
+    """Return when the session was last changed, and when it expires."""
+    deadline = "" if session.ttl_s is None else finite(session.updated_at + session.ttl_s, "updated_at + ttl_s")
+    return finite(session.updated_at, "updated_at"), deadline
+
+
+def _key(kind: str, key: str | None) -> str:
+    return "" if key is None else f"{kind}={key}"
+
+
+def _decoded(key: str, text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptRecordError(key, why_unreadable(error)) from None
+
+
+def _number(log: str) -> str:
+    """Return the number of the session whose log this is; one that is nobody's for a name that was never given."""
+    return log if log.isascii() and log.isdigit() else "0"
+
+
+def _place(user_id: str | None, agent: str | None) -> str:
+    """Return where the sessions of a user and of an agent are listed. Keys tell neither."""
+    if user_id is None:
+        return "all" if agent is None else f"agent-{digest_of(agent, '').hex()}"
+    return f"user-{digest_of(user_id, '').hex()}" if agent is None else f"both-{digest_of(user_id, agent).hex()}"
+
+
+def _places(session: SessionRecord) -> list[str]:
+    """Return all places of a session."""
+    agents = (None,) if session.agent is None else (None, session.agent)
+    return [_place(user_id, agent) for user_id in (None, session.user_id) for agent in agents]
+
+
+def _statuses(status: SessionStatus | None) -> tuple[str, ...]:
+    return get_args(SessionStatus) if status is None else (status,)
+
+
+def _behind(cursor: str) -> tuple[str, str]:
+    """Return the time of a cursor and the member that it stands behind."""
+    time_s, order = parse_cursor(cursor)
+    return repr(time_s), f"{max(order, 0):016d}"

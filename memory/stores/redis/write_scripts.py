@@ -1,0 +1,185 @@
+"""The scripts of `RedisStore` that write. Each looks at all that it needs before it does."""
+
+from __future__ import annotations
+
+from turnwise.memory.stores.redis.scripts import COMMON
+
+_CREATE = r"""
+local number, session, born, row, epoch, status = take(), take(), take(), take(), take(), take()
+local revision, size = take(), take()
+local places, used, created, updated, deadline = take(), take(), take(), take(), take()
+local borrowed, turns = rows(3), rows(3)
+if redis.call('HEXISTS', ids, session) == 1 then return {'exists'} end
+if redis.call('EXISTS', key(number), key(number, ':log')) > 0 then return {'', 'given'} end
+for _, span in ipairs(borrowed) do
+  local log = key(span[1], ':log')
+  for position = tonumber(span[2]), tonumber(span[3]) - 1 do
+    if redis.call('HEXISTS', log, string.format('%.0f', position)) == 0 then return {'gone', unpack(span)} end
+  end
+end
+redis.call('HSET', meta, 'version', VERSION)
+redis.call('HSET', ids, session, number)
+local logs = {}
+for _, span in ipairs(borrowed) do
+  local lent = key(span[1], ':lent')
+  local spans = redis.call('HGET', lent, number) or ''
+  if spans == '' then logs[#logs + 1] = span[1] end
+  redis.call('HSET', lent, number, spans .. ' ' .. span[2] .. ' ' .. span[3])
+end
+redis.call('HSET', key(number), 'id', session, 'born', born, 'row', row, 'epoch', epoch, 'status', status,
+  'revision', revision, 'size', size,
+  'places', places, 'spent', used, 'created', created, 'borrowed', table.concat(logs, ' '))
+list(number, status, places, created, updated)
+expire(number, deadline)
+charge(places, '', used)
+for _, turn in ipairs(turns) do
+  put(key(number, ':turns'), turn[1], turn[2] .. turn[3])
+  mark(key(number, ':open'), 't' .. turn[1], turn[2] == 'o')
+end
+return {''}
+"""
+
+_ACTIVATE = r"""
+local number, jump = redis.call('HGET', ids, take()), take()
+if not number then return {'missing'} end
+if redis.call('HEXISTS', key(number), 'epoch') == 0 then return {'', show(number)} end
+redis.call('HINCRBY', key(number), 'epoch', 1)
+redis.call('HINCRBY', key(number), 'revision', jump)
+local head, turns, runs, passed = nil, {}, {}, 0
+repeat
+  local found = redis.call('ZREVRANGEBYLEX', key(number, ':turns'), '+', '-', 'LIMIT', passed, 8)
+  for _, turn in ipairs(found) do
+    if not head and string.sub(turn, 20, 20) == 'e' then head = turn end
+  end
+  passed = passed + 8
+until head or #found == 0
+for _, name in ipairs(redis.call('ZRANGEBYLEX', key(number, ':open'), '[r', '(u')) do
+  local is_turn = string.sub(name, 1, 1) == 't'
+  local found = is_turn and turns or runs
+  found[#found + 1] = one(key(number, is_turn and ':turns' or ':runs'), string.sub(name, 2)) or name
+end
+return {'', show(number), head and {head} or {}, turns, runs, now()}
+"""
+
+_COMMIT = r"""
+local number, epoch, session, row, status = take(), take(), take(), take(), take()
+local revision, revision_before, size, size_before = take(), take(), take(), take()
+local used, updated, deadline, upto = take(), take(), take(), take()
+local blocks, dropped, turns, new, runs, events = rows(2), rows(1), rows(3), rows(5), rows(3), rows(3)
+local home, log, keys = key(number), key(number, ':log'), key(number, ':keys')
+local open, turn_set, run_set = key(number, ':open'), key(number, ':turns'), key(number, ':runs')
+local loose, keyed = key(number, ':events'), key(number, ':keyed')
+
+local owned, owned_epoch, old_revision, old_size, old_status, places, old_used, created =
+  unpack(redis.call('HMGET', home, 'id', 'epoch', 'revision', 'size', 'status', 'places', 'spent', 'created'))
+if owned ~= session or owned_epoch ~= epoch or (old_revision or '0') ~= revision_before
+  or (old_size or size_before) ~= size_before then return {'fenced'} end
+if not (old_status and places and old_used and created) then return {'corrupt', home, 'a field of it is missing'} end
+
+local seen = {}
+for _, event in ipairs(events) do
+  local name = event[2]
+  if name ~= '' then
+    if seen[name] or redis.call('HEXISTS', keys, name) == 1 then return {'duplicate', string.sub(name, 3)} end
+    seen[name] = true
+  end
+end
+for _, run in ipairs(new) do
+  if run[3] ~= '' and redis.call('HEXISTS', keys, run[3]) == 1 then return {'duplicate', string.sub(run[3], 3)} end
+  if redis.call('HEXISTS', run_ids, run[2]) == 1 then return {'duplicate', run[2]} end
+  if one(run_set, run[1]) then return {'taken', 'a run of index', run[1]} end
+end
+for _, block in ipairs(blocks) do
+  if redis.call('HEXISTS', log, block[1]) == 1 then return {'taken', 'block', block[1]} end
+end
+for _, event in ipairs(events) do
+  local place = event[1]
+  if seen[' ' .. place] or one(keyed, place) or (place > upto and one(loose, place)) then
+    return {'taken', 'event', place}
+  end
+  seen[' ' .. place] = true
+end
+
+-- First what a Redis that is out of memory refuses.
+redis.call('HSET', home, 'row', row, 'status', status, 'spent', used, 'revision', revision, 'size', size)
+if status ~= old_status then
+  unlist(number, old_status, places)
+  list(number, status, places, created, updated)
+else
+  list(number, status, places, nil, updated)
+end
+expire(number, deadline)
+charge(places, old_used, used)
+for _, block in ipairs(blocks) do redis.call('HSET', log, block[1], block[2]) end
+for _, turn in ipairs(dropped) do
+  remove(turn_set, turn[1])
+  mark(open, 't' .. turn[1], false)
+end
+for _, turn in ipairs(turns) do
+  put(turn_set, turn[1], turn[2] .. turn[3])
+  mark(open, 't' .. turn[1], turn[2] == 'o')
+end
+local function set_run(place, letter, text)
+  put(run_set, place, letter .. text)
+  mark(open, 'r' .. place, letter ~= 'e')
+  mark(open, 'u' .. place, letter == 'u')
+end
+for _, run in ipairs(new) do
+  redis.call('HSET', run_ids, run[2], number)
+  redis.call('HSET', keys, 'i' .. run[2], run[1])
+  if run[3] ~= '' then redis.call('HSET', keys, run[3], run[1]) end
+  set_run(run[1], run[4], run[5])
+end
+for _, run in ipairs(runs) do
+  local place = redis.call('HGET', keys, 'i' .. run[1])
+  if place then set_run(place, run[2], run[3]) end
+end
+if #new + #runs > 0 then
+  mark(unsettled, member(number), redis.call('ZLEXCOUNT', open, '[u', '[u\255') > 0)
+end
+if upto ~= '' then redis.call('ZREMRANGEBYLEX', loose, '-', '[' .. upto .. '\255') end
+for _, event in ipairs(events) do
+  redis.call('ZADD', event[2] == '' and loose or keyed, 0, event[1] .. event[3])
+  if event[2] ~= '' then redis.call('HSET', keys, event[2], event[1]) end
+end
+return {''}
+"""
+
+_DELETE = r"""
+local session, epoch, log = take(), take(), take()
+local number = redis.call('HGET', ids, session)
+if not number then return {'missing'} end
+local owned_epoch, status, places, used, borrowed =
+  unpack(redis.call('HMGET', key(number), 'epoch', 'status', 'places', 'spent', 'borrowed'))
+if not (owned_epoch and status and places and used and borrowed) then
+  return {'corrupt', key(number), 'a field of it is missing'}
+end
+if (epoch ~= '' and epoch ~= owned_epoch) or (log ~= '' and log ~= number) then return {'fenced'} end
+redis.call('HDEL', ids, session) -- first: a Redis that is out of memory lets a script that has begun so go on
+for _, name in ipairs(redis.call('HKEYS', key(number, ':keys'))) do
+  if string.sub(name, 1, 1) == 'i' then redis.call('HDEL', run_ids, string.sub(name, 2)) end
+end
+unlist(number, status, places)
+charge(places, used, '')
+redis.call('ZREM', unsettled, member(number))
+redis.call('ZREM', expiring, member(number))
+redis.call('DEL', key(number), key(number, ':turns'), key(number, ':runs'), key(number, ':events'),
+  key(number, ':keyed'), key(number, ':keys'), key(number, ':open'))
+release(number)
+for log in string.gmatch(borrowed, '%S+') do
+  redis.call('HDEL', key(log, ':lent'), number)
+  release(log)
+end
+return {''}
+"""
+
+WRITES = {
+    name: COMMON + body
+    for name, body in {
+        "create": _CREATE,
+        "activate": _ACTIVATE,
+        "commit": _COMMIT,
+        "delete": _DELETE,
+    }.items()
+}
+"""By name."""

@@ -1,0 +1,138 @@
+"""How commits of sessions are written, one or many, on the driver's own cursor within a transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import sqlalchemy as sa
+
+from turnwise.errors import SessionFencedError
+from turnwise.memory.stores.base import Commit
+from turnwise.memory.stores.sql.rows import changed_run_row, changed_session_row, event_row, log_key, run_row, turn_row
+from turnwise.memory.stores.sql.sqlite_file import begin_writing
+from turnwise.memory.stores.sql.statements import Row, Statements
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A commit that is asked for, as rows."""
+
+    session_id: str
+    epoch: int
+    since: float
+    """When it was asked for, by the monotonic clock."""
+    key: int
+    """Of the session's row, and the name of its log."""
+    session: Row
+    others: tuple[list[Row], ...]
+    """What it writes beside the session, by kind, in the order in which kinds are written."""
+
+
+class CommitWriter:
+    """Writes commits of different sessions in the transaction that a cursor is in.
+
+    Session rows are taken in the order of their keys, so groups of several processes wait for each other, and never in
+    a circle. To PostgreSQL all statements go at once (pipeline mode), so a group costs one round trip and the COMMIT.
+    There a session whose row another's transaction holds is waited for briefly, so that its neighbours need not wait:
+    its commit is refused (`is_locked`). A file of SQLite has one writer and no such rows.
+    """
+
+    def __init__(self, sql: Statements, dialect: sa.Dialect, lock_timeout_s: float) -> None:
+        driver: Any = dialect.loaded_dbapi
+        self._put_session = sql.put_session
+        self._kinds = (
+            sql.insert_block,
+            sql.drop_turn,
+            sql.put_turn,
+            sql.insert_run,
+            sql.put_run,
+            sql.forget_events,
+            sql.insert_event,
+        )
+        self._lock_timeout_s = lock_timeout_s
+        self._is_sqlite = dialect.name == "sqlite"
+        self._has_pipeline = not self._is_sqlite and driver.Pipeline.is_supported()
+
+    def asked(self, session_id: str, epoch: int, commit: Commit) -> Asked:
+        """Return the commit as what `write` takes: made beforehand, so that nobody else's transaction waits for it."""
+        key = log_key(commit.session.log)
+        kinds: tuple[Iterable[dict[str, Any]], ...] = (
+            ({"log": key, "at": at, "body": body} for at, body in enumerate(commit.blocks, commit.log_size_before)),
+            ({"b_session": key, "b_idx": index} for index in commit.dropped_turns),
+            (turn_row(key, turn) for turn in commit.turns),
+            (run_row(key, commit.new_run),) if commit.new_run else (),
+            (changed_run_row(key, run) for run in commit.runs),
+            ({"b_session": key, "b_upto": commit.forget_events},) if commit.forget_events else (),
+            (event_row(key, event) for event in commit.events),
+        )
+        session = self._put_session.bind(changed_session_row(session_id, epoch, commit))
+        others = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))
+        return Asked(session_id, epoch, time.monotonic(), key, session, others)
+
+    def write(self, cursor: Any, group: Sequence[Asked]) -> list[Exception | None]:
+        """Write those of the group that can be written; return for each why it cannot, None if it is.
+
+        Raises:
+            Exception: nothing of the group is written; the transaction is to be rolled back.
+        """
+        if len(group) == 1 and not self._has_pipeline:
+            self._write_session(cursor, group[0])
+            self._write_rest(cursor, group)
+            return [None]
+        order = sorted(range(len(group)), key=lambda at: group[at].key)
+        outcomes: list[Exception | None] = [None] * len(group)
+        try:
+            self._write_together(cursor, [group[at] for at in order])
+        except Exception:  # noqa: BLE001 - it is not known which of them is refused: each is told on its own
+            cursor.connection.rollback()
+            if self._is_sqlite:
+                begin_writing(cursor.connection, self._lock_timeout_s)
+            else:
+                cursor.connection.wait_briefly(cursor)
+            for at in order:
+                outcomes[at] = self._try(cursor, group[at])
+        return outcomes
+
+    def _write_together(self, cursor: Any, group: Sequence[Asked]) -> None:
+        sessions = cursor.connection.cursor()
+        with self._pipeline(cursor):
+            if not self._is_sqlite:
+                cursor.connection.wait_briefly(cursor)
+            self._put_session.write(sessions, [asked.session for asked in group])
+            self._write_rest(cursor, group)
+        if sessions.rowcount != len(group):
+            raise SessionFencedError(group[0].session_id, group[0].epoch)  # or another of them
+
+    @staticmethod
+    def is_locked(outcome: BaseException | None) -> bool:
+        """Return whether a commit was refused since another's transaction holds its session's row."""
+        return getattr(outcome, "sqlstate", None) == "55P03"
+
+    def _try(self, cursor: Any, asked: Asked) -> Exception | None:
+        """Write one whole, or nothing of it; return why not."""
+        cursor.execute("SAVEPOINT one")
+        try:
+            self._write_session(cursor, asked)
+            self._write_rest(cursor, [asked])
+        except Exception as error:  # noqa: BLE001 - its caller raises it
+            cursor.execute("ROLLBACK TO SAVEPOINT one")  # raises if the whole transaction is lost
+            return error
+        cursor.execute("RELEASE SAVEPOINT one")
+        return None
+
+    def _write_session(self, cursor: Any, asked: Asked) -> None:
+        if not self._put_session.write(cursor, [asked.session]):
+            raise SessionFencedError(asked.session_id, asked.epoch)
+
+    def _write_rest(self, cursor: Any, group: Sequence[Asked]) -> None:
+        """Write all but the session rows, kind by kind: what one session has is no matter to another."""
+        for kind, rows in zip(self._kinds, zip(*(asked.others for asked in group), strict=True), strict=True):
+            kind.write(cursor, list(chain.from_iterable(rows)))
+
+    def _pipeline(self, cursor: Any) -> AbstractContextManager[object]:
+        return cursor.connection.pipeline() if self._has_pipeline else nullcontext()

@@ -1,0 +1,394 @@
+"""What stores in an SQL database share: engine, threads, transactions, errors, and the version of the tables."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
+from turnwise.memory.conversation.corrupt_records import text_or_undecodable
+from turnwise.memory.stores.sharing import LABEL, RayId, Shared, rivals_among
+from turnwise.memory.stores.sql.remedies import is_undecodable, lacks_tables, remedy, without_text
+from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
+from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
+from turnwise.memory.stores.urls import READ_ONLY, SQL_SCHEMES, redact
+
+Result = TypeVar("Result")
+
+CHECKPOINT_COMMITS = 100
+"""After how many commits of a process SQLite's log is moved into its file."""
+
+WHERE = "where"
+"""In the `info` of a partial index: its predicate. The options of dialects would have SQLAlchemy load each of them."""
+
+_meta = sa.Table(
+    "turnwise_meta",
+    sa.MetaData(),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The tables of one kind of store. Stores of several kinds may share a database."""
+
+    name: str
+    """Of the row in `turnwise_meta` that has the version."""
+    version: int
+    """Goes up with every change of the tables."""
+    tables: sa.MetaData
+    migrations: Mapping[int, Sequence[str]]
+    """What makes of the tables of a version those of the next, in SQL that SQLite and PostgreSQL both know."""
+
+
+class SQLDatabase(Shared):
+    """Base of the stores in an SQL database: a file of SQLite, or PostgreSQL.
+
+    A transaction that writes is on disk when it returns (SQLite: WAL, synchronous FULL). Statements run on threads of
+    the store's own: one for SQLite, `connections` for PostgreSQL. Many processes may use one database at once; a SQLite
+    file belongs to one machine. The tables are made, or migrated, at first use.
+
+    **What is down or slow.** A verb that cannot be carried out is a StoreError, at the latest after three times
+    `lock_timeout_s`, of which it waits at most one until it is begun. The next verb tries anew, with new connections in
+    place of dead ones, so nothing has to be restarted. A file of SQLite that is deleted or replaced while it is open is
+    refused. On PostgreSQL `lock_timeout_s` is also what a statement, and a transaction that is left alone, may take:
+    `statement_timeout`, `lock_timeout`, `idle_in_transaction_session_timeout` and, twice as long, `transaction_timeout`
+    are set where the server, database or role does not. A URL may set them, `?options=-c%20statement_timeout%3D60s`,
+    and `connect_timeout=10` (s). A server that is silent for half as long again as its `statement_timeout` is given up.
+
+    Args:
+        url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
+        schema: the tables.
+        lock_timeout_s: how long to wait for another's transaction before a StoreError, in seconds.
+        connections: the most connections to PostgreSQL at once.
+
+    Raises:
+        StoreURLError: the URL names no database that can be used here.
+    """
+
+    def __init__(self, url: str, schema: Schema, *, lock_timeout_s: float, connections: int) -> None:
+        self._name = redact(url)
+        self._schema = schema
+        parsed = _parse_url(url, self._name)
+        self._url = parsed
+        sqlite = parsed.get_backend_name() == "sqlite"
+        self.is_local = sqlite
+        """Whether it is a file of one machine."""
+        if sqlite:
+            connections = 1
+        try:
+            self._engine = sa.create_engine(
+                parsed,
+                pool_size=connections,
+                max_overflow=0,
+                hide_parameters=True,
+                pool_timeout=lock_timeout_s,
+                pool_pre_ping=not sqlite,  # one round trip more, so that a server's restart fails no verb after it
+            )
+        except ModuleNotFoundError as error:
+            why = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
+            raise StoreURLError(self._name, why) from error
+        self._is_read_only = is_read_only(parsed)
+        self._file = SQLiteFile(self._engine, self._name, lock_timeout_s, self._is_read_only) if sqlite else None
+        self._ray: RayId | None = None
+        self._owner: SQLiteOwner | None = None
+        if not sqlite:
+            _bound_waits(self._engine, lock_timeout_s, self._called)
+        self._lock_timeout_s = lock_timeout_s
+        self._reader = self._engine.execution_options(turnwise_read=True)
+        self._driver: Any = self._engine.dialect.loaded_dbapi
+        self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
+        self._writer: Any = None
+        """The driver's connection for commits to a file of SQLite, from the first one on."""
+        self._transactions = 0
+        self._ready = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name!r})"
+
+    async def close(self) -> None:
+        """Let go of connections and files. Closing twice is fine; any other verb after it raises StoreClosedError."""
+        if not self._closed:
+            self._closed = True
+            await asyncio.to_thread(self._threads.shutdown)
+            if self._writer is not None:
+                self._writer.close()
+            self._engine.dispose()
+            if self._owner:
+                self._owner.release()
+
+    # Which Ray has it
+
+    def own(self, ray: RayId) -> None:
+        """See `Shared`. A file of SQLite is one Ray's at a time; a server has the names of its connections."""
+        self._ray = ray
+        if self.is_local:
+            self._owner = SQLiteOwner(path_of(self._url), self._name, ray)
+
+    async def rivals(self) -> list[str]:
+        """See `Shared`. A role of PostgreSQL's sees the connections of its own name."""
+        if self.is_local or self._ray is None:
+            return []
+        named = sa.text(
+            "SELECT DISTINCT application_name FROM pg_catalog.pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE :label"
+        )
+        names = await self._read(lambda connection: connection.scalars(named, {"label": f"{LABEL}%"}).all())
+        return rivals_among(names, self._ray)
+
+    def _called(self) -> str:
+        """Return what connections to a server are called, if nobody has said so in the URL."""
+        return self._ray.label if self._ray else "turnwise"
+
+    # Transactions
+
+    async def _write(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Return what `work` returns of a transaction, when that is on disk.
+
+        Raises:
+            StoreClosedError: the store was closed.
+            SchemaVersionError: the tables are of another version.
+            StoreError: the database could not be reached, read or written; nothing was written.
+        """
+        return await self._on_thread(lambda: self._connected(self._engine, work))
+
+    async def _read(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Return what `work` returns of a transaction that only reads; raises as `_write` does."""
+        return await self._on_thread(lambda: self._connected(self._reader, work))
+
+    async def _write_fast(self, work: Callable[[Any], None]) -> None:
+        """Do `work` in a transaction on the driver's own cursor: what is done for every turn is worth the shortcut."""
+        await self._on_thread(lambda: self._transact(work))
+
+    def _is_duplicate(self, error: StoreError) -> bool:
+        """Return whether the database refused a row because there is one of its key."""
+        return isinstance(error.__cause__, self._driver.IntegrityError)
+
+    def _lock(self, connection: sa.Connection) -> None:
+        """Let this be the only transaction that holds this lock. A SQLite transaction that writes is alone anyway."""
+        if self._engine.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7475726E)))
+
+    async def _on_thread(self, work: Callable[[], Result]) -> Result:
+        asked = time.monotonic()
+
+        def call() -> Result:
+            with self._translated():
+                if late := self._late(asked):
+                    raise late
+                try:
+                    return self._checked(work)
+                except (exc.DBAPIError, self._driver.Error) as error:
+                    if not self._was_recreated(error):
+                        raise
+                return self._checked(work)  # nothing was done
+
+        if self._closed:
+            raise StoreClosedError(self._name)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _late(self, asked: float) -> StoreError | None:
+        """Return the error of what was asked for, by the monotonic clock, so long ago that it is not begun any more."""
+        waited_s = time.monotonic() - asked
+        if waited_s <= self._lock_timeout_s:
+            return None
+        why = f"it was not begun within {self._lock_timeout_s:g} s, since what came before took as long"
+        return StoreError(f"store {self._name}: {why}; is it reachable, and not overloaded?")
+
+    def _checked(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns, with the tables there, and the file of SQLite still in its place afterwards."""
+        self._check_before()
+        result = work()
+        self._check_after()
+        return result
+
+    def _check_before(self) -> None:
+        if self._file:
+            self._file.check()  # a new connection would make a file where there is none
+        if not self._ready:
+            self._prepare()
+
+    def _check_after(self) -> None:
+        if self._file:
+            self._file.check()
+
+    @staticmethod
+    def _connected(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
+        """Return what `work` returns of a transaction; it is carried out again if a text in SQLite is not UTF-8.
+
+        Then it reads `UNDECODABLE` in the place of such texts, so that it can tell where they are, or delete them.
+        """
+        try:
+            with engine.begin() as connection:
+                return work(connection)
+        except (exc.OperationalError, sqlite3.OperationalError) as error:
+            if not is_undecodable(error.orig if isinstance(error, exc.OperationalError) else error):
+                raise
+        with engine.begin() as connection:
+            driver: Any = connection.connection.dbapi_connection
+            driver.text_factory = text_or_undecodable
+            try:
+                return work(connection)
+            finally:
+                driver.text_factory = str
+
+    @property
+    def _transact(self) -> Callable[[Callable[[Any], Result]], Result]:
+        """What carries out work in a transaction, on the driver's own cursor."""
+        return self._transact_in_file if self.is_local else self._transact_on_server
+
+    def _transact_on_server(self, work: Callable[[Any], Result]) -> Result:
+        connection = self._engine.raw_connection()
+        try:
+            result = work(connection.cursor())
+            connection.commit()
+            return result
+        except self._driver.Error as error:
+            if self._engine.dialect.is_disconnect(error, connection.dbapi_connection, None):
+                connection.invalidate(error)
+            raise
+        finally:
+            connection.close()  # back to the pool, which rolls back what was not committed
+
+    def _transact_in_file(self, work: Callable[[Any], Result]) -> Result:
+        if self._writer is None:
+            # One thread needs no pool: a connection of its own saves what the pool takes, as much as two statements.
+            pooled = self._engine.raw_connection()
+            pooled.detach()
+            self._writer = pooled.dbapi_connection
+            self._writer.execute("PRAGMA busy_timeout = 0")  # for begin_writing
+        try:
+            begin_writing(self._writer, self._lock_timeout_s)
+            result = work(self._writer.cursor())
+            self._writer.commit()
+        except BaseException:
+            self._writer.rollback()
+            raise
+        self._transactions += 1
+        if self._transactions % CHECKPOINT_COMMITS == 0:
+            with suppress(RuntimeError):  # the store is being closed, and SQLite makes a checkpoint then
+                self._threads.submit(self._checkpoint)
+        return result
+
+    def _checkpoint(self) -> None:
+        """Move SQLite's log into its file between commits, so that no commit takes the time for it."""
+        # What cannot be moved now is moved later, at the latest by the commit that finds the log too long.
+        with suppress(self._driver.Error, exc.SQLAlchemyError), self._engine.connect() as connection:
+            connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _was_recreated(self, error: BaseException) -> bool:
+        """Return whether tables are missing that were there; they are made, or looked for, at the next use."""
+        was_ready = self._ready
+        if lacks_tables(error.orig if isinstance(error, exc.DBAPIError) else error):
+            self._ready = False
+        return was_ready and not self._ready
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the database's errors into ours, in this one place."""
+        try:
+            yield
+        except (exc.DBAPIError, self._driver.Error) as error:
+            self._was_recreated(error)
+            cause = error.orig if isinstance(error, exc.DBAPIError) else error
+            quiet = without_text(cause)
+            raise StoreError(f"store {self._name}: {quiet}; {remedy(cause)}") from quiet
+        except (UnicodeEncodeError, UnicodeDecodeError) as error:  # whose attributes have the whole text
+            raise StoreError(f"store {self._name}: a text cannot be stored: {error.reason}") from None
+        except exc.StatementError as error:  # a value cannot be stored
+            raise StoreError(f"store {self._name}: a value cannot be stored: {type(error.orig).__name__}") from None
+        except (exc.SQLAlchemyError, ValueError, OverflowError) as error:  # the last two: values that cannot be stored
+            raise StoreError(f"store {self._name}: {error}") from error
+
+    # The schema
+
+    def _prepare(self) -> None:
+        """Make the tables if there are none, migrate old ones; refuse a schema that is not ours."""
+        with self._reader.begin() as connection:
+            if self._file:
+                self._file.remember(connection)
+            exists = sa.inspect(connection).has_table(_meta.name)
+            found = self._version(connection) if exists else None
+        if found is None or found in map(str, self._schema.migrations):
+            if self._is_read_only:
+                what = "are not there" if found is None else f"are of version {found}"
+                why = f"its tables {what}: open it once without read_only=True, which makes or migrates them"
+                raise StoreError(f"store {self._name}: {why}")
+            with self._engine.begin() as connection:
+                self._lock(connection)
+                driver: Any = connection.connection.dbapi_connection
+                with nullcontext() if self._file else driver.unhurried():  # a migration takes as long as it takes
+                    found = self._update(connection)
+        if found != str(self._schema.version):
+            raise SchemaVersionError(self._name, found, self._schema.version)
+        self._ready = True
+
+    def _update(self, connection: sa.Connection) -> str:
+        """Bring the tables as far as they can be; return their version then."""
+        _meta.create(connection, checkfirst=True)
+        found = self._version(connection)  # again: another process may have been faster
+        if found is None:
+            if not self._schema.tables.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
+                raise CorruptRecordError(f"{self._schema.name} of {self._name}", "missing, and its tables are there")
+            for index in (each for table in self._schema.tables.tables.values() for each in table.indexes):
+                if WHERE in index.info:
+                    index.kwargs[f"{connection.dialect.name}_where"] = index.info[WHERE]
+            self._schema.tables.create_all(connection)
+            found = str(self._schema.version)
+            connection.execute(sa.insert(_meta).values(name=self._schema.name, value=found))
+        while found.isdecimal() and (statements := self._schema.migrations.get(int(found))):
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+            found = str(int(found) + 1)
+            connection.execute(sa.update(_meta).where(_meta.c.name == self._schema.name).values(value=found))
+        return found
+
+    def _version(self, connection: sa.Connection) -> str | None:
+        return connection.scalar(sa.select(_meta.c.value).where(_meta.c.name == self._schema.name))
+
+
+def insert_into(table: sa.Table, dialect: sa.Dialect) -> Any:
+    """Return the INSERT of a dialect itself, which can say what is done about a conflict. Loads that dialect alone."""
+    if dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql
+
+        return postgresql.insert(table)
+    from sqlalchemy.dialects import sqlite
+
+    return sqlite.insert(table)
+
+
+def is_read_only(url: sa.URL) -> bool:
+    """Return whether the URL is one of `memory.urls.read_only`."""
+    return url.query.get("mode") == "ro" or READ_ONLY in url.query.get("options", "")
+
+
+def _parse_url(url: str, name: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+    except (exc.ArgumentError, ValueError):
+        raise StoreURLError(name, "it is not a database URL") from None
+    if parsed.drivername not in SQL_SCHEMES:
+        raise StoreURLError(name, f"{parsed.drivername} is not a database that turnwise knows")
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise StoreURLError(name, "it names no file")
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
+
+
+def _bound_waits(engine: sa.Engine, timeout_s: float, called: Callable[[], str]) -> None:
+    from turnwise.memory.stores.sql.postgres_connection import PostgresConnection  # whose driver others need not have
+
+    @sa.event.listens_for(engine, "do_connect")
+    def connect(_: object, __: object, args: list[Any], settings: dict[str, Any]) -> PostgresConnection:
+        return PostgresConnection.open(timeout_s, *args, **{"application_name": called(), **settings})

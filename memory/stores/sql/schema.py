@@ -1,0 +1,175 @@
+"""The tables of `SQLStore`, for every SQL database.
+
+Times are seconds since the epoch; `spans` and other nested values are JSON text. Rows stay small, because a turn is
+many rows and the text should be most of what is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
+
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.stores.sql.database import WHERE, Schema
+from turnwise.memory.stores.sql.migrations import MIGRATIONS
+
+tables = MetaData()
+
+SCHEMA = Schema(name="schema_version", version=7, tables=tables, migrations=MIGRATIONS)
+
+# The key is also the name of the session's log.
+_Key = BigInteger().with_variant(Integer(), "sqlite")
+
+USAGE: dict[str, type[int | float]] = {
+    field.name: {"int": int, "float": float}[str(field.type)] for field in fields(Usage)
+}
+"""Columns of a session's usage and their types: it can be summed up. That of a turn or a run is JSON text."""
+
+sessions = Table(
+    "turnwise_sessions",
+    tables,
+    Column("key", _Key, primary_key=True, autoincrement=True),
+    Column("session_id", Text, nullable=False, unique=True),
+    Column("user_id", Text, nullable=False),
+    Column("agent", Text),
+    Column("metadata", Text),
+    Column("status", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("parent", Text),
+    Column("log_size", BigInteger, nullable=False),
+    Column("next_index", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False, server_default="0"),
+    Column("memory", Text),
+    Column("saved", BigInteger, nullable=False, server_default="-1"),
+    Column("ttl_s", Double),
+    Column("model", Text),
+    Column("params", Text),
+    *(
+        Column(name, BigInteger if number is int else Double, nullable=False, server_default="0")
+        for name, number in USAGE.items()
+    ),
+    Index("turnwise_sessions_created", "created_at", "key"),
+    Index("turnwise_sessions_user", "user_id", "created_at", "key"),
+    sqlite_autoincrement=True,  # as in older versions, which gave keys by a counter; today `new_key` does
+)
+
+borrowed = Table(
+    "turnwise_borrowed",
+    tables,
+    Column("session", _Key, nullable=False),
+    Column("log", _Key, nullable=False),
+    Column("start", BigInteger, nullable=False),
+    Column("stop", BigInteger, nullable=False),
+    PrimaryKeyConstraint("session", "log", "start"),
+    Index("turnwise_borrowed_log", "log"),
+)
+
+blocks = Table(
+    "turnwise_blocks",
+    tables,
+    Column("log", _Key, nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("body", Text, nullable=False),
+    PrimaryKeyConstraint("log", "at"),
+)
+
+turns = Table(
+    "turnwise_turns",
+    tables,
+    Column("session", _Key, nullable=False),
+    Column("idx", BigInteger, nullable=False),
+    Column("parent", Text),
+    Column("run_id", Text),
+    Column("status", Text, nullable=False),
+    Column("prompt", Text, nullable=False),
+    Column("appended", Text),
+    Column("input", Text, nullable=False),
+    Column("output", Text, nullable=False),
+    Column("carried", Text),
+    Column("usage", Text),
+    Column("stop_reason", Text),
+    Column("created_at", Double, nullable=False),
+    Column("metadata", Text),
+    Column("forgotten", Boolean),
+    PrimaryKeyConstraint("session", "idx"),
+)
+_has_ttl = sessions.c.ttl_s.is_not(None)
+# By key and not by the time of expiry: that changes with every commit, which would then write to the index.
+Index("turnwise_sessions_ttl", sessions.c.key, info={WHERE: _has_ttl})
+
+_open_turn = text("status IN ('pending', 'queued', 'running')")
+Index("turnwise_turns_open", turns.c.session, turns.c.idx, info={WHERE: _open_turn})
+
+runs = Table(
+    "turnwise_runs",
+    tables,
+    Column("run_id", Text, nullable=False, unique=True),
+    Column("session", _Key, nullable=False),
+    Column("turn_index", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("first_seq", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("ended_at", Double),
+    Column("why", Text),
+    Column("labels", Text),
+    Column("timeout_s", Double),
+    Column("idempotency_key", Text),
+    Column("fingerprint", Text),
+    Column("code", Text),
+    Column("usage", Text),
+    Column("stop_reason", Text),
+    Column("calls", Text),
+    Column("resumes", BigInteger, nullable=False, server_default="0"),
+    Column("memory", Text),
+    Column("model", Text),
+    Column("params", Text),
+    Column("output", Text),
+    PrimaryKeyConstraint("session", "turn_index"),
+)
+_open_run = text("state IN ('queued', 'running', 'awaiting_approval')")
+Index("turnwise_runs_open", runs.c.session, runs.c.turn_index, info={WHERE: _open_run})
+Index(
+    "turnwise_runs_key",
+    runs.c.session,
+    runs.c.idempotency_key,
+    unique=True,
+    info={WHERE: runs.c.idempotency_key.is_not(None)},
+)
+
+events = Table(
+    "turnwise_events",
+    tables,
+    Column("session", _Key, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("turn_index", BigInteger),
+    Column("run_id", Text),
+    Column("event_key", Text),
+    Column("kind", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    PrimaryKeyConstraint("session", "seq"),
+)
+Index(
+    "turnwise_events_key",
+    events.c.session,
+    events.c.event_key,
+    unique=True,
+    info={WHERE: events.c.event_key.is_not(None)},
+)

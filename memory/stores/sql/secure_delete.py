@@ -1,0 +1,143 @@
+"""What stores in an SQL database share that people may ask to forget: nothing legible stays behind."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from turnwise.errors import StoreError
+from turnwise.memory.longterm.deletion import note_pages, notes_pages
+from turnwise.memory.stores.sql.database import Schema, SQLDatabase
+from turnwise.memory.stores.urls import resolve_url
+
+Result = TypeVar("Result")
+
+_LOG_HEADER, _FRAME_HEADER = 32, 24
+"""How many bytes stand before the pages of a log, and before each page."""
+
+_EMPTYING_MS = 1000
+"""How long to wait for those who read, until the log of SQLite can be emptied."""
+
+
+class ErasingDatabase(SQLDatabase):
+    """Base of stores of what people said. Pickles as its settings, with the password that the URL may have.
+
+    What is deleted from a file of SQLite is overwritten there, and its log emptied, unless another process is reading.
+    PostgreSQL overwrites it by and by, with its vacuum.
+    """
+
+    schema: Schema
+    """The tables, of each subclass."""
+
+    def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
+        if isinstance(url, str) and url.startswith("sqlite"):
+            url = resolve_url(url)  # pickled, it is to name the same file wherever it is opened
+        super().__init__(url, self.schema, lock_timeout_s=lock_timeout_s, connections=connections)
+        self._settings = (url, lock_timeout_s, connections)
+        self._is_sqlite = self._engine.dialect.name == "sqlite"
+        if self._is_sqlite:
+            sa.event.listen(self._engine, "connect", _overwrite_what_is_deleted)
+
+    async def scrub(self) -> None:
+        """Write a file of SQLite anew, so that nothing that was deleted is in it: O(all that is in the file).
+
+        Other stores of the same file wait meanwhile. PostgreSQL is left to its vacuum.
+
+        Raises:
+            StoreError: another process reads or writes for longer than the lock timeout; again.
+        """
+        if self._is_sqlite:
+            await self._on_thread(self._rewrite)
+
+    def paths(self) -> list[Path]:
+        """Return SQLite's file, and those that it may have beside it; none of PostgreSQL."""
+        if not self._is_sqlite:
+            return []
+        file = Path(self._engine.url.database or "").absolute()
+        return [file, *(file.with_name(f"{file.name}-{kind}") for kind in ("wal", "shm", "journal"))]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._open, self._settings
+
+    @classmethod
+    def _open(cls, url: str, lock_timeout_s: float, connections: int) -> Self:
+        return cls(url, lock_timeout_s=lock_timeout_s, connections=connections)
+
+    def _lock_user(self, connection: sa.Connection, user_id: str) -> None:
+        """Let this be the only transaction that writes of this user; on SQLite it is the only one that writes."""
+        if not self._is_sqlite:
+            name = f"{self.schema.name} {user_id}".encode(errors="surrogatepass")
+            number = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), signed=True)
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
+
+    async def _erase(self, *works: Callable[[sa.Connection], Result]) -> list[Result]:
+        """Return what each work, which deletes, returns of a transaction of its own; nothing of what they delete stays.
+
+        The pages of the file that they wrote are noted for `erase`.
+        """
+        done: list[Result] = []
+        try:
+            for work in works:
+                if self._is_sqlite and notes_pages():
+                    result, pages = await self._on_thread(partial(self._noting_pages, work))
+                    note_pages(self.paths()[0], pages)
+                else:
+                    result = await self._write(work)
+                done.append(result)
+            return done
+        finally:
+            if any(done) and self._is_sqlite:
+                await self._on_thread(self._empty_log)
+
+    def _noting_pages(self, work: Callable[[sa.Connection], Result]) -> tuple[Result, set[int]]:
+        """Return what the work returns, and which pages it wrote, with those that were in SQLite's log before."""
+        file, log, *_ = self.paths()
+        # While this reads, nobody begins the log anew, so all that the work writes is in it.
+        with closing(self._driver.connect(file, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT 1 FROM sqlite_master").fetchone()
+            result = self._connected(self._engine, work)
+            return result, _pages_in(log) if result else set()
+
+    def _rewrite(self) -> None:
+        with self._engine.connect() as connection:
+            cursor = connection.connection.cursor()
+            cursor.execute("VACUUM")
+            (is_busy, *_) = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if is_busy:
+            raise StoreError(f"store {self._name}: others read it, so its log has what was deleted still; try again")
+
+    def _empty_log(self) -> None:
+        """Move SQLite's log, where deleted text still stands, into its file, and leave nothing of it."""
+        # It is deleted already, so neither a failure nor a long wait may come of this; the next deletion tries again.
+        with suppress(self._driver.Error, exc.SQLAlchemyError), self._engine.connect() as connection:
+            cursor = connection.connection.cursor()
+            (timeout_ms,) = cursor.execute("PRAGMA busy_timeout").fetchone()
+            cursor.execute(f"PRAGMA busy_timeout = {min(timeout_ms, _EMPTYING_MS)}")
+            try:
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                cursor.execute(f"PRAGMA busy_timeout = {timeout_ms}")
+
+
+def _pages_in(log: Path) -> set[int]:
+    """Return the numbers of the pages in a log of SQLite; of those that it had long ago too, which does no harm."""
+    try:
+        written = log.read_bytes()
+    except FileNotFoundError:
+        return set()
+    if len(written) < _LOG_HEADER:
+        return set()
+    size = int.from_bytes(written[8:12], "big") + _FRAME_HEADER
+    return {int.from_bytes(written[at : at + 4], "big") for at in range(_LOG_HEADER, len(written), size)}
+
+
+def _overwrite_what_is_deleted(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA secure_delete = ON")

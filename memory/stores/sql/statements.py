@@ -1,0 +1,252 @@
+"""The statements of `SQLStore`, compiled once for its dialect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+import sqlalchemy as sa
+
+from turnwise.memory.stores.sql import schema
+from turnwise.memory.stores.sql.database import insert_into
+
+_OPEN_TURN = ("pending", "queued", "running")
+_OPEN_RUN = ("queued", "running", "awaiting_approval")
+
+
+Row = Any
+"""What a driver takes for a row: a tuple or, by name, a dict."""
+
+_SIZES = (32, 8)
+"""Of how many rows there are statements that insert them."""
+
+
+class Statement:
+    """A statement compiled once: SQLAlchemy's own run of a Core statement costs more than SQLite's commit."""
+
+    def __init__(self, statement: Any, dialect: sa.Dialect, columns: Sequence[str] | None = None) -> None:
+        compiled = statement.compile(dialect=dialect, column_keys=columns)
+        self._text = str(compiled)
+        self._pick = _picker(compiled.positiontup)
+        self._constants = {name: value for name, value in compiled.params.items() if value is not None}
+        # Only SQLite gains by it: PostgreSQL has all rows of a statement in one round trip anyway.
+        values = _VALUES.search(self._text) if dialect.name == "sqlite" else None
+        self._inserts = {size: _with_rows(values, size) for size in _SIZES} if values else {}
+        """By number of rows, what inserts so many at once."""
+
+    def __call__(
+        self, connection: sa.Connection, values: dict[str, Any] | list[dict[str, Any]]
+    ) -> sa.CursorResult[Any]:
+        if isinstance(values, list):
+            return connection.exec_driver_sql(self._text, [self.bind(row) for row in values])
+        return connection.exec_driver_sql(self._text, self.bind(values))
+
+    def rows(self, connection: sa.Connection, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """Return all rows, as the driver gives them: for small reads that are many."""
+        cursor = connection.connection.cursor()
+        cursor.execute(self._text, self.bind(values))
+        return list(cursor.fetchall())
+
+    def write(self, cursor: Any, rows: Sequence[Row]) -> int:
+        """Execute on a driver's own cursor, once for each bound row; return how many rows the last of it changed."""
+        rows = self._insert_many(cursor, rows)
+        if len(rows) == 1:
+            cursor.execute(self._text, rows[0])
+        elif rows:
+            cursor.executemany(self._text, rows)
+        return int(cursor.rowcount) if rows else 0
+
+    def _insert_many(self, cursor: Any, rows: Sequence[Row]) -> Sequence[Row]:
+        """Insert rows by statements of many; return those that are left.
+
+        The driver gives Python's lock away for each row of an `executemany`, and while a busy event loop keeps it,
+        all other writers of the file wait.
+        """
+        for size, text in self._inserts.items():
+            while len(rows) >= size:
+                cursor.execute(text, list(chain.from_iterable(rows[:size])))
+                rows = rows[size:]
+        return rows
+
+    def bind(self, values: dict[str, Any]) -> Row:
+        """Return a row as the driver takes it."""
+        if self._constants:
+            values = self._constants | values
+        return values if self._pick is None else self._pick(values)
+
+
+_VALUES = re.compile(r"VALUES (\([^()]*\))")
+
+
+def _with_rows(values: re.Match[str], count: int) -> str:
+    start, stop = values.span(1)
+    return f"{values.string[:start]}{', '.join([values[1]] * count)}{values.string[stop:]}"
+
+
+def _picker(names: Sequence[str] | None) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
+    """Return what picks the values of these names, in order; None for a driver that takes them by name."""
+    if names is None:
+        return None
+    return itemgetter(*names) if len(names) > 1 else lambda values: tuple(values[name] for name in names)
+
+
+class Statements:
+    """The statements of the verbs, for one dialect."""
+
+    def __init__(self, dialect: sa.Dialect) -> None:
+        def compiled(statement: Any, columns: Sequence[str] | None = None) -> Statement:
+            return Statement(statement, dialect, columns)
+
+        sessions, turns, runs, events = schema.sessions, schema.turns, schema.runs, schema.events
+        bind = sa.bindparam
+        owner = sa.select(sessions.c.key).where(sessions.c.session_id == bind("session_id")).scalar_subquery()
+        columns = [column.name for column in sessions.columns]
+        fresh = insert_into(sessions, dialect).on_conflict_do_nothing()
+        self.insert_session = compiled(fresh.returning(sessions.c.key), columns)
+        self.session = compiled(sa.select(sessions).where(sessions.c.session_id == bind("session_id")))
+        self.raise_epoch = compiled(
+            sa.update(sessions)
+            .where(sessions.c.session_id == bind("session_id", unique=False))
+            .values(
+                epoch=sessions.c.epoch + sa.literal_column("1"),
+                revision=sessions.c.revision + bind("jump", type_=sa.BigInteger),
+            )
+            .returning(*sessions.columns, self._now(dialect).label("now"))
+        )
+        self.now = compiled(sa.select(self._now(dialect)))
+        changed = (
+            "status",
+            "metadata",
+            "updated_at",
+            "log_size",
+            "next_index",
+            "seq",
+            "revision",
+            "memory",
+            "saved",
+            "ttl_s",
+            "model",
+            "params",
+            *schema.USAGE,
+        )
+        self.put_session = compiled(
+            sa.update(sessions)
+            .where(
+                sessions.c.key == bind("b_key"),
+                sessions.c.session_id == bind("b_session_id"),
+                sessions.c.epoch == bind("b_epoch"),
+                sessions.c.revision == bind("b_revision_before"),
+                sessions.c.log_size == bind("b_log_size_before"),
+            )
+            .values({name: bind(f"b_{name}") for name in changed})
+        )
+        self.insert_borrowed = compiled(sa.insert(schema.borrowed))
+        self.insert_block = compiled(sa.insert(schema.blocks))
+        blocks = schema.blocks.c
+        within = (blocks.log == bind("log"), blocks.at >= bind("start"), blocks.at < bind("stop"))
+        self.blocks = compiled(sa.select(blocks.at, blocks.body).where(*within))
+        self.count_blocks = compiled(sa.select(sa.func.count()).select_from(schema.blocks).where(*within))
+        upsert = insert_into(turns, dialect)
+        self.put_turn = compiled(
+            upsert.on_conflict_do_update(
+                index_elements=["session", "idx"],
+                set_={
+                    column.name: upsert.excluded[column.name]
+                    for column in turns.columns
+                    if column.name not in ("session", "idx")
+                },
+            )
+        )
+        self.drop_turn = compiled(
+            sa.delete(turns).where(turns.c.session == bind("b_session"), turns.c.idx == bind("b_idx"))
+        )
+        of_key = turns.c.session == bind("key")
+        open_turn = turns.c.status.in_(_literals(_OPEN_TURN))
+        self.head = compiled(
+            sa.select(turns).where(of_key, ~open_turn).order_by(turns.c.idx.desc()).limit(sa.literal_column("1"))
+        )
+        self.open_turns = compiled(sa.select(turns).where(of_key, open_turn).order_by(turns.c.idx))
+        self.open_runs = compiled(
+            sa.select(runs)
+            .where(runs.c.session == bind("key"), runs.c.state.in_(_literals(_OPEN_RUN)))
+            .order_by(runs.c.turn_index)
+        )
+        unsettled = (
+            sa.select(runs.c.session)
+            .where(
+                runs.c.state.in_(_literals(_OPEN_RUN)),  # as the index has it
+                runs.c.state != sa.literal_column("'awaiting_approval'"),
+                runs.c.session > bind("after"),
+            )
+            .distinct()
+            .order_by(runs.c.session)
+            .limit(bind("limit"))
+            .subquery()
+        )
+        self.unsettled = compiled(
+            sa.select(sessions.c.key, sessions.c.session_id)
+            .join(unsettled, unsettled.c.session == sessions.c.key)
+            .order_by(sessions.c.key)
+        )
+        self.expired = compiled(
+            sa.select(sessions)
+            .where(
+                sessions.c.ttl_s.is_not(None),
+                sessions.c.updated_at + sessions.c.ttl_s <= bind("now"),
+                sessions.c.key > bind("after"),
+            )
+            .order_by(sessions.c.key)
+            .limit(bind("limit"))
+        )
+        self.insert_run = compiled(sa.insert(runs))
+        changed = ("state", "first_seq", "started_at", "ended_at", "why", "code")
+        changed += ("usage", "stop_reason", "calls", "resumes")
+        self.put_run = compiled(
+            sa.update(runs)
+            .where(runs.c.session == bind("b_session"), runs.c.turn_index == bind("b_turn_index"))
+            .values({name: bind(f"b_{name}") for name in changed})
+        )
+        self.run = compiled(
+            sa.select(runs, sessions.c.session_id.label("owner"))
+            .join(sessions, sessions.c.key == runs.c.session)
+            .where(runs.c.run_id == bind("run_id"))
+        )
+        self.run_of_key = compiled(
+            sa.select(runs).where(runs.c.session == owner, runs.c.idempotency_key == bind("idempotency_key"))
+        )
+        self.forget_events = compiled(
+            sa.delete(events).where(
+                events.c.session == bind("b_session"), events.c.seq <= bind("b_upto"), events.c.event_key.is_(None)
+            )
+        )
+        self.insert_event = compiled(sa.insert(events))
+        self.event_of_key = compiled(
+            sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))
+        )
+
+        def page(table: sa.Table, number: sa.Column[Any]) -> Statement:
+            return compiled(
+                sa.select(table)
+                .where(table.c.session == owner, number > bind("after"))
+                .order_by(number)
+                .limit(bind("limit"))
+            )
+
+        self.turns = page(turns, turns.c.idx)
+        self.runs = page(runs, runs.c.turn_index)
+        self.events = page(events, events.c.seq)
+
+    @staticmethod
+    def _now(dialect: sa.Dialect) -> sa.ColumnElement[Any]:
+        """Return the time by the server's clock; nothing for SQLite, which has no server."""
+        if dialect.name == "sqlite":
+            return sa.null()
+        return sa.literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)", sa.Double)
+
+
+def _literals(values: Iterable[str]) -> list[sa.ColumnElement[str]]:
+    # Written into the statement, so that the partial indexes of the schema match it.
+    return [sa.literal_column(f"'{value}'") for value in values]

@@ -1,0 +1,427 @@
+"""A store in an SQL database: SQLite for one node, PostgreSQL for a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from turnwise.errors import (
+    CorruptRecordError,
+    DuplicateKeyError,
+    RunNotFoundError,
+    SessionExistsError,
+    SessionFencedError,
+    SessionNotFoundError,
+    StoreClosedError,
+    StoreError,
+    TurnwiseError,
+)
+from turnwise.memory.conversation.corrupt_records import UNDECODABLE
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.ids import new_key
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.spans import Span, Spans, subtract, union
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.stores.base import (
+    Activation,
+    Commit,
+    Page,
+    SessionOrder,
+    check_limit,
+    cursor_of,
+    new_jump,
+    parse_cursor,
+)
+from turnwise.memory.stores.group_commit import GroupCommit
+from turnwise.memory.stores.sql import schema
+from turnwise.memory.stores.sql.commits import Asked, CommitWriter
+from turnwise.memory.stores.sql.rows import (
+    log_key,
+    read_event,
+    read_run,
+    read_session,
+    read_sessions,
+    read_turn,
+    read_usage,
+    session_row,
+    turn_row,
+)
+from turnwise.memory.stores.sql.secure_delete import ErasingDatabase
+from turnwise.memory.stores.sql.statements import Statement, Statements
+
+Result = TypeVar("Result")
+
+Item = TypeVar("Item", "Asked", "_Job")
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """What is to be done in a transaction, and what came of it."""
+
+    work: Callable[[sa.Connection], Any]
+    since: float
+    """When it was asked for, by the monotonic clock."""
+    result: Any = None
+    is_begun: bool = False
+
+    def do(self, connection: sa.Connection) -> Exception | None:
+        """Do it; return why it is refused, which has changed nothing."""
+        self.is_begun = True
+        try:
+            self.result = self.work(connection)
+        except TurnwiseError as error:
+            return error
+        return None
+
+
+LOCKED_PAUSE_S = 0.1
+"""How long a commit pauses before it is tried again whose session's row another's transaction holds, in seconds."""
+
+
+def _time(of_server: float | None) -> float:
+    """Return the time of the server; of this machine where there is none: a file of SQLite belongs to one machine."""
+    return time.time() if of_server is None else float(of_server)
+
+
+class SQLStore(ErasingDatabase):
+    """Keeps sessions in an SQL database through SQLAlchemy Core.
+
+    Commits of several sessions that come while a transaction is under way share the next one; each is refused on its
+    own. Many processes may use one database at once; a SQLite file belongs to one machine. The tables are made, or
+    migrated, at first use. What is deleted is overwritten, see `ErasingDatabase`.
+
+    Args:
+        url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
+        lock_timeout_s: how long to wait for another's transaction before a StoreError; see `SQLDatabase` for what else
+            it bounds.
+        connections: the most connections to PostgreSQL at once.
+
+    Raises:
+        StoreURLError: the URL names no database that can be used here.
+    """
+
+    schema = schema.SCHEMA
+
+    def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
+        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
+        self._sql = Statements(self._engine.dialect)
+        self._commits = CommitWriter(self._sql, self._engine.dialect, lock_timeout_s)
+        self._group = GroupCommit[Asked](self._threads, self._commit_group)
+        self._along = GroupCommit[_Job](self._threads, self._do_jobs)
+
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+        borrowed = union(turn.prompt, turn.input, turn.carried, turn.output, also) if turn else ()
+
+        def create(connection: sa.Connection) -> SessionRecord:
+            if borrowed:
+                self._lock(connection)
+                for span in borrowed:
+                    if self._sql.count_blocks(connection, _bounds(span)).scalar_one() < span.stop - span.start:
+                        raise CorruptRecordError(f"turn {session.parent}", f"blocks of {span} are missing")
+            while (key := self._insert(connection, session)) is None:
+                if self._sql.session(connection, {"session_id": session.session_id}).one_or_none():
+                    raise SessionExistsError(session.session_id)
+            if borrowed:
+                self._sql.insert_borrowed(connection, [{"session": key, **_bounds(span)} for span in borrowed])
+            if turn:
+                self._sql.put_turn(connection, [turn_row(key, turn)])
+            return replace(session, log=str(key))
+
+        return await self._write_along(create)
+
+    def _insert(self, connection: sa.Connection, session: SessionRecord) -> int | None:
+        """Return the key of the session; None if there is one of its id, or of the key."""
+        found: int | None = self._sql.insert_session(connection, session_row(new_key(), session)).scalar_one_or_none()
+        return found
+
+    async def now(self) -> float:
+        return await self._read(lambda connection: _time(self._sql.now(connection, {}).scalar_one()))
+
+    async def get(self, session_id: str) -> SessionRecord:
+        return await self._read(lambda connection: self._session(connection, session_id))
+
+    async def activate(self, session_id: str) -> Activation:
+        def activate(connection: sa.Connection) -> Activation:
+            row = self._sql.raise_epoch(connection, {"session_id": session_id, "jump": new_jump()}).one_or_none()
+            if row is None:
+                raise SessionNotFoundError(session_id)
+            key = {"key": row.key}
+            head = self._sql.head(connection, key).one_or_none()
+            return Activation(
+                session=read_session(row),
+                head=read_turn(head, session_id) if head else None,
+                open_turns=tuple(read_turn(found, session_id) for found in self._sql.open_turns(connection, key)),
+                open_runs=tuple(read_run(found, session_id) for found in self._sql.open_runs(connection, key)),
+                now=_time(row.now),
+            )
+
+        return await self._write_along(activate)
+
+    async def _write_along(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Return what `work` returns of a transaction: of SQLite's, with what else has come by the time that it can be.
+
+        Sessions are opened by the thousand, and a file of SQLite has one writer; a server has many, and they would wait
+        for each other's rows.
+
+        Args:
+            work: raises a TurnwiseError only where it has changed nothing.
+        """
+        if not self.is_local:
+            return await self._write(work)
+        if self._closed:
+            raise StoreClosedError(self._name)
+        job = _Job(work, time.monotonic())
+        outcome = await self._along.do(job, job)
+        with self._translated():
+            if outcome is not None:
+                raise outcome
+        result: Result = job.result
+        return result
+
+    def _do_jobs(self, jobs: Sequence[_Job]) -> list[Exception | None]:
+        late: list[Exception | None] = [self._late(job.since) for job in jobs]
+        if not (left := _of_time(jobs, late)):
+            return late
+        done: Iterator[Exception | None]
+        try:
+            done = iter(self._checked(lambda: self._connected(self._engine, partial(_do_all, left))))
+        except Exception:
+            if len(left) == 1 or not left[0].is_begun:
+                raise
+            done = map(self._do_alone, left)  # nothing is stored, and it is not known whose fault that is
+        return [why or next(done) for why in late]
+
+    def _do_alone(self, job: _Job) -> Exception | None:
+        try:
+            return self._late(job.since) or self._checked(lambda: self._connected(self._engine, job.do))
+        except Exception as error:  # noqa: BLE001 - its caller raises it
+            return error
+
+    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        try:
+            with self._translated():
+                asked = self._commits.asked(session_id, epoch, commit)
+                if self._closed:
+                    raise StoreClosedError(self._name)
+                outcome = await self._group.do(asked, asked.key)  # with what else has come by the time that it can be
+                while self._commits.is_locked(outcome) and self._late(asked.since) is None:
+                    # Apart from the others, and in short tries, so that it keeps no connection from them.
+                    await asyncio.sleep(LOCKED_PAUSE_S)
+                    write = partial(self._commits.write, group=[asked])
+                    (outcome,) = await self._on_thread(partial(self._transact, write))
+                if outcome is not None:
+                    raise outcome
+        except StoreError as error:
+            if self._is_duplicate(error):
+                await self._refuse_duplicate(session_id, commit, error)
+            raise
+
+    def _commit_group(self, group: Sequence[Asked]) -> list[Exception | None]:
+        late: list[Exception | None] = [self._late(asked.since) for asked in group]
+        if not (left := _of_time(group, late)):
+            return late
+        self._check_before()
+        done = iter(self._transact(partial(self._commits.write, group=left)))
+        self._check_after()
+        return [why or next(done) for why in late]
+
+    async def blocks(self, spans: Sequence[Span]) -> list[str]:
+        def read(connection: sa.Connection) -> list[str]:
+            bodies: list[str] = []
+            for span in spans:
+                found = dict(self._sql.blocks.rows(connection, _bounds(span)))
+                for at in range(span.start, span.stop):
+                    if at not in found:
+                        raise CorruptRecordError(f"block {span.log}:{at}", "missing")
+                    if found[at] is UNDECODABLE:
+                        raise CorruptRecordError(f"block {span.log}:{at}", "it is not UTF-8 text")
+                    bodies.append(found[at])
+            return bodies
+
+        return await self._read(read)
+
+    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        return await self._list(self._sql.turns, session_id, after, limit, lambda row: read_turn(row, session_id))
+
+    async def run(self, run_id: str) -> RunRecord:
+        def read(connection: sa.Connection) -> RunRecord:
+            row = self._sql.run(connection, {"run_id": run_id}).one_or_none()
+            if row is None:
+                raise RunNotFoundError(run_id, "the store")
+            return read_run(row, row.owner)
+
+        return await self._read(read)
+
+    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
+        row = await self._find(self._sql.run_of_key, {"session_id": session_id, "idempotency_key": idempotency_key})
+        return read_run(row, session_id) if row else None
+
+    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        return await self._list(self._sql.runs, session_id, after, limit, lambda row: read_run(row, session_id))
+
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        return await self._list(self._sql.events, session_id, after, limit, lambda row: read_event(row, session_id))
+
+    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+        row = await self._find(self._sql.event_of_key, {"session_id": session_id, "event_key": key})
+        return read_event(row, session_id) if row else None
+
+    async def query(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        order_by: SessionOrder = "created_at",
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[SessionRecord]:
+        table = schema.sessions.c
+        moved = table.updated_at if order_by == "updated_at" else table.created_at
+        statement = sa.select(schema.sessions).where(*_filters(user_id, agent, status))
+        if cursor is not None:
+            before, key = parse_cursor(cursor)
+            statement = statement.where((moved < before) | ((moved == before) & (table.key < key)))
+        statement = statement.order_by(moved.desc(), table.key.desc()).limit(check_limit(limit) + 1)
+        rows = await self._read(lambda connection: connection.execute(statement).all())
+        page = rows[:limit]
+        more = cursor_of(getattr(page[-1], order_by), page[-1].key) if len(rows) > limit else None
+        sessions, unreadable = read_sessions(page)
+        return Page(sessions, more, unreadable)
+
+    async def count(
+        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+    ) -> int:
+        statement = sa.select(sa.func.count()).select_from(schema.sessions).where(*_filters(user_id, agent, status))
+        return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
+
+    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
+        sums = (sa.func.coalesce(sa.func.sum(schema.sessions.c[name]), 0).label(name) for name in schema.USAGE)
+        statement = sa.select(*sums).where(*_filters(user_id, agent))
+        return await self._read(lambda connection: read_usage(connection.execute(statement).one()))
+
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+        rows, more = await self._in_order(self._sql.unsettled, cursor, limit)
+        return Page(tuple(row.session_id for row in rows), more)
+
+    async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
+        rows, more = await self._in_order(self._sql.expired, cursor, limit, now=now)
+        sessions, unreadable = read_sessions(rows)
+        return Page(sessions, more, unreadable)
+
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+        def delete(connection: sa.Connection) -> bool:
+            self._lock(connection)
+            row = self._sql.session(connection, {"session_id": session_id}).one_or_none()
+            if row is None:
+                raise SessionNotFoundError(session_id)
+            key = row.key
+            if log not in (None, str(key)):
+                raise SessionFencedError(session_id, epoch)
+            sessions = sa.delete(schema.sessions).where(schema.sessions.c.key == key)
+            if epoch is not None:
+                sessions = sessions.where(schema.sessions.c.epoch == epoch)
+            if not connection.execute(sessions).rowcount:
+                raise SessionFencedError(session_id, epoch)
+            borrowed = schema.borrowed.c
+            logs = {key, *connection.scalars(sa.select(borrowed.log).where(borrowed.session == key))}
+            for table in (schema.borrowed, schema.turns, schema.runs, schema.events):
+                connection.execute(sa.delete(table).where(table.c.session == key))
+            for one in logs:
+                self._release(connection, one)
+            return True
+
+        await self._erase(delete)
+
+    def _release(self, connection: sa.Connection, log: int) -> None:
+        """Delete what nobody spans of a log whose session is gone."""
+        sessions, borrowed, blocks = schema.sessions.c, schema.borrowed.c, schema.blocks.c
+        if connection.scalar(sa.select(sessions.key).where(sessions.key == log)):
+            return
+        used = connection.execute(sa.select(borrowed.start, borrowed.stop).where(borrowed.log == log))
+        ends = connection.execute(
+            sa.select(sa.func.min(blocks.at), sa.func.max(blocks.at)).where(blocks.log == log)
+        ).one()
+        if ends[0] is None:
+            return
+        whole = Span(str(log), ends[0], ends[1] + 1)
+        for _, start, stop in subtract((whole,), (Span(str(log), *row) for row in used)):
+            connection.execute(sa.delete(schema.blocks).where(blocks.log == log, blocks.at >= start, blocks.at < stop))
+
+    def _session(self, connection: sa.Connection, session_id: str) -> SessionRecord:
+        row = self._sql.session(connection, {"session_id": session_id}).one_or_none()
+        if row is None:
+            raise SessionNotFoundError(session_id)
+        return read_session(row)
+
+    async def _find(self, select: Statement, wanted: dict[str, Any]) -> sa.Row[Any] | None:
+        def read(connection: sa.Connection) -> sa.Row[Any] | None:
+            row = select(connection, wanted).one_or_none()
+            if row is None:
+                self._session(connection, wanted["session_id"])
+            return row
+
+        return await self._read(read)
+
+    async def _list(
+        self, select: Statement, session_id: str, after: int, limit: int, parse: Callable[[Any], Result]
+    ) -> list[Result]:
+        def read(connection: sa.Connection) -> list[Result]:
+            bounds = {"session_id": session_id, "after": after, "limit": check_limit(limit)}
+            found = [parse(row) for row in select(connection, bounds)]
+            if not found:
+                self._session(connection, session_id)
+            return found
+
+        return await self._read(read)
+
+    async def _in_order(
+        self, select: Statement, cursor: str | None, limit: int, **values: Any
+    ) -> tuple[Sequence[sa.Row[Any]], str | None]:
+        """Return a page of what a statement selects in order of creation, and the cursor behind it if there is more."""
+        values["after"] = 0 if cursor is None else parse_cursor(cursor)[1]
+        values["limit"] = check_limit(limit) + 1
+        rows = await self._read(lambda connection: select(connection, values).all())
+        if len(rows) <= limit:
+            return rows, None
+        return rows[:limit], cursor_of(0.0, rows[limit - 1].key)
+
+    async def _refuse_duplicate(self, session_id: str, commit: Commit, error: StoreError) -> None:
+        """Raise DuplicateKeyError if one of the commit's keys is why the database refused it."""
+        keys = [event.key for event in commit.events if event.key is not None]
+        for key in keys:
+            if keys.count(key) > 1 or await self.event_of_key(session_id, key):
+                raise DuplicateKeyError(session_id, key) from error
+        if run := commit.new_run:
+            if run.idempotency_key is not None and await self.run_of_key(session_id, run.idempotency_key):
+                raise DuplicateKeyError(session_id, run.idempotency_key) from error
+            with suppress(RunNotFoundError):
+                await self.run(run.run_id)
+                raise DuplicateKeyError(session_id, run.run_id) from error
+
+
+def _bounds(span: Span) -> dict[str, int]:
+    return {"log": log_key(span.log), "start": span.start, "stop": span.stop}
+
+
+def _filters(user_id: str | None, agent: str | None, status: str | None = None) -> list[sa.ColumnElement[bool]]:
+    wanted = {"user_id": user_id, "agent": agent, "status": status}
+    return [schema.sessions.c[name] == value for name, value in wanted.items() if value is not None]
+
+
+def _of_time(asked: Sequence[Item], late: Sequence[Exception | None]) -> list[Item]:
+    """Return what was not asked for too long ago."""
+    return [each for each, why in zip(asked, late, strict=True) if why is None]
+
+
+def _do_all(jobs: Sequence[_Job], connection: sa.Connection) -> list[Exception | None]:
+    return [job.do(connection) for job in jobs]

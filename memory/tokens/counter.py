@@ -1,0 +1,243 @@
+"""What blocks take in a request, in tokens."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from turnwise.errors import ConfigError
+from turnwise.memory.conversation.blocks import (
+    Block,
+    Document,
+    Image,
+    Recalled,
+    Summary,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+)
+from turnwise.memory.providers.openai_chat import ERROR, INTERRUPTED, SUMMARY, arguments_of
+from turnwise.memory.tokens.images import PAGE_TEXT, UNSEEN_PAGES, ImageRule, image_rule, image_size, pdf_pages
+
+if TYPE_CHECKING:
+    import tiktoken
+
+_log = logging.getLogger(__name__)
+
+
+class TokenCounter(Protocol):
+    """Says what blocks take. Immutable, and the same block always counts the same: each is counted once and kept."""
+
+    def count(self, block: Block) -> int:
+        """Return what the block takes in a request, its part of the framing included; 0 if it is never sent."""
+
+    def overhead(self, system: str | None, tools: Sequence[Mapping[str, Any]]) -> int:
+        """Return what a request takes besides blocks.
+
+        Args:
+            system: instructions that are in no block; None if there are none.
+            tools: what is declared to the model, as JSON objects.
+        """
+
+
+FRAMING = 4
+"""Tokens around a message, and its role: three and one, by OpenAI's guide to counting with tiktoken. Each block is
+taken for a message of its own, so this is rather too much than too little."""
+
+_CALL = 8
+"""Around a call."""
+
+_REPLY = 3
+"""At the end of a request, where the answer begins."""
+
+_TOOLS, _TOOL = 12, 8
+"""Around the tools, and around each. What they say is counted as JSON: longer than what providers make of it."""
+
+_HIDDEN_CHARACTERS = 4
+"""Characters of an encrypted thought for a token of it."""
+
+
+class _Counter(ABC):
+    """Counts all but text."""
+
+    @abstractmethod
+    def text(self, text: str) -> int:
+        """Return what a text takes."""
+
+    @property
+    @abstractmethod
+    def images(self) -> ImageRule:
+        """What images take."""
+
+    def count(self, block: Block) -> int:
+        said: tuple[str, ...]
+        more = 0
+        match block:
+            case System() | User() | Recalled():
+                said = (block.text,)
+            case Summary():
+                said = (SUMMARY, block.text)
+            case Text():
+                said = (block.text, INTERRUPTED * block.interrupted)
+            case Thinking():
+                said = (block.text,)
+                more = len(block.redacted or (not block.text and block.signature) or "") // _HIDDEN_CHARACTERS
+            case ToolUse():
+                said = (block.call_id, block.name, arguments_of(block))
+                more = _CALL
+            case ToolResult():
+                said = (block.call_id, ERROR * block.is_error, block.text)
+            case Image():
+                said = ()
+                more = self.images.tokens(image_size(block.data) if block.data else None)
+            case Document():
+                said = (block.name,)
+                more = self._document(block)
+            case _:
+                return 0
+        return FRAMING + sum(map(self.text, said)) + more
+
+    def overhead(self, system: str | None, tools: Sequence[Mapping[str, Any]]) -> int:
+        said = FRAMING + self.text(system) if system else 0
+        declared = [_TOOL + self.text(json.dumps(tool, ensure_ascii=False)) for tool in tools]
+        return _REPLY + said + (_TOOLS + sum(declared) if declared else 0)
+
+    def _document(self, block: Document) -> int:
+        """Return what a file takes: its text, or, of a PDF, the text and the image of each page."""
+        if block.text:
+            return self.text(block.text)
+        page = PAGE_TEXT + self.images.tokens(None)
+        if not block.data:
+            return UNSEEN_PAGES * page + self.text(block.url or "")
+        try:
+            data = base64.b64decode(block.data)
+        except ValueError:
+            return self.text(block.data)
+        if block.media_type == "application/pdf":
+            return pdf_pages(data) * page
+        return self.text(data.decode(errors="replace"))
+
+
+@dataclass(frozen=True, slots=True)
+class ByteCounter(_Counter):
+    """Counts UTF-8 bytes: an upper estimate, since no token of a byte-level vocabulary is less than a byte.
+
+    English comes to about four times what it takes, so a window looks that much fuller than it is.
+    """
+
+    model: str = ""
+    """Whose rule for images is taken."""
+
+    @property
+    def images(self) -> ImageRule:
+        return image_rule(self.model)
+
+    def text(self, text: str) -> int:
+        return len(text.encode(errors="surrogatepass"))
+
+
+@dataclass(frozen=True, slots=True)
+class TiktokenCounter(_Counter):
+    """Counts by the model's vocabulary; by o200k_base for models that tiktoken does not know.
+
+    The vocabulary is loaded when it is first needed, in each process: from TIKTOKEN_CACHE_DIR, else over the network.
+    Pickles as its settings.
+
+    Raises:
+        ConfigError: from `count` and `overhead`: it could not be loaded; see `counter_for` for one that counts anyway.
+    """
+
+    model: str
+    load_timeout_s: float = field(default=10.0, kw_only=True, compare=False)
+    """How long counting waits for the vocabulary, once in a process, in seconds."""
+
+    @property
+    def images(self) -> ImageRule:
+        return image_rule(self.model)
+
+    def text(self, text: str) -> int:
+        return len(_vocabulary(self.model, self.load_timeout_s).encode_ordinary(text))
+
+
+def counter_for(model: str, *, load_timeout_s: float = 10.0) -> TokenCounter:
+    """Return a counter for a model: by its vocabulary if that can be had, by bytes if not.
+
+    Blocks for up to `load_timeout_s` at the first call in a process, so not for an event loop. Of a vocabulary that
+    cannot be had, one warning is logged; it is not tried again.
+    """
+    try:
+        _vocabulary(model, load_timeout_s)
+    except ConfigError as error:
+        load = _load_of(model)
+        if not load.was_told:
+            load.was_told = True
+            _log.warning("tokens are estimated as bytes, which is too much for most texts: %s", error)
+        return ByteCounter(model)
+    return TiktokenCounter(model, load_timeout_s=load_timeout_s)
+
+
+# Vocabularies
+
+
+class _Load:
+    """The loading of a vocabulary, on a thread of its own: tiktoken waits for the network without a limit."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._done = threading.Event()
+        self._waited = False
+        self._found: tiktoken.Encoding | None = None
+        self._why = "it did not come in time"
+        self.was_told = False
+        threading.Thread(target=self._run, name=f"turnwise-vocabulary-{name}", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            import tiktoken
+
+            self._found = tiktoken.get_encoding(self._name)
+        except Exception as error:  # noqa: BLE001 - of the network, the disk, or what is there: bytes are counted then
+            self._why = f"{type(error).__name__}: {error}"[:300]
+        self._done.set()
+
+    def vocabulary(self, model: str, timeout_s: float) -> tiktoken.Encoding:
+        self._done.wait(0 if self._waited else timeout_s)
+        self._waited = True
+        if self._found is None:
+            remedy = "put it into TIKTOKEN_CACHE_DIR, or pass a TokenCounter, such as ByteCounter"
+            raise ConfigError("model", model, f"its vocabulary {self._name} cannot be loaded ({self._why}): {remedy}")
+        return self._found
+
+
+_loads: dict[str, _Load] = {}
+_lock = threading.Lock()
+
+
+def _vocabulary(model: str, timeout_s: float) -> tiktoken.Encoding:
+    return _load_of(model).vocabulary(model, timeout_s)
+
+
+def _load_of(model: str) -> _Load:
+    name = _vocabulary_name(model)
+    with _lock:
+        if name not in _loads:
+            _loads[name] = _Load(name)
+        return _loads[name]
+
+
+def _vocabulary_name(model: str) -> str:
+    from tiktoken.model import encoding_name_for_model
+
+    try:
+        return encoding_name_for_model(model.rpartition("/")[2])
+    except KeyError:
+        return "o200k_base"

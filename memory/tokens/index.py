@@ -1,0 +1,179 @@
+"""What the blocks of some logs take: each is counted once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import Block, Summary, System
+from turnwise.memory.conversation.spans import Span, Spans, join
+from turnwise.memory.tokens.counter import TokenCounter
+
+Counted = list[tuple[Span, list[tuple[type[Block], int]]]]
+"""Of spans, each block's kind and what it takes."""
+
+
+class _Marks:
+    """Where in a run of blocks those of one kind are, and what they take."""
+
+    __slots__ = ("places", "totals")
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        self.totals = [0]
+
+    def add(self, at: int, tokens: int) -> None:
+        self.places.append(at)
+        self.totals.append(self.totals[-1] + tokens)
+
+    def within(self, start: int, stop: int) -> slice:
+        return slice(bisect_left(self.places, start), bisect_left(self.places, stop))
+
+
+class _Stretch:
+    """Blocks of a log that follow each other, counted: sums from the first on."""
+
+    __slots__ = ("marks", "start", "totals")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.totals = [0]
+        self.marks: dict[type[Block], _Marks] = {System: _Marks(), Summary: _Marks()}
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.totals) - 1
+
+    def add(self, kind: type[Block], tokens: int) -> None:
+        if marks := self.marks.get(kind):
+            marks.add(self.stop, tokens)
+        self.totals.append(self.totals[-1] + tokens)
+
+
+class TokenIndex:
+    """Token counts by log and position, so that a span costs no more than looking it up; only ever grows.
+
+    Not shared between threads. Adding is O(the blocks that are added), all else O(spans), times the logarithm of what
+    is in here.
+    """
+
+    def __init__(self, counter: TokenCounter) -> None:
+        self._counter = counter
+        self._logs: dict[str, list[_Stretch]] = {}
+
+    @property
+    def counter(self) -> TokenCounter:
+        """What counts."""
+        return self._counter
+
+    def add(self, log: str, start: int, blocks: Sequence[Block]) -> None:
+        """Count `blocks`, which stand from position `start` of `log` on; those counted before are left alone."""
+        for _, first, stop in self.missing([Span(log, start, start + len(blocks))]):
+            stretch = self._stretch(log, first)
+            for block in blocks[first - start : stop - start]:
+                stretch.add(type(block), self._counter.count(block))
+
+    def count(self, spans: Iterable[Span], cache: BlockCache) -> Counted:
+        """Return what blocks take, for `take`. Changes nothing, so it may be done on another thread.
+
+        Raises:
+            CorruptRecordError: the cache has not all of them.
+        """
+        return [(span, [(type(block), self._counter.count(block)) for block in cache.read([span])]) for span in spans]
+
+    def take(self, counted: Counted) -> None:
+        """Take in what was counted elsewhere; what has been counted here meanwhile is left alone."""
+        for span, tokens in counted:
+            for _, first, stop in self.missing([span]):
+                stretch = self._stretch(span.log, first)
+                for kind, count in tokens[first - span.start : stop - span.start]:
+                    stretch.add(kind, count)
+
+    def cover(self, spans: Iterable[Span], cache: BlockCache) -> None:
+        """Count what of `spans` is not counted yet; the cache has the blocks.
+
+        Raises:
+            CorruptRecordError: it has not.
+        """
+        for span in self.missing(spans):
+            self.add(span.log, span.start, cache.read([span]))
+
+    def missing(self, spans: Iterable[Span]) -> Spans:
+        """Return what of `spans` is not counted."""
+        gaps: list[Span] = []
+        for log, start, stop in spans:
+            at = start
+            for stretch in self._stretches(log, start, stop):
+                gaps.append(Span(log, at, stretch.start))
+                at = stretch.stop
+            gaps.append(Span(log, at, stop))
+        return join(gaps)
+
+    def sum(self, spans: Iterable[Span], kind: type[Block] | None = None) -> int:
+        """Return what the blocks take together: all, or those of a kind, which is `System` or `Summary`.
+
+        Raises:
+            KeyError: some are not counted.
+        """
+        total = 0
+        for stretch, start, stop in self._pieces(spans):
+            if kind is None:
+                total += stretch.totals[stop - stretch.start] - stretch.totals[start - stretch.start]
+            else:
+                marks = stretch.marks[kind]
+                places = marks.within(start, stop)
+                total += marks.totals[places.stop] - marks.totals[places.start]
+        return total
+
+    def places(self, span: Span, kind: type[Block]) -> list[int]:
+        """Return where the blocks of a kind are, which is `System` or `Summary`, ascending. Also O(their number).
+
+        Raises:
+            KeyError: some of the span is not counted.
+        """
+        return [
+            at
+            for stretch, start, stop in self._pieces([span])
+            for at in stretch.marks[kind].places[stretch.marks[kind].within(start, stop)]
+        ]
+
+    def last_system(self, spans: Sequence[Span]) -> tuple[str, int] | None:
+        """Return the log and position of the system prompt that wins, the last one; None if there is none."""
+        for span in reversed(spans):
+            for stretch, start, stop in reversed(list(self._pieces([span]))):
+                marks = stretch.marks[System]
+                places = marks.within(start, stop)
+                if places.start < places.stop:
+                    return span.log, marks.places[places.stop - 1]
+        return None
+
+    def _stretch(self, log: str, start: int) -> _Stretch:
+        """Return the stretch that ends at `start`, or a new one that begins there."""
+        stretches = self._logs.setdefault(log, [])
+        place = bisect_right(stretches, start, key=lambda stretch: stretch.start)
+        if place and stretches[place - 1].stop == start:
+            return stretches[place - 1]
+        stretches.insert(place, _Stretch(start))
+        return stretches[place]
+
+    def _stretches(self, log: str, start: int, stop: int) -> Iterator[_Stretch]:
+        """Yield those that have something between `start` and `stop`, ascending."""
+        stretches = self._logs.get(log, [])
+        place = bisect_right(stretches, start, key=lambda stretch: stretch.stop)
+        while place < len(stretches) and stretches[place].start < stop:
+            yield stretches[place]
+            place += 1
+
+    def _pieces(self, spans: Iterable[Span]) -> Iterator[tuple[_Stretch, int, int]]:
+        """Yield the parts of `spans`, in order, each with the stretch that has it."""
+        for span in spans:
+            at = span.start
+            for stretch in self._stretches(*span):
+                if stretch.start > at:
+                    break
+                upto = min(stretch.stop, span.stop)
+                yield stretch, at, upto
+                at = upto
+            if at < span.stop:
+                raise KeyError(f"block {span.log}:{at} is not counted: add() or cover() comes first")

@@ -1,0 +1,226 @@
+"""Sessions whose ids are each user's own: two users may both have a session "chat".
+
+Such a session is stored under `own_id(user_id, session_id)`, and callers see `public_id` of that. Other sessions are
+stored under the id that callers see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from turnwise.errors import KeyMissingError, SessionNotFoundError, WrongKeyError
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.ids import is_own_id, own_id, public_id
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.spans import Span, Spans
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.base import Activation, Commit, Page, SessionOrder, SessionStore
+from turnwise.memory.stores.sharing import RayId, Shared, rivals
+
+
+async def get_of_user(store: SessionStore, stored_id: str, user_id: str) -> SessionRecord | None:
+    """Return the session that is stored under this id, or None if there is none of this user's."""
+    read_of_user = getattr(type(store), "get_of_user", None)  # an encrypted store has it
+    try:
+        found: SessionRecord = await (read_of_user(store, stored_id, user_id) if read_of_user else store.get(stored_id))
+    except SessionNotFoundError:
+        return None
+    except (KeyMissingError, WrongKeyError) as error:
+        if error.user_id == user_id:
+            raise
+        return None
+    return found if found.user_id == user_id else None
+
+
+async def find_session(store: SessionStore, user_id: str, session_id: str) -> SessionRecord | None:
+    """Return a user's session by the id that callers know, as it is stored; None if the user has none of this id.
+
+    Reads the same rows whether or not another user has a session of this id, so no delay tells.
+    """
+    own, plain = await asyncio.gather(
+        get_of_user(store, own_id(user_id, session_id), user_id), get_of_user(store, session_id, user_id)
+    )
+    return own or plain
+
+
+def other_id(user_id: str, stored_id: str) -> str:
+    """Return the other id under which the session could be stored that this user knows by the same id."""
+    return public_id(stored_id) if is_own_id(stored_id) else own_id(user_id, stored_id)
+
+
+def public_record(session: SessionRecord) -> SessionRecord:
+    """Return a session's row with the id that callers know."""
+    shown = public_id(session.session_id)
+    return session if shown == session.session_id else replace(session, session_id=shown)
+
+
+class _Names:
+    """The two ids of one session: the one that it is stored under, and the one that it shows."""
+
+    def __init__(self, stored_id: str) -> None:
+        self._stored = stored_id
+        self._public = public_id(stored_id)
+
+    def stored(self, session_id: str) -> str:
+        return self._stored if session_id == self._public else session_id
+
+    def shown(self, session_id: str) -> str:
+        return self._public if session_id == self._stored else session_id
+
+    def stored_record(self, record: Any) -> Any:
+        return replace(record, session_id=self.stored(record.session_id))
+
+    def shown_record(self, record: Any) -> Any:
+        return replace(record, session_id=self.shown(record.session_id))
+
+    def stored_events(self, events: Sequence[Event]) -> list[Event]:
+        return [event.model_copy(update={"session_id": self.stored(event.session_id)}) for event in events]
+
+    def shown_events(self, events: Sequence[Event]) -> list[Event]:
+        return [event.model_copy(update={"session_id": self.shown(event.session_id)}) for event in events]
+
+
+def by_public_id(
+    stored_id: str, store: SessionStore, history: HistoryStore | None
+) -> tuple[str, SessionStore, HistoryStore | None]:
+    """Return the id of a session that callers know, and the store and the history in which it is called that."""
+    if is_own_id(stored_id):
+        return public_id(stored_id), OwnNameStore(store, stored_id), history and OwnNameHistory(history, stored_id)
+    return stored_id, store, history
+
+
+class OwnNameStore(Shared):
+    """A store as the process of one session sees it, whose id is its user's own: by the id that callers know.
+
+    Other sessions keep the ids that they are stored under, so none is taken for this one.
+    """
+
+    def __init__(self, inner: SessionStore, stored_id: str) -> None:
+        self._inner = inner
+        self._names = _Names(stored_id)
+
+    def own(self, ray: RayId) -> None:
+        """See `Shared`. The inner store has been told."""
+
+    async def rivals(self) -> Sequence[str]:
+        """See `Shared`."""
+        return await rivals(self._inner)
+
+    async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
+        return await self._inner.create(session, turn, also)
+
+    async def now(self) -> float:
+        return await self._inner.now()
+
+    async def get(self, session_id: str) -> SessionRecord:
+        found: SessionRecord = self._names.shown_record(await self._inner.get(self._names.stored(session_id)))
+        return found
+
+    async def activate(self, session_id: str) -> Activation:
+        found = await self._inner.activate(self._names.stored(session_id))
+        session = self._names.shown_record(found.session)
+        return replace(found, session=session, open_runs=tuple(map(self._names.shown_record, found.open_runs)))
+
+    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        names = self._names
+        stored = replace(
+            commit,
+            session=names.stored_record(commit.session),
+            new_run=commit.new_run and names.stored_record(commit.new_run),
+            runs=list(map(names.stored_record, commit.runs)),
+            events=names.stored_events(commit.events),
+        )
+        await self._inner.commit(names.stored(session_id), epoch, stored)
+
+    async def blocks(self, spans: Sequence[Span]) -> list[str]:
+        return await self._inner.blocks(spans)
+
+    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        return await self._inner.turns(self._names.stored(session_id), after=after, limit=limit)
+
+    async def run(self, run_id: str) -> RunRecord:
+        found: RunRecord = self._names.shown_record(await self._inner.run(run_id))
+        return found
+
+    async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
+        found = await self._inner.run_of_key(self._names.stored(session_id), idempotency_key)
+        shown: RunRecord | None = found and self._names.shown_record(found)
+        return shown
+
+    async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
+        found = await self._inner.runs(self._names.stored(session_id), after=after, limit=limit)
+        return list(map(self._names.shown_record, found))
+
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        found = await self._inner.events(self._names.stored(session_id), after=after, limit=limit)
+        return self._names.shown_events(found)
+
+    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+        found = await self._inner.event_of_key(self._names.stored(session_id), key)
+        return self._names.shown_events([found])[0] if found else None
+
+    async def query(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        order_by: SessionOrder = "created_at",
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[SessionRecord]:
+        return await self._inner.query(
+            user_id=user_id, agent=agent, status=status, order_by=order_by, cursor=cursor, limit=limit
+        )
+
+    async def count(
+        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+    ) -> int:
+        return await self._inner.count(user_id=user_id, agent=agent, status=status)
+
+    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
+        return await self._inner.usage(user_id=user_id, agent=agent)
+
+    async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
+        return await self._inner.unsettled(cursor=cursor, limit=limit)
+
+    async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
+        return await self._inner.expired(now, cursor=cursor, limit=limit)
+
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+        await self._inner.delete(self._names.stored(session_id), epoch=epoch, log=log)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class OwnNameHistory:
+    """Likewise, a history."""
+
+    def __init__(self, inner: HistoryStore, stored_id: str) -> None:
+        self._inner = inner
+        self._names = _Names(stored_id)
+
+    async def append(self, session_id: str, events: Sequence[Event]) -> None:
+        await self._inner.append(self._names.stored(session_id), self._names.stored_events(events))
+
+    async def events(
+        self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
+    ) -> list[Event]:
+        found = await self._inner.events(self._names.stored(session_id), after=after, limit=limit, run_id=run_id)
+        return self._names.shown_events(found)
+
+    async def last_seq(self, session_id: str) -> int:
+        return await self._inner.last_seq(self._names.stored(session_id))
+
+    async def delete(self, session_id: str) -> None:
+        await self._inner.delete(self._names.stored(session_id))
+
+    async def close(self) -> None:
+        await self._inner.close()

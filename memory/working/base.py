@@ -1,0 +1,76 @@
+"""Notes: one text for each session, and one for each user, which is rewritten all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from turnwise.errors import StoreClosedError
+from turnwise.memory.longterm.base import Scope
+
+Change = Callable[[str | None], str | None]
+"""Takes the text that is there, None if there is none; returns that which is to be there. Pure, and may be repeated."""
+
+
+@runtime_checkable
+class NoteStore(Protocol):
+    """A durable home of notes: the user's, or, of a scope with a session, that session's. Agents play no part.
+
+    Not a store of facts: a note is no item that recall finds, it has no history, and it may come again when it was
+    deleted. Verbs raise `StoreError` if the store cannot be reached, read or written.
+    """
+
+    async def read(self, scope: Scope) -> str | None:
+        """Return the note, None if there is none."""
+
+    async def change(self, scope: Scope, change: Change) -> str | None:
+        """Put what `change` returns in the place of the note; return it.
+
+        One transaction: of two that change at once, the second is given what the first has left. If `change` raises,
+        nothing changes.
+        """
+
+    async def purge(self, user_id: str, *, session_id: str | None = None) -> int:
+        """Delete all of a user's notes, those of sessions too, or that of a session; return how many were there."""
+
+    async def close(self) -> None:
+        """Let go of connections and files. Closing twice is fine; any other verb after it raises StoreClosedError."""
+
+
+class InMemoryNotes:
+    """Keeps notes while the process lives."""
+
+    def __init__(self) -> None:
+        self._notes: dict[tuple[str, str | None], str] = {}
+        self._closed = False
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("InMemoryNotes lives in its process and cannot be sent to another: use SQLNotes")
+
+    async def read(self, scope: Scope) -> str | None:
+        self._check_open()
+        return self._notes.get((scope.user_id, scope.session_id))
+
+    async def change(self, scope: Scope, change: Change) -> str | None:
+        self._check_open()
+        key = (scope.user_id, scope.session_id)
+        text = change(self._notes.get(key))
+        if text is None:
+            self._notes.pop(key, None)
+        else:
+            self._notes[key] = text
+        return text
+
+    async def purge(self, user_id: str, *, session_id: str | None = None) -> int:
+        self._check_open()
+        found = [key for key in self._notes if key[0] == user_id and session_id in (None, key[1])]
+        for key in found:
+            del self._notes[key]
+        return len(found)
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("InMemoryNotes()")

@@ -1,0 +1,138 @@
+"""Working memory: a scratchpad of a session or a user, small enough to stand in every request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+from turnwise.errors import ConfigError, InvalidIdError, WorkingMemoryError
+from turnwise.memory.conversation.ids import check_id
+from turnwise.memory.longterm.base import Scope, is_local
+from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.working.base import NoteStore
+from turnwise.memory.working.formats import Form, FreeText
+
+_NOTHING = ("", "{}")
+
+_SHOWN = 500
+"""Characters of what a form says against a change."""
+
+
+class WorkingMemory:
+    """A scratchpad of a form. A change is checked as a whole, made in one transaction, and refused without a trace.
+
+    Of several that change it at once, each is given what the one before has left.
+
+    Args:
+        notes: where it is kept; closed with it.
+        form: what it may say: `FreeText()`, `Markdown(template)`, `JsonForm(model or schema)`.
+        per: whose it is: the scope's session's, or its user's, so that all of the user's sessions share it.
+        max_bytes: how long it may be, in UTF-8.
+
+    Raises:
+        ConfigError: a setting is out of its range, or it is too long from the first.
+    """
+
+    def __init__(
+        self,
+        notes: NoteStore,
+        *,
+        form: Form | None = None,
+        per: Literal["session", "user"] = "session",
+        max_bytes: int = 8192,
+    ) -> None:
+        if per not in ("session", "user"):
+            raise ConfigError("WorkingMemory.per", per, "must be 'session' or 'user'")
+        self._notes = notes
+        self._form = FreeText() if form is None else form
+        self._per = per
+        self._max_bytes = max_bytes
+        if len(self._form.initial().encode()) > max_bytes:
+            raise ConfigError("WorkingMemory.max_bytes", max_bytes, "is less than what the form says at first")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the notes are in a file of one machine."""
+        return is_local(self._notes)
+
+    async def read(self, scope: Scope) -> str:
+        """Return what it says; what its form says at first if nobody has changed it."""
+        text = await self._notes.read(self._owner(scope))
+        return self._form.initial() if text is None else text
+
+    async def replace(self, scope: Scope, content: Any) -> str:
+        """Put the content in the place of what it says; return that.
+
+        Args:
+            content: text, or for a `JsonForm` also an object.
+
+        Raises:
+            WorkingMemoryError: that would not be of the form, or too long; it stays as it was.
+        """
+        return await self._change(scope, lambda _: self._form.replace(content))
+
+    async def merge(self, scope: Scope, content: Any) -> str:
+        """Add the content as the form says; return what it says then. Raises as `replace` does."""
+        return await self._change(scope, lambda before: self._form.merge(before, content))
+
+    async def clear(self, scope: Scope) -> bool:
+        """Let it say what the form says at first; return whether somebody had changed it."""
+        owner = self._owner(scope)
+        if owner.session_id is not None:
+            return bool(await self._notes.purge(owner.user_id, session_id=owner.session_id))
+        had: list[bool] = []
+
+        def remove(before: str | None) -> None:
+            had[:] = [before is not None]
+
+        await self._notes.change(owner, remove)
+        return had[0]
+
+    async def section(self, scope: Scope) -> str:
+        """Return it as a section of a prompt, its text quoted as that of other memories; empty if it says nothing."""
+        text = await self.read(scope)
+        return "" if text in _NOTHING else f"<working_memory>\n{quote(text)}\n</working_memory>"
+
+    async def forget(self, scope: Scope) -> int:
+        """Delete that of the scope's session, or, without one, all of the user's; return how many there were."""
+        return await self._notes.purge(scope.user_id, session_id=scope.session_id)
+
+    async def close(self) -> None:
+        """Let go of what it holds. Closing twice is fine."""
+        await self._notes.close()
+
+    async def _change(self, scope: Scope, change: Callable[[str], str]) -> str:
+        owner = self._owner(scope)
+        name = _name(owner)
+
+        def checked(before: str | None) -> str:
+            try:
+                text = change(self._form.initial() if before is None else before)
+                size = len(text.encode())
+            except ValueError as error:
+                raise WorkingMemoryError(name, str(error)[:_SHOWN]) from error
+            if size > self._max_bytes:
+                why = f"it would take {size} bytes of max_bytes={self._max_bytes}; shorten it"
+                raise WorkingMemoryError(name, why)
+            return text
+
+        text = await self._notes.change(owner, checked)
+        return text or ""
+
+    def _owner(self, scope: Scope) -> Scope:
+        if self._per == "session" and scope.session_id is None:
+            raise WorkingMemoryError(_name(scope), "it is of a session, and the scope names none")
+        owner = replace(scope, agent=None, session_id=scope.session_id if self._per == "session" else None)
+        try:
+            check_id("user", owner.user_id)
+            if owner.session_id is not None:
+                check_id("session", owner.session_id)
+        except InvalidIdError as error:
+            raise WorkingMemoryError(_name(scope), str(error)) from error
+        return owner
+
+
+def _name(scope: Scope) -> str:
+    of = "" if scope.session_id is None else f"session {scope.session_id!r} of "
+    return f"{of}user {scope.user_id!r}"

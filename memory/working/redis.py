@@ -1,0 +1,93 @@
+"""Notes in a Redis."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+from turnwise.errors import CorruptRecordError
+from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.longterm.base import Scope
+from turnwise.memory.longterm.items.base import digest_of
+from turnwise.memory.stores.redis.database import RedisDatabase
+from turnwise.memory.stores.sql.rows import to_json
+from turnwise.memory.working.base import Change
+
+_READ = "return redis.call('HGET', KEYS[1], ARGV[1])"
+
+_REPLACE = """
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= (ARGV[2] ~= '' and ARGV[2]) then return 0 end
+if ARGV[3] == '' then
+  redis.call('HDEL', KEYS[1], ARGV[1])
+else
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+end
+return 1
+"""
+"""Puts a text in the place of another if that is still there; '' is none, as what is there is JSON."""
+
+_PURGE = """
+if ARGV[1] then return redis.call('HDEL', KEYS[1], ARGV[1]) end
+local count = redis.call('HLEN', KEYS[1])
+redis.call('DEL', KEYS[1])
+return count
+"""
+
+
+class RedisNotes(RedisDatabase):
+    """Keeps notes in a Redis, 6.2 or later; see `RedisDatabase` for what makes them durable there.
+
+    A user's notes are one hash, under a digest of the user's id. A change is made of what is there, and made anew if
+    another was faster; so of several at once each is made once, and each is given what the one before has left.
+
+    Args:
+        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
+        prefix: what the keys begin with; stores of different prefixes share a database and see nothing of each other.
+        timeout_s: how long to wait for a connection, and for an answer, before a StoreError.
+        connections: the most connections at once; who finds none waits.
+
+    Raises:
+        StoreURLError: the URL names no Redis, or the client is not installed.
+        ConfigError: a setting is out of its range.
+    """
+
+    scripts: ClassVar = {"read": _READ, "replace": _REPLACE, "purge": _PURGE}
+
+    async def read(self, scope: Scope) -> str | None:
+        return _text(scope, await self._raw(scope))
+
+    async def change(self, scope: Scope, change: Change) -> str | None:
+        while True:
+            raw = await self._raw(scope)
+            text = change(_text(scope, raw))
+            args = (_field(scope), raw or "", to_json(text) or "")
+            if await self._run("replace", [self._key(scope.user_id)], args):
+                return text
+
+    async def purge(self, user_id: str, *, session_id: str | None = None) -> int:
+        args = [] if session_id is None else [_field(Scope(user_id=user_id, session_id=session_id))]
+        return int(await self._run("purge", [self._key(user_id)], args))
+
+    async def _raw(self, scope: Scope) -> bytes | None:
+        raw: bytes | None = await self._run("read", [self._key(scope.user_id)], [_field(scope)], again=True)
+        return raw
+
+    def _key(self, user_id: str) -> str:
+        return f"{self._prefix}:notes:{{{digest_of(user_id, '').hex()}}}"
+
+
+def _field(scope: Scope) -> str:
+    return "user" if scope.session_id is None else digest_of(scope.user_id, scope.session_id).hex()
+
+
+def _text(scope: Scope, raw: bytes | None) -> str | None:
+    if raw is None:
+        return None
+    try:
+        text = json.loads(raw)
+        if not isinstance(text, str):
+            raise TypeError(f"{type(text).__name__} is not text")
+    except (ValueError, TypeError) as error:
+        key = f"note of session {scope.session_id!r} of user {scope.user_id!r}"
+        raise CorruptRecordError(key, why_unreadable(error)) from None
+    return text

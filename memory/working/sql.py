@@ -1,0 +1,94 @@
+"""Notes in an SQL database: that of a session store, or another."""
+
+from __future__ import annotations
+
+import json
+
+import sqlalchemy as sa
+from sqlalchemy import Boolean, Column, MetaData, PrimaryKeyConstraint, Table, Text
+
+from turnwise.errors import CorruptRecordError
+from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.longterm.base import Scope
+from turnwise.memory.stores.sql.database import Schema
+from turnwise.memory.stores.sql.rows import to_json
+from turnwise.memory.stores.sql.secure_delete import ErasingDatabase
+from turnwise.memory.working.base import Change
+
+tables = MetaData()
+
+SCHEMA = Schema(name="notes_version", version=1, tables=tables, migrations={})
+
+notes = Table(
+    "turnwise_notes",
+    tables,
+    Column("user_id", Text, nullable=False),
+    Column("of_session", Boolean, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    PrimaryKeyConstraint("user_id", "of_session", "session_id"),
+)
+
+
+class SQLNotes(ErasingDatabase):
+    """Keeps notes in a table of its own through SQLAlchemy Core.
+
+    What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
+
+    Args:
+        url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`; it may be that of other stores.
+        lock_timeout_s: how long to wait for another process's transaction on SQLite before a StoreError.
+        connections: the most connections to PostgreSQL at once.
+
+    Raises:
+        StoreURLError: the URL names no database that can be used here.
+    """
+
+    schema = SCHEMA
+
+    async def read(self, scope: Scope) -> str | None:
+        return await self._read(lambda connection: _text(connection, scope))
+
+    async def change(self, scope: Scope, change: Change) -> str | None:
+        def rewrite(connection: sa.Connection) -> str | None:
+            self._lock_user(connection, scope.user_id)
+            before = _text(connection, scope)
+            text = change(before)
+            if text is None:
+                connection.execute(sa.delete(notes).where(*_is(scope)))
+            elif before is None:
+                key = {"of_session": scope.session_id is not None, "session_id": scope.session_id or ""}
+                connection.execute(sa.insert(notes).values(user_id=scope.user_id, text=to_json(text), **key))
+            else:
+                connection.execute(sa.update(notes).where(*_is(scope)).values(text=to_json(text)))
+            return text
+
+        return await self._write(rewrite)
+
+    async def purge(self, user_id: str, *, session_id: str | None = None) -> int:
+        which = (
+            (notes.c.user_id == user_id,) if session_id is None else _is(Scope(user_id=user_id, session_id=session_id))
+        )
+
+        def purge(connection: sa.Connection) -> int:
+            self._lock_user(connection, user_id)
+            return connection.execute(sa.delete(notes).where(*which)).rowcount
+
+        (purged,) = await self._erase(purge)
+        return purged
+
+
+def _is(scope: Scope) -> tuple[sa.ColumnElement[bool], ...]:
+    of_session = notes.c.of_session.is_(scope.session_id is not None)
+    return notes.c.user_id == scope.user_id, of_session, notes.c.session_id == (scope.session_id or "")
+
+
+def _text(connection: sa.Connection, scope: Scope) -> str | None:
+    text = connection.scalar(sa.select(notes.c.text).where(*_is(scope)))
+    if text is None:
+        return None
+    try:
+        return str(json.loads(text))
+    except (ValueError, TypeError) as error:
+        key = f"note of session {scope.session_id!r} of user {scope.user_id!r}"
+        raise CorruptRecordError(key, why_unreadable(error)) from None

@@ -1,0 +1,5 @@
+"""The command line: `turnwise`, or `python -m turnwise.cli`."""
+
+from turnwise.cli.commands import app
+
+__all__ = ["app"]

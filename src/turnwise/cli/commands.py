@@ -1,0 +1,191 @@
+"""The command line: `turnwise`, or `python -m turnwise.cli`.
+
+What a command needs is imported when it runs. An error that has a type is one line on stderr and exit code 1; a wrong
+usage is 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnwise.cli.sessions import sessions
+from turnwise.errors import ConfigError, TurnwiseError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from turnwise.memory.longterm.items.base import FactStore
+    from turnwise.memory.longterm.migration.migrate import MigrationReport
+
+_SHOWN = 20
+"""How many users, and how many of those that were skipped, a table shows."""
+
+app = typer.Typer(
+    help="Sessions with language models, and what they remember.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # its frames show values, and a URL may have a password
+)
+memory = typer.Typer(help="Long-term memories.", no_args_is_help=True)
+app.add_typer(memory, name="memory")
+app.add_typer(sessions, name="sessions")
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"turnwise {version('turnwise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Tell the version, and end.")
+    ] = False,
+) -> None:
+    """Sessions with language models, and what they remember."""
+
+
+@memory.command()
+def migrate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Where they are: sqlite:///file.db or postgresql://user@host/name of a LangGraph store, or the path of"
+            " a SQLite file or of lines of JSON. It is only read."
+        ),
+    ],
+    target: Annotated[
+        str, typer.Argument(help="Where they go: sqlite:///file.db, postgresql://user@host/name or redis://host.")
+    ],
+    *,
+    user: Annotated[
+        list[str] | None, typer.Option(help="Only this user's. May be given again. All if left out.")
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option(help="What follows the user in the namespace, or all of it with {user} for the user.")
+    ] = "memories",
+    agent: Annotated[
+        str | None, typer.Option(help="Whose the episodic and procedural ones become. All agents' if left out.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be, and write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Copy memories from a flat namespace, each into its category. May be repeated: nothing comes twice."""
+    from rich.console import Console
+
+    # What is shown comes from elsewhere, so none of it is markup.
+    told = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    try:
+        with told.status("0 memories read") as status:
+
+            def progress(read: int) -> None:
+                status.update(f"{read} memories read")
+
+            settings = {"users": user or None, "namespace": namespace, "agent": agent, "progress": progress}
+            report = asyncio.run(_migrate(source, target, dry_run=dry_run, **settings))
+    except TurnwiseError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps({field.name: getattr(report, field.name) for field in fields(report)}, default=_plain))
+    else:
+        _show(report, Console(markup=False, emoji=False, highlight=False))
+
+
+async def _migrate(source: str, target: str, *, dry_run: bool, **settings: Any) -> MigrationReport:
+    from turnwise.memory.longterm.migration import migrate as migration
+
+    facts = await asyncio.to_thread(_open, target, dry_run)
+    try:
+        return await migration.migrate(source, facts, dry_run=dry_run, **settings)
+    finally:
+        await facts.close()
+
+
+def _open(target: str, dry_run: bool) -> FactStore:
+    """Return the store of facts, or, for a dry run, an empty one if there is none yet, so that none is made."""
+    from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+    from turnwise.memory.stores.urls import SQL_SCHEMES, open_facts, resolve_url
+
+    scheme = target.partition("://")[0]
+    if scheme == "memory":
+        raise ConfigError("target", target, "would be gone with this command: pass a file, a database or a Redis")
+    if dry_run and scheme in SQL_SCHEMES and not _is_made(resolve_url(target)):
+        return InMemoryFacts()
+    return open_facts(target)
+
+
+def _is_made(url: str) -> bool:
+    """Return whether the tables of facts are in the database. If that cannot be told, who opens it will say why."""
+    from pathlib import Path
+
+    import sqlalchemy as sa
+
+    from turnwise.memory.longterm.items.sql_schema import facts
+
+    try:
+        parsed = sa.make_url(url)
+        if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists():
+            return False
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        with sa.create_engine(parsed, poolclass=sa.NullPool).connect() as connection:
+            return sa.inspect(connection).has_table(facts.name)
+    except (sa.exc.SQLAlchemyError, ValueError, ModuleNotFoundError):
+        return True
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else dict(value)
+
+
+def _show(report: MigrationReport, console: Console) -> None:
+    """Print the report as tables."""
+    from turnwise.memory.longterm.types import MemoryType
+
+    written = "would be written" if report.dry_run else "written"
+    counts = {
+        "read": report.read,
+        written: report.written,
+        "there already, or forgotten": report.known,
+        "skipped": sum(report.skipped.values()),
+    }
+    _table(console, "memories", counts)
+    kinds = {f"{kind}, {kind.category}": report.by_type[kind] for kind in MemoryType if kind in report.by_type}
+    _table(console, "by type", kinds)
+    users = dict(sorted(report.by_user.items(), key=lambda each: (-each[1], each[0])))
+    shown = dict(list(users.items())[:_SHOWN])
+    if rest := len(users) - len(shown):
+        shown[f"and {rest} more"] = sum(users.values()) - sum(shown.values())
+    _table(console, "by user", shown)
+    _table(console, "skipped", {str(reason): count for reason, count in report.skipped.items()})
+    for skip in report.skips[:_SHOWN]:
+        console.print(f"{skip.where!r} {skip.key!r}: {skip.reason} {skip.why!r}", soft_wrap=True)
+    if (more := counts["skipped"] - len(report.skips[:_SHOWN])) > 0:
+        console.print(f"and {more} more were skipped; --json lists {len(report.skips)}")
+    if report.unknown_types:
+        console.print(f"{report.unknown_types} of an unknown type became general")
+    if report.without_expiry:
+        console.print(f"{report.without_expiry} were to expire, and do not any more")
+
+
+def _table(console: Console, head: str, rows: Mapping[str, int]) -> None:
+    from rich.table import Table
+
+    if not rows:
+        return
+    table = Table(show_edge=False)
+    table.add_column(head, overflow="fold", min_width=28)
+    table.add_column("", justify="right")
+    for name, count in rows.items():
+        table.add_row(name, str(count))
+    console.print(table)
+    console.print()

@@ -1,0 +1,222 @@
+"""The laws of `OverflowStrategy`: what every strategy holds to, shown on random conversations. Needs no test framework.
+
+`check_contract(make)` shows it for a strategy of your own. It looks at the requests before and after, block by block,
+and so finds out for itself what `Plan.check` finds out from ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+
+from turnwise.errors import StrategyError, TurnwiseError, WindowOverflowError
+from turnwise.memory.conversation.blocks import (
+    Block,
+    CacheCheckpoint,
+    Document,
+    Image,
+    Summary,
+    System,
+    ToolResult,
+    ToolUse,
+    Unknown,
+    User,
+)
+from turnwise.strategies.conformance_conversations import COUNTER, Case, random_budget, random_case, random_exchange
+from turnwise.strategies.plan import Law, Plan, refusals
+from turnwise.strategies.ranges import Range
+from turnwise.strategies.strategy import OverflowStrategy
+from turnwise.strategies.window import TokenBudget, Window
+
+
+def check_contract(make: Callable[[Case], OverflowStrategy], seeds: Iterable[int] = range(1000), grow: int = 1) -> None:
+    """Check all laws on random conversations, each of which goes on for some exchanges after the first decision.
+
+    Args:
+        make: returns the strategy for a case; its settings may depend on the budget.
+        seeds: each is a conversation, the same one each time.
+
+    Raises:
+        AssertionError: the strategy breaks a law; names it, and the seed.
+    """
+    for seed in seeds:
+        dice = Random(seed)  # noqa: S311 - nothing is secret here
+        case = random_case(dice)
+        try:
+            for _ in range(grow + 1):
+                check_case(make(case), case)
+                case.conversation.add(random_exchange(dice))
+                case = case._replace(budget=random_budget(dice, case.conversation.window()))
+        except (AssertionError, TurnwiseError) as error:
+            raise AssertionError(f"{error} (seed {seed})") from error
+
+
+def check_case(strategy: OverflowStrategy, case: Case) -> Plan | None:
+    """Check all laws on one conversation, and carry the plan out, if there is one.
+
+    Raises:
+        AssertionError: the strategy breaks a law; names it.
+    """
+    conversation, budget = case
+    window = conversation.window()
+    before = _Request(window, conversation.newest_turn)
+    taken = before.tokens(budget)
+    try:
+        plan = strategy.decide(window, budget)
+    except WindowOverflowError as error:
+        least = [*before.systems[-1:], *before.summaries, *before.newest()]
+        needed = budget.overhead + sum(COUNTER.count(before.blocks[at]) for at in least)
+        _hold("budget met", needed > budget.max_tokens, f"{error}, but {needed} tokens would do")
+        _hold("budget met", (error.needed, error.max_tokens) == (needed, budget.max_tokens), f"{error} of {needed}")
+        return None
+    except Exception as error:
+        raise AssertionError(f"decides: it raised {error!r}") from error
+    again = strategy.decide(conversation.window(), budget)
+    _hold("decides the same again", plan == strategy.decide(window, budget) == again, f"{plan}, then {again}")
+    _hold("decides the same again", _Request(window, conversation.newest_turn) == before, "the window has changed")
+    if plan is None:
+        _hold("budget met", taken <= budget.max_tokens, f"it does nothing at {taken} of {budget.max_tokens} tokens")
+        _hold("leaves nothing to do", not strategy.due(window, budget), "it is due, and does nothing")
+        return None
+    try:
+        plan.check(window, budget)
+    except StrategyError as error:
+        raise AssertionError(f"{error.law}: {error.why}") from error
+    conversation.carry_out(plan)
+    then = conversation.window()
+    after = _Request(then)
+    for law in (_order, _system, _newest, _pairs, _summaries, _once, _valid):
+        law(before, after, plan, window)
+    left = after.tokens(budget)
+    _hold("something goes", left < taken, f"the request takes {left} tokens, and {taken} before")
+    _hold("budget met", left <= budget.max_tokens, f"{left} of {budget.max_tokens} tokens")
+    told = (plan.tokens_before, plan.tokens_after)
+    _hold("budget met", told[0] == taken and told[1] >= left, f"it told of {told}, and it is {taken}, {left}")
+    more = strategy.decide(then, budget)
+    _hold("leaves nothing to do", more is None, f"it then decides {more}")
+    _hold("leaves nothing to do", not strategy.due(then, budget), "it is due once more")
+    return plan
+
+
+def _hold(law: Law, holds: bool, why: str) -> None:
+    if not holds:
+        raise AssertionError(f"{law}: {why}")
+
+
+# What a request holds, told without any help of the window
+
+
+Place = tuple[str, int]
+
+
+class _Request:
+    """The blocks of a request and where they are stored."""
+
+    def __init__(self, window: Window, newest_turn: int | None = None) -> None:
+        self.newest_turn = newest_turn
+        self.places = _places(window.spans)
+        self.blocks: list[Block] = list(window.blocks([Range(0, len(window))]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Request) and (self.places, self.blocks) == (other.places, other.blocks)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def systems(self) -> list[int]:
+        return [at for at, block in enumerate(self.blocks) if isinstance(block, System)]
+
+    @property
+    def summaries(self) -> list[int]:
+        return [at for at, block in enumerate(self.blocks) if isinstance(block, Summary)]
+
+    def tokens(self, budget: TokenBudget) -> int:
+        sent = [*self.systems[-1:], *(at for at, block in enumerate(self.blocks) if not isinstance(block, System))]
+        return budget.overhead + sum(COUNTER.count(self.blocks[at]) for at in sent)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return each call with its result."""
+        calls: dict[str, int] = {}
+        found = []
+        for at, block in enumerate(self.blocks):
+            if isinstance(block, ToolUse):
+                calls[block.call_id] = at
+            elif isinstance(block, ToolResult):
+                found.append((calls.pop(block.call_id), at))
+        return found
+
+    def newest(self) -> list[int]:
+        """Return what the newest turn is made of: from its first prompt on, neither system prompts nor summaries."""
+        pairs = self.pairs()
+        prompts = [
+            at
+            for at, block in enumerate(self.blocks)
+            if isinstance(block, Image | Document) or (isinstance(block, User) and block.text.strip())
+            if not any(call < at < result for call, result in pairs)
+        ]
+        begin = prompts[-1] if prompts else 0
+        for at in reversed(range(begin)):
+            if isinstance(self.blocks[at], User | Image | Document):
+                if self.newest_turn is not None and at < self.newest_turn <= begin:
+                    break
+                begin = at
+            elif not isinstance(self.blocks[at], System | Summary | CacheCheckpoint | Unknown):
+                break
+        else:
+            begin = 0
+        apart = {*self.systems, *self.summaries}
+        return [at for at in range(begin, len(self.blocks)) if at not in apart]
+
+
+def _places(spans: Iterable[tuple[str, int, int]]) -> list[Place]:
+    return [(log, at) for log, start, stop in spans for at in range(start, stop)]
+
+
+# The laws
+
+
+def _order(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
+    at = {place: number for number, place in enumerate(before.places)}
+    apart = 1 + bool(plan.summary) if before.systems else int(bool(plan.summary))
+    kept = [at.get(place, -1) for place in after.places[apart:]]
+    _hold("order kept", kept == sorted(set(kept)) and -1 not in kept, f"{kept}")
+
+
+def _system(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
+    expected = [before.places[at] for at in before.systems[-1:]]
+    found = [after.places[at] for at in after.systems]
+    _hold("system prompt once", found == expected == after.places[: len(expected)], f"{found}, not {expected}")
+
+
+def _newest(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
+    newest = [before.places[at] for at in before.newest()]
+    lost = set(newest) - set(after.places)
+    _hold("newest turn kept", not lost, f"{sorted(lost)} of {newest} go")
+
+
+def _pairs(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
+    there = set(after.places)
+    for call, result in before.pairs():
+        whole = (before.places[call] in there) == (before.places[result] in there)
+        _hold("tool pairs whole", whole, f"{before.blocks[call]} is parted from its result")
+
+
+def _summaries(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
+    folded = _places(plan.summary.block(window, "").of) if plan.summary else []
+    lost = {before.places[at] for at in before.summaries} - set(after.places) - set(folded)
+    _hold("summaries kept or folded in", not lost, f"{sorted(lost)} go")
+
+
+def _once(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
+    folded = _places(plan.summary.block(window, "").of) if plan.summary else []
+    flushed = (
+        [place for item in plan.flush.items(window, "s") for place in _places(item.source.spans)] if plan.flush else []
+    )
+    for gone in (folded, flushed):
+        twice = set(gone) & set(after.places)
+        _hold("nothing twice", not twice and len(gone) == len(set(gone)), f"{sorted(twice)} go and stay, of {gone}")
+
+
+def _valid(before: _Request, after: _Request, plan: Plan, window: Window) -> None:
+    worse = set(refusals(after.blocks)) - set(refusals(before.blocks))
+    _hold("valid for providers", not worse, f"{sorted(worse)}: {refusals(after.blocks)}")

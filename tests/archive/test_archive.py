@@ -1,0 +1,579 @@
+"""Sessions as lines of JSON: what comes out goes in, whole or not at all.
+
+Run as a program it begins to import, and waits when it has read so many lines: `python test_archive.py URL FILE COUNT`.
+"""
+
+import asyncio
+import hashlib
+import json
+import math
+import random
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import pytest
+
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import (
+    ArchiveError,
+    CorruptRecordError,
+    DuplicateKeyError,
+    RunNotFoundError,
+    SessionChangedError,
+    SessionExistsError,
+    SessionNotFoundError,
+    StoreError,
+)
+from turnwise.memory.archive.block_positions import PAGE
+from turnwise.memory.archive.export import export_session, import_session
+from turnwise.memory.archive.importer import UNFINISHED
+from turnwise.memory.conversation.blocks import Block, Summary, Text, ToolUse, User, decode, encode
+from turnwise.memory.conversation.events import Event, PromptAppended, RunCompleted, UnknownEvent, WindowCompacted
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span, Spans
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.event_store.in_memory import InMemoryHistory
+from turnwise.memory.stores.base import Commit, SessionStore
+from turnwise.memory.stores.conformance.fixtures import NESTED, TEXT, USAGE
+from turnwise.memory.stores.encrypted.records import SEALED
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.testing.audit import audit
+
+PARAMS = freeze({"temperature": 0.5, "stop": [TEXT], "tool_choice": "required", "metadata": {"team": "blue"}})
+
+
+def play(story: Awaitable[Any]) -> Any:
+    async def call() -> Any:
+        return await story
+
+    return asyncio.run(call())
+
+
+async def exported(store: SessionStore, session_id: str = "s", **settings: Any) -> list[str]:
+    lines: list[str] = []
+    await export_session(store, session_id, lines.append, **settings)
+    return lines
+
+
+class Writer:
+    """Writes random records to a session."""
+
+    def __init__(self, store: SessionStore, session: SessionRecord, words: random.Random) -> None:
+        self.store = store
+        self.session = session
+        self.words = words
+
+    async def add(self, *blocks: Block, **parts: Any) -> Span:
+        size, log = self.session.log_size, self.session.log
+        seqs = [event.seq for event in parts.get("events", ())]
+        indices = [turn.index + 1 for turn in parts.get("turns", ())]
+        self.session = self.session.committed(
+            log_size=size + len(blocks),
+            seq=max([self.session.seq, *seqs]),
+            next_index=max([self.session.next_index, *indices]),
+            **parts.pop("row", {}),
+        )
+        commit = Commit(session=self.session, blocks=[encode(block) for block in blocks], **parts)
+        await self.store.commit(self.session.session_id, self.session.epoch, commit)
+        return Span(log, size, size + len(blocks))
+
+    async def talk(self, before: Spans, state: Any = "completed") -> TurnRecord:
+        """Commit a turn on top of these spans, with a run and events; leave gaps between indices and numbers."""
+        words, session = self.words, self.session
+        index, seq = session.next_index + words.randrange(3), session.seq + words.choice([1, 2, 10_000_000])
+        blocks: list[Block] = [User(text=f"{TEXT} {index}"), Text(text="so far")]
+        if state != "completed":
+            blocks.append(ToolUse(call_id="c", name="look"))
+        span = Span(session.log, session.log_size, session.log_size + len(blocks))
+        prompt, output = Span(span.log, span.start, span.start + 1), Span(span.log, span.start + 1, span.stop)
+        run_id = f"{session.session_id}-{index}"
+        about: dict[str, Any] = {"session_id": session.session_id, "at": 1.5}
+        is_open = state in ("running", "queued", "awaiting_approval")
+        turn = TurnRecord(
+            index=index,
+            parent=words.choice([None, f"{session.session_id}#0", "other#3"]),
+            run_id=run_id,
+            status="running" if state == "awaiting_approval" else state,
+            prompt=(prompt,),
+            appended=words.choice([(), (prompt,)]),
+            input=() if state == "queued" else (*before, prompt),
+            output=() if state == "queued" else (output,),
+            carried=words.choice([(), before]),
+            usage=words.choice([None, USAGE]),
+            metadata=words.choice([freeze({}), NESTED]),
+            forgotten=words.random() < 0.2,
+        )
+        run = RunRecord(
+            run_id=run_id,
+            session_id=session.session_id,
+            turn_index=index,
+            state=state,
+            first_seq=seq,
+            created_at=1.5,
+            calls=freeze({"c": {"name": "look"}}) if is_open else freeze({}),
+            labels=freeze({TEXT: TEXT}),
+            idempotency_key=words.choice([None, f"key {index}"]),
+            model=words.choice([None, "m"]),
+            params=words.choice([freeze({}), PARAMS]),
+            output=words.choice([None, freeze({"schema": NESTED, "retries": 2})]),
+        )
+        events: list[Event] = [
+            PromptAppended(seq=seq, turn_index=index, key=f"k{index}", **about),
+            UnknownEvent(seq=seq + 2, kind="new", payload=NESTED, **about),
+            WindowCompacted(seq=seq + 3, strategy="x", tokens_before=2, tokens_after=1, summary=(0, 1), **about),
+        ]
+        if not is_open:
+            events.append(RunCompleted(seq=seq + 4, run_id=run_id, span=(output.start, output.stop), **about))
+        await self.add(*blocks, turns=[turn], new_run=run, events=events)
+        return turn
+
+
+async def write_fork(store: SessionStore, seed: int) -> None:
+    """Write a session `s`, a fork of one of a fork's, with something of everything; the others are deleted."""
+    words = random.Random(seed)
+    spans: list[Span] = []
+    parent = None
+    writer = Writer(store, SessionRecord(session_id=""), words)
+    for name in ("first", "second", "s"):
+        turn = also = None
+        if parent:
+            chosen = tuple(words.sample(spans, 2))
+            turn = TurnRecord(index=3, status="completed", parent=parent, input=chosen[:1], output=chosen[1:])
+            also = tuple(spans)
+        row: dict[str, Any] = {"metadata": NESTED, "memory": "read", "saved": 1, "ttl_s": words.choice([None, 60.5])}
+        row |= {"model": words.choice([None, "m"]), "params": words.choice([freeze({}), PARAMS])}
+        await store.create(
+            SessionRecord(
+                session_id=name,
+                user_id="Jürgen \u2028 🦀",
+                agent="a",
+                parent=parent,
+                next_index=4 if parent else 0,
+                **row,
+            ),
+            turn,
+            also or (),
+        )
+        writer = Writer(store, (await store.activate(name)).session, words)
+        for _ in range(words.randrange(3, 6)):
+            before = tuple(words.sample(spans, min(len(spans), 2)))
+            spans += [*(await writer.talk(before)).output]
+            folded = [(span.log, span.start) for span in words.sample(spans, 1)]
+            of = [tuple(span) for span in words.sample(spans, min(len(spans), 2))]
+            spans.append(await writer.add(Summary(text="in short", of=of, folded=folded)))  # type: ignore[arg-type]
+        parent = f"{name}#3"
+    for state in words.choice([(), ("running",), ("awaiting_approval", "queued"), ("running", "queued", "queued")]):
+        await writer.talk(tuple(spans[:1]), state)
+    prompt = await writer.add(User(text="later"), row={"usage": USAGE, "status": "active", "updated_at": 77.25})
+    pending = TurnRecord(index=writer.session.next_index, prompt=(prompt,), appended=(prompt,))
+    await writer.add(turns=[pending], dropped_turns=[4], forget_events=writer.session.seq // 2)
+    for name in words.choice([(), ("first",), ("first", "second")]):
+        await store.delete(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    return str(request.getfixturevalue("database"))
+
+
+def test_what_was_exported_and_imported_is_exported_the_same(tmp_path: Path, database: str) -> None:
+    """Random forks with summaries, gaps and open runs, from SQLite to PostgreSQL to memory."""
+
+    async def story(seed: int, stores: list[SessionStore]) -> None:
+        first, *others = stores
+        await write_fork(first, seed)
+        lines = await exported(first)
+        whole = "".join(lines)
+        for store in others:
+            await import_session(store, lines)
+            assert "".join(await exported(store)) == whole
+        assert "".join(await exported(first)) == whole
+        await import_session(first, lines, session_id="copy")  # beside the original, with other run ids
+        copied = await exported(first, "copy")
+        await import_session(others[-1], copied, session_id="copy 2")
+        record = await others[-1].get("copy 2")
+        original = await others[-1].get("s")
+        assert record == replace(original, session_id="copy 2", log=record.log, revision=record.revision)
+        assert len(copied) == len(lines) and copied != lines
+        await others[-1].delete("s")
+        await others[-1].delete("copy 2")
+        assert others[-1]._logs == {}  # type: ignore[attr-defined]
+
+    async def stories() -> None:
+        for seed in range(8):
+            stores: list[SessionStore] = [
+                SQLStore(f"sqlite:///{tmp_path}/{seed}.db"),
+                SQLStore(database),
+                InMemoryStore(),
+            ]
+            await story(seed, stores)
+            await stores[1].delete("s")
+            for store in stores:
+                await store.close()
+
+    play(stories())
+
+
+def test_what_is_imported_has_all_that_was_exported() -> None:
+    """Compared with the records of the original, whose spans lead to other logs."""
+
+    async def story(seed: int) -> None:
+        store, other = InMemoryStore(), InMemoryStore()
+        await write_fork(store, seed)
+        record, found = await store.get("s"), await import_session(other, await exported(store))
+        kept: dict[str, Any] = {"log": "", "log_size": 0, "seq": 0, "epoch": 0, "revision": 0}
+        assert replace(found, **kept) == replace(record, **kept)
+        assert found == await other.get("s")
+        runs, old_runs = await other.runs("s"), await store.runs("s")
+        assert [run.turn_index for run in runs] == [run.turn_index for run in old_runs]
+        opened = {run.turn_index for run in old_runs if run.is_open}
+        assert [run for run in runs if run.turn_index not in opened] == [run for run in old_runs if not run.is_open]
+        turns = await other.turns("s")
+        for old, new in zip(await store.turns("s"), turns, strict=True):
+            if old.index not in opened:
+                spans = {"prompt": (), "input": (), "output": (), "appended": (), "carried": ()}
+                assert replace(old, **spans) == replace(new, **spans)  # type: ignore[arg-type]
+                for part in spans:
+                    pair = [await s.blocks(getattr(turn, part)) for s, turn in ((store, old), (other, new))]
+                    blocks = [[without_places(decode(text)) for text in each] for each in pair]
+                    assert blocks[0] == blocks[1]
+        events = await other.events("s", limit=10_000)
+        old_events = await store.events("s", limit=10_000)
+        assert events[: len(old_events)] == old_events
+        ends = events[len(old_events) :]
+        assert [(end.kind, end.turn_index) for end in ends] == [("run_interrupted", index) for index in sorted(opened)]
+        for run in runs:
+            assert not run.is_open
+            if run.turn_index in opened:
+                (turn,) = [turn for turn in turns if turn.index == run.turn_index]
+                assert run.state == turn.status == "interrupted" and run.why
+                texts = await other.blocks((*turn.input, *turn.output))
+                assert sum(decode(text).kind == "tool_use" for text in texts) == sum(
+                    decode(text).kind == "tool_result" for text in texts
+                )
+        for block in [decode(text) for text in await other.blocks([Span(found.log, 0, found.log_size)])]:
+            if isinstance(block, Summary):
+                assert await other.blocks([Span(*place) for place in block.of])
+                assert all(log == found.log for log, *_ in (*block.of, *block.folded))
+
+    for seed in range(20):
+        play(story(seed))
+
+
+def without_places(block: Block) -> Block:
+    return block.model_copy(update={"of": (), "folded": ()}) if isinstance(block, Summary) else block
+
+
+def test_a_session_that_is_longer_than_a_page_comes_in_whole_and_goes_on() -> None:
+    """Case 45: the audit holds after the import, after the next run, and after a fork of it."""
+
+    async def story() -> None:
+        store, other = InMemoryStore(), InMemoryStore()
+        await store.create(SessionRecord(session_id="s"))
+        core = SessionCore("s", store, EchoEngine())
+        for number in range(PAGE + 5):
+            await core.start([f"prompt {number}"], run_id=f"r{number}")
+            await core.wait(f"r{number}")
+        fork = await core.fork(None, "f")
+        core = SessionCore("f", store, EchoEngine())
+        await core.start(["in the fork"], run_id="f")
+        await core.wait("f")
+        for name in ("s", fork.session_id):
+            await import_session(other, await exported(store, name))
+            again = SessionCore(name, other, EchoEngine())
+            await again.start(["after the import"], run_id=f"after {name}")
+            outcome = await again.wait(f"after {name}")
+            assert outcome and outcome.turn and outcome.turn.text == "after the import"
+            assert len(outcome.turn.blocks) >= 2 * PAGE + 12
+        (await audit(other, ["s", "f"])).check()
+
+    play(story())
+
+
+def test_events_in_a_history_are_exported_too_and_come_into_the_store() -> None:
+    async def story() -> None:
+        store, other, history = InMemoryStore(), InMemoryStore(), InMemoryHistory()
+        await store.create(SessionRecord(session_id="s"))
+        writer = Writer(store, (await store.activate("s")).session, random.Random(1))
+        for _ in range(PAGE // 2):
+            await writer.talk(())
+        events = await store.events("s", limit=10_000)
+        plain = await exported(store)
+        await history.append("s", events[: len(events) // 2])
+        await writer.add(forget_events=events[len(events) // 3].seq)
+        assert len(await store.events("s", limit=10_000)) < len(events)
+        assert await exported(store, history=history) == plain
+        await import_session(other, await exported(store, history=history))
+        assert await other.events("s", limit=10_000) == events
+
+    play(story())
+
+
+def test_a_session_that_changes_while_it_is_exported_is_told_and_leaves_no_archive() -> None:
+    async def story() -> None:
+        store = InMemoryStore()
+        lines: list[str] = []
+        await write_fork(store, 3)
+        writer = Writer(store, (await store.activate("s")).session, random.Random(1))
+
+        class Busy(InMemoryStore):
+            def __getattribute__(self, name: str) -> Any:
+                return getattr(store, name) if name != "events" else object.__getattribute__(self, name)
+
+            async def events(self, *args: Any, **kwargs: Any) -> Any:
+                if len(lines) < 100:
+                    await writer.add(row={"updated_at": 99.0})
+                return await store.events(*args, **kwargs)
+
+        with pytest.raises(SessionChangedError, match="'s'"):
+            await export_session(Busy(), "s", lines.append)
+        with pytest.raises(ArchiveError, match="it ends before its end"):
+            await import_session(InMemoryStore(), lines)
+        with pytest.raises(SessionNotFoundError):
+            await exported(store, "nobody")
+
+    play(story())
+
+
+def sealed(lines: list[str]) -> list[str]:
+    """Return lines with an end that fits them."""
+    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+    return [*lines, f"{json.dumps({'end': {'lines': len(lines), 'sha256': digest}})}\n"]
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    async def story() -> list[str]:
+        store = InMemoryStore()
+        await write_fork(store, 3)
+        return await exported(store)
+
+    found: list[str] = play(story())
+    return found
+
+
+async def refuse(lines: list[str]) -> ArchiveError:
+    """Return the error of an import that leaves nothing."""
+    store = InMemoryStore()
+    with pytest.raises(ArchiveError) as error:
+        await import_session(store, lines)
+    assert await store.count() == 0 and store._logs == {} and store._owners == {}
+    return error.value
+
+
+def test_an_archive_that_is_cut_off_anywhere_leaves_nothing(lines: list[str]) -> None:
+    async def story() -> None:
+        for count in range(len(lines)):
+            assert (await refuse(lines[:count])).line == count + 1
+            assert (await refuse([*lines[:count], lines[count][:-9]])).line in (count + 1, count + 2)
+        assert (await refuse([*lines, "{}"])).line == len(lines) + 1
+
+    play(story())
+
+
+def test_an_archive_of_which_a_letter_was_changed_leaves_nothing(lines: list[str]) -> None:
+    async def story() -> None:
+        words = random.Random(0)
+        for _ in range(150):
+            at = words.randrange(len(lines) - 1)
+            line = lines[at]
+            spot = words.randrange(len(line) - 1)
+            letter = words.choice([letter for letter in '0a"}{,' if letter != line[spot]])
+            error = await refuse([*lines[:at], line[:spot] + letter + line[spot + 1 :], *lines[at + 1 :]])
+            assert at + 1 <= error.line <= len(lines) + 1
+
+    play(story())
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"": nested(depth - 1)} if depth else {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        ("turnwise_archive", lambda line: line.update(turnwise_archive=2), "of version 2, and this turnwise reads"),
+        ("turnwise_archive", lambda line: line.pop("turnwise_archive"), "no archive of a session"),
+        ("turnwise_archive", lambda line: line.update(session_id=""), "it is blank"),
+        ("turnwise_archive", lambda line: line.update(session=[]), "is an object"),
+        ("turnwise_archive", lambda line: line["session"].update(epoch=7), "without session_id, log, epoch"),
+        ("turnwise_archive", lambda line: line["session"].update(log_size=1), "stands|spans|not there|blocks"),
+        ("turnwise_archive", lambda line: line["session"].update(next_index=4), "turn .* behind turn 3, of 4"),
+        ("turnwise_archive", lambda line: line["session"].update(seq=4), "the session's last is 4"),
+        ("turnwise_archive", lambda line: line["session"].update(status="x"), "none of active, ended"),
+        (
+            "turnwise_archive",
+            lambda line: line["session"].update(created_at=math.inf),
+            "no number that a session",
+        ),
+        (
+            "turnwise_archive",
+            lambda line: line["session"].update(updated_at=math.nan),
+            "no number that a session",
+        ),
+        ("turnwise_archive", lambda line: line["session"].update(ttl_s=math.inf), "no number that a session"),
+        ("turnwise_archive", lambda line: line["session"].update(metadata={SEALED: "tw1:"}), "is encrypted"),
+        ("turnwise_archive", lambda line: line["session"].update(metadata=nested(600)), "nested too deeply"),
+        ("block", lambda line: line.update(block=7), "a block is text"),
+        ("block", lambda line: line.update(extra=7), "it is none of"),
+        ("turn", lambda line: line["turn"].update(index=-1), "turn -1 behind"),
+        ("turn", lambda line: line["turn"].update(status="running"), "no live run"),
+        ("turn", lambda line: line["turn"].update(input=[["1", 0, 1]]), "spans '1' 0 to 1"),
+        ("turn", lambda line: line["turn"].update(output=[["", 0, 10**6]]), "to 1000000"),
+        ("run", lambda line: line["run"].update(state="queued"), "no live run"),
+        ("run", lambda line: line["run"].update(turn_index=10**6), "the run of turn 1000000"),
+        ("run", lambda line: line["run"].pop("created_at"), "created_at"),
+        ("event", lambda line: line["event"].__setitem__(0, 0), "event 0 behind"),
+        ("event", lambda line: line["event"].pop(), "no event"),
+        ("event", lambda line: line["event"].__setitem__(6, "{"), "no event"),
+    ],
+)
+def test_a_line_that_cannot_be_is_refused_by_its_number(lines: list[str], kind: str, change: Change, why: str) -> None:
+    """Also when the checksum fits."""
+    at = next(at for at, line in enumerate(lines) if line.startswith(f'{{"{kind}"'))
+    changed = json.loads(lines[at])
+    change(changed)
+    error = play(refuse(sealed([*lines[:at], f"{json.dumps(changed)}\n", *lines[at + 1 : -1]])))
+    assert error.line == at + 1 or kind == "turnwise_archive"
+    with pytest.raises(ArchiveError, match=why):
+        raise error
+
+
+def test_lines_in_another_order_are_refused(lines: list[str]) -> None:
+    async def story() -> None:
+        turn = next(at for at, line in enumerate(lines) if line.startswith('{"turn"'))
+        swapped = [*lines[: turn - 1], lines[turn], lines[turn - 1], *lines[turn + 1 : -1]]
+        assert (await refuse(sealed(swapped))).line == turn  # which comes before the last block
+        assert (await refuse(sealed([lines[0], *lines[:-1]]))).line == 2
+
+    play(story())
+
+
+def test_an_id_that_is_taken_stays_as_it_is(lines: list[str]) -> None:
+    async def story() -> None:
+        store = InMemoryStore()
+        there = await store.create(SessionRecord(session_id="s", user_id="somebody"))
+        with pytest.raises(SessionExistsError, match="'s'"):
+            await import_session(store, lines)
+        assert await store.get("s") == there
+        found = await import_session(store, lines, session_id="t", now=123.5)
+        assert (found.session_id, found.updated_at) == ("t", 123.5)
+        run = (await store.runs("t"))[0]
+        copy = [line.replace('"session_id":"s"', '"session_id":"u"') for line in lines[:-1]]
+        copy = [line.replace('"run_id":"s-', f'"run_id":"{run.run_id}') for line in copy]
+        same = [line for line in copy if f'"run_id":"{run.run_id}' in line and line.startswith('{"run"')]
+        copied = json.loads(same[0])["run"]["run_id"]
+        copy = [line.replace(f'"{copied}"', f'"{run.run_id}"') for line in copy]
+        with pytest.raises(DuplicateKeyError):
+            await import_session(store, sealed(copy))
+        assert await store.count() == 2
+        for name in ("s", "t"):
+            await store.delete(name)
+        assert store._logs == {}
+
+    play(story())
+
+
+def test_an_import_that_the_store_fails_or_that_is_cancelled_leaves_nothing(lines: list[str]) -> None:
+    class Failing(InMemoryStore):
+        """Fails, or waits for ever, at one of its verbs."""
+
+        def __init__(self, left: int, fails: bool) -> None:
+            super().__init__()
+            self.left, self.fails, self.waits = left, fails, asyncio.Event()
+
+        async def fault(self) -> None:
+            self.left -= 1
+            if self.left == 0 and self.fails:
+                raise StoreError("away")
+            if self.left == 0:
+                self.waits.set()
+                for _ in range(20):  # long enough to be cancelled in
+                    await asyncio.sleep(0)
+
+        async def activate(self, session_id: str) -> Any:
+            await self.fault()
+            return await super().activate(session_id)
+
+        async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+            await self.fault()
+            await super().commit(session_id, epoch, commit)
+            await self.fault()
+
+    async def story(fails: bool) -> int:
+        for at in range(1, 100):
+            store = Failing(at, fails)
+            task = asyncio.ensure_future(import_session(store, lines))
+            if not fails:
+                waits = asyncio.ensure_future(store.waits.wait())
+                await asyncio.wait([waits, task], return_when="FIRST_COMPLETED")
+                waits.cancel()
+                if not task.done():
+                    task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None:
+                assert len(await exported(store)) == len(lines)
+                break
+            assert await store.count() == 0 and store._logs == {}
+        return at
+
+    for fails in (True, False):
+        assert 10 < play(story(fails)) < 99
+
+
+class Stop:
+    """Lines that say when so many were read, and then come no more."""
+
+    def __init__(self, path: str, count: int) -> None:
+        self.lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+        self.count = count
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.lines[: self.count]
+        print("there", flush=True)
+        sys.stdin.readline()
+
+
+def test_a_kill_leaves_a_session_that_says_that_it_is_unfinished(lines: list[str], url: str, tmp_path: Path) -> None:
+    """Case 63: what came in is deleted with one call, and then the import can be repeated."""
+    (tmp_path / "s.jsonl").write_text("".join(lines), encoding="utf-8")
+    count = max(at for at, line in enumerate(lines) if line.startswith('{"run"'))
+    command = [sys.executable, __file__, url, str(tmp_path / "s.jsonl"), str(count)]
+    with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "there\n"
+        process.kill()
+
+    async def story() -> None:
+        store = SQLStore(url)
+        half = await store.get("s")
+        assert half.metadata == UNFINISHED and half.status == "ended"
+        with pytest.raises(SessionExistsError):
+            await import_session(store, lines)
+        await store.delete("s")
+        run_id = json.loads(next(line for line in lines if line.startswith('{"run"')))["run"]["run_id"]
+        with pytest.raises(RunNotFoundError):
+            await store.run(run_id)
+        with pytest.raises(CorruptRecordError):
+            await store.blocks([Span(half.log, 0, 1)])
+        await import_session(store, lines)
+        assert await exported(store) == lines
+        await store.close()
+
+    play(story())
+
+
+if __name__ == "__main__":
+    asyncio.run(import_session(SQLStore(sys.argv[1]), Stop(sys.argv[2], int(sys.argv[3]))))

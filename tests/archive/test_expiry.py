@@ -1,0 +1,411 @@
+"""Sessions that have expired are swept, and those that are in use stay: case 48."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from turnwise.actors.client.expiry import sweep as sweep_live
+from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.requests import Consult, Request, carry_out_async
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session import journal
+from turnwise.actors.session.core import SessionCore
+from turnwise.cli import app
+from turnwise.errors import (
+    InvalidInputError,
+    SessionBusyError,
+    SessionChangedError,
+    SessionLostError,
+    SessionNotFoundError,
+    StoreError,
+    TurnwiseError,
+)
+from turnwise.memory.archive.expiry import Swept, archived, sweep
+from turnwise.memory.archive.export import import_session
+from turnwise.memory.conversation.events import UnknownEvent
+from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.event_store.in_memory import InMemoryHistory
+from turnwise.memory.stores.base import Activation, Commit
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.sql.store import SQLStore
+
+NOW = 110.0
+
+
+def play(story: Awaitable[Any]) -> Any:
+    async def call() -> Any:
+        return await story
+
+    return asyncio.run(call())
+
+
+async def put(store: Any, session_id: str, ttl_s: float | None = 10.0, **values: Any) -> SessionRecord:
+    """Create a session that was last used at 100 and owned once; return its row."""
+    await store.create(SessionRecord(session_id=session_id, ttl_s=ttl_s, updated_at=100.0, **values))
+    return (await store.activate(session_id)).session  # type: ignore[no-any-return]
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and ".db" not in path.name]
+
+
+def test_what_has_expired_goes_into_files_of_its_own_and_all_else_stays(tmp_path: Path) -> None:
+    """More than a page, and ids that are no names of files."""
+    names = ["plain", "a/b", "../up", "..", "user.1", "ü" * 200, "😀" * 256, "A b", *(f"s{at}" for at in range(120))]
+
+    async def story() -> None:
+        store, history = SQLStore(f"sqlite:///{tmp_path}/store.db"), InMemoryHistory()
+        for name in names:
+            await put(store, name, created_at=1.5, seq=1, user_id=f"user of {name}"[:256])
+            await history.append(name, [UnknownEvent(kind="x", session_id=name, seq=1, at=1.0)])
+        await put(store, "stays", None)
+        await put(store, "later", 10.5)
+        folder = tmp_path / "kept" / "here"
+        assert await sweep(store, NOW, folder, history) == Swept(deleted=tuple(names), archived=tuple(names))
+        assert [session.session_id for session in await store.query()] == ["later", "stays"]
+        assert [await history.last_seq(name) for name in names] == [0] * len(names)
+        assert len(files(tmp_path)) == len(names)
+        for path in files(tmp_path):
+            assert path.parent == folder and path.name.endswith("@1500000.jsonl")
+            with pytest.raises(SessionNotFoundError):
+                await store.get("plain" if path.name.startswith("plain") else "..")
+            await import_session(store, path.read_text().splitlines(), session_id=f"{len(path.name)} {path.name}"[:99])
+        assert await store.count() == len(names) + 2
+        assert await store.count(user_id="user of ../up") == 1
+        assert await sweep(store, NOW - 0.1) == Swept()
+        await store.close()
+
+    play(story())
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "awaiting_approval"])
+def test_a_session_that_a_run_uses_stays(state: RunState, tmp_path: Path) -> None:
+    async def story() -> None:
+        store = InMemoryStore()
+        session = await put(store, "s")
+        run = RunRecord(run_id="r", session_id="s", turn_index=0, state=state, first_seq=1, created_at=1.0)
+        session = session.committed()
+        await store.commit("s", 1, Commit(session=session, new_run=run))
+        assert await sweep(store, NOW, tmp_path) == Swept(busy=("s",)) and files(tmp_path) == []
+        session = (await store.get("s")).committed()
+        await store.commit("s", 2, Commit(session=session, runs=[replace(run, state="completed")]))
+        assert await sweep(store, NOW, tmp_path) == Swept(deleted=("s",), archived=("s",))
+
+    play(story())
+
+
+class Rival(InMemoryStore):
+    """Does something of another's before a verb."""
+
+    before: str = ""
+    act: Callable[[InMemoryStore], Awaitable[object]]
+    expects: Callable[[], object]
+
+    async def rival(self, verb: str) -> None:
+        if self.before == verb:
+            self.before = ""
+            await self.act(self)
+
+    async def activate(self, session_id: str) -> Activation:
+        await self.rival("activate")
+        return await super().activate(session_id)
+
+    async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
+        await self.rival("delete")
+        await super().delete(session_id, epoch=epoch, log=log)
+
+
+@pytest.mark.parametrize("before", ["activate", "delete"])
+@pytest.mark.parametrize("what", ["opens", "commits"])
+def test_who_uses_a_session_while_it_is_swept_keeps_it(before: str, what: str, tmp_path: Path) -> None:
+    """And no file says that it was swept."""
+
+    async def story() -> None:
+        store = Rival()
+        session = await put(store, "s")
+
+        async def act(_: InMemoryStore) -> None:
+            if what == "opens":
+                await InMemoryStore.activate(store, "s")
+            elif before == "activate":
+                await store.commit("s", 1, Commit(session=session.committed(updated_at=105.0)))
+            else:
+                owner = (await InMemoryStore.activate(store, "s")).session
+                await store.commit("s", owner.epoch, Commit(session=owner.committed(updated_at=105.0)))
+
+        store.before, store.act = before, act
+        assert await sweep(store, NOW, tmp_path) == Swept(used=("s",)) and files(tmp_path) == []
+        assert (await store.get("s")).session_id == "s" and store.before == ""
+
+    play(story())
+
+
+def test_who_deletes_a_session_while_it_is_swept_is_no_matter(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = Rival()
+        await put(store, "s")
+        store.before, store.act = "activate", lambda store: InMemoryStore.delete(store, "s")
+        assert await sweep(store, NOW, tmp_path) == Swept()
+
+    play(story())
+
+
+def test_an_archive_is_in_its_folder_before_its_session_goes(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = Rival()
+        await put(store, "s", created_at=2.0)
+        seen: list[str] = []
+
+        async def look(_: InMemoryStore) -> None:
+            (path,) = files(tmp_path)
+            seen.append(path.name)
+            await import_session(InMemoryStore(), path.read_text().splitlines())
+
+        store.before, store.act = "delete", look
+        assert (await sweep(store, NOW, tmp_path)).archived == ("s",)
+        assert seen == ["s@2000000.jsonl"] == [path.name for path in files(tmp_path)]
+
+    play(story())
+
+
+class Asked:
+    """The realm of a store whose sessions all have a process, which answers with an error."""
+
+    def __init__(self, store: InMemoryStore, error: TurnwiseError, *, deletes: bool) -> None:
+        self._store, self._error, self._deletes = store, error, deletes
+
+    def open_history(self) -> None:
+        return None
+
+    def is_live(self, session_id: str) -> bool:
+        return True
+
+    def delete(self, session_id: str, **_: object) -> Request[None]:
+        if self._deletes:
+            yield Consult(lambda: self._store.delete(session_id))
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [StoreError("away"), SessionLostError("s", "killed"), SessionChangedError("s")])
+def test_the_file_of_a_session_that_may_be_deleted_stays(error: TurnwiseError, tmp_path: Path) -> None:
+    """The process was killed, or its store went away, between the deletion and the answer."""
+
+    async def story() -> None:
+        store = InMemoryStore()
+        await put(store, "s")
+        realm: Any = Asked(store, error, deletes=True)
+        swept = await carry_out_async(sweep_live(realm, store, tmp_path, memory=False))
+        assert swept.deleted == () and await store.count() == 0
+        (path,) = files(tmp_path)
+        await import_session(store, path.read_text().splitlines())
+        realm = Asked(store, SessionBusyError("s", "run"), deletes=False)
+        assert await carry_out_async(sweep_live(realm, store, tmp_path, memory=False)) == Swept(busy=("s",))
+        assert files(tmp_path) == [], "this one is known to be there"
+
+    play(story())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_of_two_sweeps_at_once_none_takes_the_others_file_away(is_whole: bool, tmp_path: Path) -> None:
+    """The first has its file, the second puts its own in its place; then the first is refused, and the second not."""
+
+    async def story() -> None:
+        store, turn = Rival(), asyncio.Event()
+        await put(store, "s")
+        first_has_its_file = asyncio.Event()
+
+        async def wait_for_the_second(_: InMemoryStore) -> None:
+            first_has_its_file.set()
+            await turn.wait()
+
+        async def wait_for_the_first(_: InMemoryStore) -> None:
+            turn.set()
+            await asyncio.wait({first})
+
+        store.before, store.act = "delete", wait_for_the_second
+        first = asyncio.ensure_future(sweep(store, NOW, tmp_path))
+        await first_has_its_file.wait()
+        if not is_whole:
+            (path,) = files(tmp_path)
+            path.write_text("")  # so that the second has to write its own
+        store.before, store.act = "delete", wait_for_the_first
+        done = await sweep(store, NOW, tmp_path) + first.result()
+        assert first.result().used == ("s",)
+        assert done.deleted == done.archived == ("s",) and await store.count() == 0
+        (path,) = files(tmp_path)
+        await import_session(store, path.read_text().splitlines())
+
+    play(story())
+
+
+def test_a_deletion_that_failed_half_way_leaves_the_file_that_has_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Case 48: events that were in the history alone are in no store when the sweep comes again."""
+    monkeypatch.setattr(journal, "FORGET_EVERY", 1)
+
+    async def story() -> None:
+        store, history = Rival(), InMemoryHistory()
+        await store.create(SessionRecord(session_id="s", ttl_s=10.0, updated_at=100.0))
+        core = SessionCore("s", store, EchoEngine(), history=history, clock=lambda: 100.0)
+        for name in "abc":
+            await core.start([name], run_id=name)
+            await core.wait(name)
+            while await history.last_seq("s") < (await store.events("s"))[-1].seq:
+                await asyncio.sleep(0)
+
+        async def fail(_: InMemoryStore) -> None:
+            raise StoreError("away")
+
+        store.before, store.act = "delete", fail
+        found = await store.get("s")
+        file = await archived(store, found, tmp_path, history)
+        assert file
+        path, whole = file.path, file.path.read_text()
+        with pytest.raises(StoreError, match="away"):
+            await core.delete(memory=False, updated_at=100.0)
+        assert await history.last_seq("s") == 0
+        assert await archived(store, found, tmp_path, history) and files(tmp_path) == [path]
+        assert path.read_text() == whole and whole.count('"event"') == 6
+        path.write_text(whole[:20])
+        await archived(store, found, tmp_path, history)
+        assert path.read_text().count('"event"') < 6, "one that cannot be read is written again"
+
+    play(story())
+
+
+def test_a_session_that_cannot_be_exported_stays_and_the_others_go(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = SQLStore(f"sqlite:///{tmp_path}/store.db")
+        for name in ("a", "bad", "c"):
+            session = await put(store, name)
+            await store.commit(name, 1, Commit(session=session.committed(log_size=1), blocks=['{"kind":"text"}']))
+        connection = sqlite3.connect(tmp_path / "store.db")
+        with connection:
+            connection.execute("DELETE FROM turnwise_blocks WHERE log = (SELECT key FROM turnwise_sessions LIMIT 1, 1)")
+        connection.close()
+        folder = tmp_path / "folder"
+        swept = await sweep(store, NOW, folder)
+        assert swept.deleted == swept.archived == ("a", "c") and "corrupt record block" in swept.failed["bad"]
+        assert len(files(folder)) == 2
+        (tmp_path / "no folder").write_text("x")
+        swept = await sweep(store, NOW, tmp_path / "no folder")
+        assert swept.deleted == () and "was not deleted" in swept.failed["bad"]
+        assert (await sweep(store, NOW)).deleted == ("bad",)
+        await store.close()
+
+    play(story())
+
+
+def test_a_refresh_counts_as_use_and_a_delete_can_ask_that_nothing_was_committed() -> None:
+    async def story() -> None:
+        store, times = InMemoryStore(), iter(range(1000, 2000))
+        await put(store, "s")
+        core = SessionCore("s", store, EchoEngine(), clock=lambda: float(next(times)))
+        await core.refresh()
+        first = (await store.get("s")).updated_at
+        assert first >= 1000 and await sweep(store, first + 9.9) == Swept()
+        await core.start(["hello"], run_id="r")
+        await core.wait("r")
+        assert (await store.get("s")).ttl_s == 10.0
+        with pytest.raises(SessionChangedError, match="'s'"):
+            await core.delete(updated_at=first)
+        fork = await core.fork(None, "f")
+        assert fork.ttl_s == 10.0
+        await core.delete(updated_at=(await store.get("s")).updated_at)
+        assert [session.session_id for session in await store.query()] == ["f"]
+
+    play(story())
+
+
+def test_live_sessions_are_asked_and_those_in_use_stay(
+    make_manager: Callable[..., SessionManager], tmp_path: Path
+) -> None:
+    with make_manager() as manager:
+        for bad in (-1, float("nan"), float("inf"), "1"):
+            with pytest.raises(InvalidInputError, match="ttl_s"):
+                manager.open("bad", ttl_s=bad)  # type: ignore[arg-type]
+        done, runs = manager.open("done", ttl_s=0), manager.open("runs", ttl_s=0)
+        long = manager.open("long", ttl_s=3600)
+        for session in (done, long, manager.open("never")):
+            session.run("hello").wait()
+        run = runs.run("slow 10000")
+        swept = manager.sweep(tmp_path / "kept")
+        assert swept == Swept(deleted=("done",), archived=("done",), busy=("runs",))
+        with pytest.raises(SessionNotFoundError):
+            done.run("are you there")
+        assert long.run("hello").wait().text == "hello"
+        before = long.info().session.updated_at
+        long.refresh()
+        assert long.info().session.updated_at > before
+        run.cancel()
+        assert manager.sweep() == Swept(deleted=("runs",))
+        assert manager.count() == 2 and len(files(tmp_path / "kept")) == 1
+
+    async def story() -> None:
+        async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine()) as manager:
+            store = SQLStore(f"sqlite:///{tmp_path}/chats.db")
+            await put(store, "of a process that is gone", 1.0)
+            await store.close()
+            session = await manager.open("new", ttl_s=3600)
+            await session.refresh()
+            assert (await session.info()).session.ttl_s == 3600
+            assert await manager.sweep() == Swept(deleted=("of a process that is gone",))
+            await session.delete()
+
+    play(story())
+
+
+def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: Path) -> None:
+    url, other = f"sqlite:///{tmp_path}/store.db", f"sqlite:///{tmp_path}/other.db"
+
+    async def fill() -> None:
+        store = SQLStore(url)
+        await put(store, "s", user_id="sarah")
+        await store.close()
+
+    async def read(url: str) -> dict[str, SessionRecord]:
+        store = SQLStore(url)
+        try:
+            return {session.session_id: session for session in await store.query()}
+        finally:
+            await store.close()
+
+    def turnwise(*arguments: str, **settings: Any) -> Any:
+        return CliRunner().invoke(app, ["sessions", *arguments], **settings)
+
+    play(fill())
+    told = turnwise("export", url, "s")
+    assert told.exit_code == 0 and told.output.startswith('{"turnwise_archive":1,"session_id":"s"')
+    file = str(tmp_path / "s.jsonl")
+    assert turnwise("export", url, "s", file).output == ""
+    assert Path(file).read_text() == told.output and not Path(f"{file}.part").exists()
+    assert turnwise("import", other, file).output == "s\n"
+    assert turnwise("import", other, "-", "--as", "t", input=told.output).output == "t\n"
+    found = play(read(other))
+    assert {session.user_id for session in found.values()} == {"sarah"} and found["s"].updated_at > 1e9
+    for wrong in (
+        ["export", url, "nobody"],
+        ["export", url, "s", str(tmp_path / "no" / "folder")],
+        ["export", "memory://x", "s"],
+        ["import", other, file],
+        ["import", other, str(tmp_path / "missing")],
+        ["import", other, str(tmp_path / "store.db"), "--as", "u"],
+    ):
+        result = turnwise(*wrong)
+        assert result.exit_code == 1 and result.stderr.startswith("error: ") and "Traceback" not in result.output
+    assert play(read(other)) == found
+
+    swept = turnwise("sweep", url, "--archive", str(tmp_path / "kept"), "--json")
+    assert swept.exit_code == 0 and json.loads(swept.output)["archived"] == ["s"] and play(read(url)) == {}
+    assert turnwise("sweep", other).output == "deleted: 0\narchived: 0\nbusy: 0\nused: 0\nfailed: 0\n"
+    (kept,) = files(tmp_path / "kept")
+    assert turnwise("import", url, str(kept)).exit_code == 0 and list(play(read(url))) == ["s"]

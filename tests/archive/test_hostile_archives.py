@@ -1,0 +1,688 @@
+"""Archives whose lines fit and whose meaning does not: each is refused by its line, or works as a session."""
+
+import asyncio
+import json
+import math
+import os
+import sys
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from test_archive import exported, play, sealed
+from turnwise.actors.inference.engine import RunContext, SessionView
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.summary_expansion import find, originals, reach
+from turnwise.errors import ArchiveError, RequestRefusedError
+from turnwise.memory.archive.export import export_session, import_session
+from turnwise.memory.archive.validation import MAX_SPANS
+from turnwise.memory.conversation.blocks import (
+    Block,
+    Citations,
+    Document,
+    Image,
+    Summary,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+    decode,
+    encode,
+)
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Seen, Span, Spans, overlap, subtract, union
+from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.tokens.counter import ByteCounter
+from turnwise.strategies.summarize import Summarize
+
+FUZZED = 10_000 if "TURNWISE_ALL" in os.environ else 500
+
+PICTURE = Image(data="aGk=", media_type="image/png")
+
+
+class CheckingEngine:
+    """Answers as a model that was asked with a request which every provider takes.
+
+    But that a caller may have a conversation begin with an answer, which one of them does not take.
+    """
+
+    def build(self, session: SessionView) -> "CheckingEngine":
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> list[Block]:
+        for rules in (CHAT, RESPONSES, replace(ANTHROPIC, user_begins=False)):
+            await asyncio.sleep(0)
+            check(messages_of(rules.spare(turn.blocks)), rules)
+        prompt = turn.new_blocks[0].text if isinstance(turn.new_blocks[0], User) else ""
+        if PICTURE in turn.new_blocks:
+            raise RequestRefusedError("no pictures")
+        if prompt != "use tools":
+            return [Text(text=f"answer to {prompt}")]
+        uses = [ToolUse(call_id=call, name="look", input={"at": call}) for call in ("a", "b")]
+        results = [ToolResult(call_id=use.call_id, text="seen") for use in reversed(uses)]
+        return [Thinking(text="hm", signature="EqoB"), *uses, *results, Text(text="done"), Citations(items=({"a": 1},))]
+
+
+async def talk(core: SessionCore, *prompts: Any) -> None:
+    run_id = f"{core.session_id} {len(await core.runs(limit=1000))}"
+    await core.start(list(prompts), run_id=run_id, idempotency_key=f"key of {run_id}", labels={"a": "b"})
+    await core.wait(run_id)
+
+
+OPEN_S = 1e9
+
+
+async def write_session() -> list[str]:
+    """Return the archive of a fork with tools, pictures, summaries of summaries, a forgotten turn and a pending one."""
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id="parent"))
+    parent = SessionCore("parent", store, CheckingEngine())
+    await talk(parent, "hello")
+    await talk(parent, "use tools", Document(name="a.txt", text="b"))
+    await talk(parent, "look", PICTURE)
+    await parent.fork(None, "s")
+    config = SessionConfig(max_context_tokens=600, reserve_output_tokens=10, token_counter=ByteCounter())
+    folding = Summarize(model=Summariser(), trigger_ratio=0.5, keep_turns=1, max_summary_tokens=100)
+    core = SessionCore("s", store, CheckingEngine(), config, overflow=folding)
+    for prompt in ("one", "use tools", "three", "use tools", "five"):
+        await talk(core, prompt, "x" * 40)
+        await core.compact()
+    await core.forget_turn((await core.turns(limit=1000))[-2].index)
+    await core.append(["later"], "a key")
+    lines = await exported(store)
+    found = [decode(json.loads(line)["block"]) for line in lines if line.startswith('{"block"')]
+    assert sum(isinstance(block, Summary) and bool(block.folded) for block in found) >= 2
+    assert {block.kind for block in found} >= {"image", "document", "thinking", "tool_use", "tool_result", "summary"}
+    return lines
+
+
+class Summariser(CheckingEngine):
+    """Writes a summary."""
+
+    async def run(self, turn: Turn, context: RunContext) -> list[Block]:
+        return [Text(text="they talked")]
+
+
+@pytest.fixture(scope="module")
+def archive() -> list[str]:
+    found: list[str] = play(write_session())
+    return found
+
+
+# What must hold of a session that came in
+
+
+async def check_works(store: InMemoryStore, session_id: str) -> None:
+    """Open the session, read all of it, expand its summaries, run, forget, fork and export it."""
+    core = SessionCore(session_id, store, CheckingEngine())
+    turns = await core.turns(limit=10_000)
+    assert all(isinstance(block, Block) for one in turns for block in (*one.blocks, *one.new_blocks))
+    runs = await core.runs(limit=10_000)
+    for run in runs:
+        await core.pending(run.run_id)
+        assert await core.wait(run.run_id, 1.0)
+        await core.events(run_id=run.run_id)
+    await core.events(limit=10_000)
+    latest = await core.latest()
+    for block in latest.blocks if latest else ():
+        if isinstance(block, Summary):
+            assert all(isinstance(original, Block) for original in await core.expand(block))
+    if (await core.session()).status == "active":
+        await check_runs(core)
+    ended = [one.index for one in turns if one.status not in ("pending", "queued", "running")]
+    for number, index in enumerate([None, *ended[:1], *ended[-1:]] if ended else []):
+        fork = await core.fork(index, f"a fork {number}")
+        await check_runs(SessionCore(fork.session_id, store, CheckingEngine()))
+    if ended:
+        await core.forget_turn(ended[0])
+        await check_runs(SessionCore((await core.fork(None, "forgetting")).session_id, store, CheckingEngine()))
+    other = InMemoryStore()
+    lines: list[str] = []
+    await export_session(store, session_id, lines.append)
+    await import_session(other, lines)
+    assert (await other.get(session_id)).session_id == session_id
+
+
+async def check_runs(core: SessionCore) -> None:
+    run_id = f"a run of {core.session_id}"
+    await core.start(["and now?"], run_id=run_id)
+    outcome = await core.wait(run_id, OPEN_S)
+    assert outcome and outcome.run.state == "completed", outcome and outcome.run.why
+
+
+async def try_archive(lines: list[str]) -> ArchiveError | None:
+    """Import an archive; return why it was refused. Else it must work."""
+    store = InMemoryStore()
+    (found,) = await asyncio.gather(import_session(store, lines), return_exceptions=True)
+    if isinstance(found, SessionRecord):
+        await check_works(store, found.session_id)
+        return None
+    if not isinstance(found, ArchiveError):
+        raise found
+    assert 1 <= found.line <= len(lines) + 1
+    assert await store.count() == 0 and store._logs == {}
+    return found
+
+
+def test_the_archive_that_is_attacked_works(archive: list[str]) -> None:
+    assert play(try_archive(archive)) is None
+
+
+# Each attack that was seen
+
+
+def written(
+    blocks: list[Any],
+    turns: list[dict[str, Any]] | None = None,
+    runs: list[dict[str, Any]] | None = None,
+    events: list[Any] | None = None,
+    **session: Any,
+) -> list[str]:
+    """Return an archive of these blocks, encoded or not, and of one turn of them all, if no other is given."""
+    about = {"log_size": len(blocks), "next_index": 9, "seq": 9, **session}
+    texts = [block if isinstance(block, str) else encode(block) for block in blocks]
+    turns = turns if turns is not None else [turn([["", 0, len(blocks)]])]
+    lines: list[Any] = [
+        {"turnwise_archive": 1, "session_id": "s", "session": about},
+        *({"block": text} for text in texts),
+        *({"turn": one} for one in turns),
+        *({"run": one} for one in runs or ()),
+        *({"event": one} for one in events or ()),
+    ]
+    return sealed([f"{json.dumps(line)}\n" for line in lines])
+
+
+def turn(spans: Any, **fields: Any) -> dict[str, Any]:
+    return {"index": 0, "status": "completed", "prompt": [], "input": spans, **fields}
+
+
+def a_run(**fields: Any) -> dict[str, Any]:
+    return {"run_id": "r", "turn_index": 0, "state": "completed", "first_seq": 1, "created_at": 1.0, **fields}
+
+
+def summary(*of: Any, folded: Any = ()) -> Summary:
+    return Summary(text="in short", of=tuple(("", *span) for span in of), folded=tuple(("", at) for at in folded))
+
+
+HI, YES = User(text="hi"), Text(text="yes")
+USE, RESULT = ToolUse(call_id="a", name="look"), ToolResult(call_id="a", text="seen")
+PENDING = {"index": 0, "status": "pending", "prompt": [["", 0, 1]]}
+
+DEEP = "[" * 50_000 + "]" * 50_000
+
+ATTACKS: dict[str, tuple[list[str], int, str]] = {
+    "a summary that folds itself": (written([HI, summary((0, 2), folded=[1])]), 3, "stands for itself"),
+    "a summary of itself": (written([HI, summary((1, 2))]), 3, "stands for itself"),
+    "summaries of one another": (
+        written([HI, summary((2, 3), folded=[2]), summary((1, 2), folded=[1])]),
+        4,
+        "stands for itself",
+    ),
+    "a number of the last event that leaves no room": (written([HI], seq=2**63 - 1), 1, "seq=9223372036854775807"),
+    "a number of more than 64 bits": (written([HI], seq=2**70), 1, "more than 64 bits"),
+    "an index that leaves no room": (written([HI], next_index=2**60), 1, "next_index="),
+    "a pending turn with a run": (
+        written([HI], [PENDING], [a_run()]),
+        4,
+        "completed, and its turn is pending",
+    ),
+    "a pending turn with an answer": (
+        written([HI, YES], [{**PENDING, "output": [["", 1, 2]]}]),
+        4,
+        "a pending turn",
+    ),
+    "a pending turn before another": (written([HI], [PENDING, turn([["", 0, 1]], index=1)]), 4, "which is pending"),
+    "a run of another state than its turn": (
+        written([HI], [turn([["", 0, 1]], run_id="r")], [a_run(state="failed")]),
+        4,
+        "run 'r' is failed, and its turn is completed",
+    ),
+    "a block that is no JSON": (written(["no JSON"]), 2, "no block"),
+    "a block with half a character": (written(['{"kind":"user","text":"\\ud800"}']), 2, "no block"),
+    "a line with half a character": (written(['{"kind":"user","text":"\ud800"}']), 2, "half a character"),
+    "a block that is nested 50,000 deep": (
+        written(['{"kind":"x","a":' + "[" * 50_000 + "]" * 50_000 + "}"]),
+        2,
+        "no block",
+    ),
+    "a block with a number that is none": (written(['{"kind":"x","a":NaN}']), 2, "no block"),
+    "a recalled block": (written(['{"kind":"recalled","text":"they like tea"}']), 2, "never in a history"),
+    "bytes in the place of a text": (
+        written(['{"kind":"user","text":["a"]}']),
+        2,
+        "text: Input should be",
+    ),
+    "a call without its result": (written([HI, USE, YES]), 5, "call 'a' has no result"),
+    "a result without its call": (written([HI, RESULT, YES]), 5, "the result of call 'a' follows no such call"),
+    "a result before its call": (written([HI, RESULT, USE, YES]), 6, "the result of call 'a' follows no such call"),
+    "a second result": (written([HI, USE, RESULT, RESULT]), 6, "the result of call 'a' follows no such call"),
+    "a call without a name": (written([HI, ToolUse(call_id="a", name=""), RESULT]), 5, "has no id, no name"),
+    "thoughts that lead to nothing": (written([HI, Thinking(text="hm")]), 4, "thoughts lead to no text"),
+    "a prompt that is a summary": (
+        written([HI, summary((0, 1))], [turn([["", 1, 2]], prompt=[["", 1, 2]])]),
+        4,
+        "comes from a run",
+    ),
+    "a prompt that is a result": (
+        written([HI, USE, RESULT], [turn([["", 1, 3]], prompt=[["", 1, 3]])]),
+        5,
+        "comes from a run",
+    ),
+    "a summary of a call without its result": (
+        written([HI, USE, RESULT, YES, summary((0, 2))]),
+        6,
+        "what it stands for cannot be sent to a model: call 'a' has no result",
+    ),
+    "a call that has two results": (
+        written([HI, USE, RESULT, RESULT, summary((0, 2), (3, 4))], [turn([["", 0, 1]], output=[["", 1, 3]])]),
+        7,
+        "it has a part of what belongs together",
+    ),
+    "a turn with the call and another with the result": (
+        written(
+            [HI, USE, RESULT],
+            [
+                turn([["", 0, 1]], output=[["", 1, 3]]),
+                turn([["", 0, 1]], index=1, prompt=[["", 0, 1]]),
+                turn([], index=2, prompt=[["", 0, 1]]),
+            ],
+        ),
+        7,
+        "has added a block that another has added",
+    ),
+    "a turn that carries a call without its result": (
+        written([HI, USE, RESULT, YES], [turn([["", 0, 1]], carried=[["", 0, 2]], output=[["", 3, 4]])]),
+        6,
+        "call 'a' has no result",
+    ),
+    "a list of 100,000 spans": (
+        written([HI] * 5, [turn([["", at % 5, at % 5] for at in range(100_000)])]),
+        7,
+        "100000 spans",
+    ),
+    "a turn with a block twice": (written([HI], [turn([["", 0, 1], ["", 0, 1]])]), 3, "twice"),
+    "a summary of 100,000 spans": (written([HI, summary(*[(0, 1)] * 100_000)]), 3, "more than 4096 spans"),
+    "a user whom nobody can be": (written([HI], user_id=""), 1, "user id '' cannot be used"),
+    "an agent that cannot be": (written([HI], agent="a\n"), 1, r"agent 'a\n' cannot be used"),
+    "a parent that cannot be": (written([HI], parent="#1"), 1, "names no turn"),
+    "a run of an id that cannot be": (
+        written([HI], [turn([["", 0, 1]], run_id="a\0")], [a_run(run_id="a\0")]),
+        3,
+        r"run id 'a\x00' cannot be used",
+    ),
+    "a key that cannot be": (written([HI], [], [a_run(idempotency_key=" ")]), 3, "it is blank"),
+    "two runs of an id": (written([HI], [], [a_run(), a_run(turn_index=1)]), 4, "run 'r' is there twice"),
+    "two runs of a key": (
+        written([HI], [], [a_run(idempotency_key="k"), a_run(run_id="q", turn_index=1, idempotency_key="k")]),
+        4,
+        "idempotency key 'k' is there twice",
+    ),
+    "two events of a key": (
+        written([HI], [], [], [[1, 1.0, 0, None, "k", "prompt_appended", "{}"], [2, 1.0, 0, None, "k", "x", "{}"]]),
+        4,
+        "event key 'k' is there twice",
+    ),
+    "negative usage": (written([HI], usage={"input_tokens": -1}), 1, "input_tokens=-1"),
+    "negative usage of a turn": (written([HI], [turn([["", 0, 1]], usage={"cost": -0.1})]), 3, "cost=-0.1"),
+    "negative usage of an event": (
+        written([HI], [], [], [[1, 1.0, 0, "r", None, "run_completed", '{"usage":{"calls":-1}}']]),
+        3,
+        "calls=-1",
+    ),
+    "a time that is none": (written([HI], updated_at=math.nan), 1, "no number that a session can have"),
+    "an event that took no time that is": (
+        written([HI], [], [], [[1, 1.0, 0, "r", None, "tool_ended", '{"call_id":"a","name":"b","seconds":NaN}']]),
+        3,
+        "no number that a session can have",
+    ),
+    "an event that is never stored": (
+        written([HI], [], [], [[1, 1.0, 0, "r", None, "text_delta", '{"text":"a"}']]),
+        3,
+        "is never stored",
+    ),
+    "events that name all blocks each": (
+        written(
+            [HI, YES] * 50, [], [], [[n, 1.0, 0, "r", None, "run_completed", '{"span":[0,100]}'] for n in range(1, 9)]
+        ),
+        106,
+        "again and again",
+    ),
+    "metadata that is nested 50,000 deep": (
+        written([HI])[:1][0]
+        .replace('"seq": 9', '"seq": 9, "metadata": {"a": ' + "[" * 5000 + "]" * 5000 + "}")
+        .split("\0"),
+        1,
+        "nested too deeply",
+    ),
+    "memories that are ahead of the session": (written([HI], saved=9), 1, "saved=9"),
+    "a parameter that there is not": (written([HI], params={"heat": 1}), 1, "params['heat']=1"),
+    "a parameter out of its range": (written([HI], [], [a_run(params={"top_p": 7})]), 3, "params['top_p']=7"),
+    "parameters that are large": (
+        written([HI], params={"stop": ["x" * 70_000]}),
+        1,
+        "must take at most 65536 bytes",
+    ),
+    "a parameter that none has": (written([HI], params={"seed": None}), 1, "not as they are stored"),
+    "a model that cannot be": (written([HI], [], [a_run(model="a\n")]), 3, "cannot be used"),
+    "a type of an answer that is none": (written([HI], [], [a_run(output={"name": 1})]), 3, "the type of an answer"),
+    "a call in a state that is none": (written([HI], [], [a_run(calls={"a": {"nam": "b"}})]), 3, "the state of a call"),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_archive_that_no_session_could_be_is_refused_by_its_line(attack: str) -> None:
+    lines, line, why = ATTACKS[attack]
+    error = play(try_archive(lines))
+    assert error is not None, "it was imported, and the session worked"
+    assert error.line == line and why in str(error)
+
+
+def test_a_line_that_is_too_long_is_refused_before_it_is_parsed() -> None:
+    for long in ('{"turn":' + "[" * 17_000_000, '{"block":"a","b":[' + "[]," * 6_000_000 + "[]]}"):
+        lines = [*written([HI])[:1], long]
+        tracemalloc.start()
+        error = play(try_archive(lines))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert error and error.line == 2 and most < 200_000_000
+
+
+# Walks over references
+
+
+def test_a_summary_that_stands_for_itself_is_expanded_all_the_same() -> None:
+    """As a store may have one that was imported before archives were checked."""
+    logs: dict[str, list[Block]] = {
+        "": [HI, summary((0, 2), folded=[1]), summary((1, 4), folded=[1, 3]), summary((2, 3), folded=[2])]
+    }
+
+    async def read(spans: Spans) -> tuple[Block, ...]:
+        return tuple(block for log, start, stop in spans for block in logs[log][start:stop])
+
+    async def story() -> None:
+        for block in logs[""]:
+            if isinstance(block, Summary):
+                spans = await originals(block, read)
+                assert Span("", 0, 1) in spans or spans == ()
+                assert await find(block, (Span("", 0, 4),), read)
+                assert not await find(summary(), (Span("", 0, 4),), read)
+        assert await reach((Span("", 3, 4),), read) == (Span("", 0, 4),)
+
+    play(asyncio.wait_for(story(), 10))
+
+
+@pytest.mark.timeout(60)
+def test_summaries_that_fold_the_same_ones_again_and_again_take_no_longer_than_their_number() -> None:
+    """Forty levels of two summaries, each of both below: a walk without a memory takes 2**40 steps."""
+    levels, wide = 40, 4000
+    blocks: list[Block] = [HI]
+    for level in range(levels):
+        below = (0, 1) if level == 0 else (2 * level - 1, 2 * level + 1)
+        folded = range(*below) if level else ()
+        blocks += [summary(below, folded=folded)] * 2
+    chain = len(blocks)
+    blocks += [summary((0, 1)), *(summary((chain + at, chain + at + 1), folded=[chain + at]) for at in range(wide))]
+    lines = written(blocks)
+
+    async def story() -> None:
+        store = InMemoryStore()
+        await import_session(store, lines)
+        core = SessionCore("s", store, CheckingEngine())
+        idle = asyncio.create_task(most_calls())
+        for at in (chain - 1, len(blocks) - 1):
+            (encoded,) = await store.blocks([Span((await core.session()).log, at, at + 1)])
+            found = decode(encoded)
+            assert isinstance(found, Summary)
+            assert await core.expand(found) == (HI,)
+        await core.fork(None, "f")
+        idle.cancel()
+        assert (await asyncio.gather(idle))[0] < MOST_CALLS, "somebody else on the event loop waited"
+        await check_runs(core)
+
+    play(story())
+
+
+MOST_CALLS = 2_000_000
+"""How many calls and returns of functions others on an event loop may wait for: some tenths of a second."""
+
+
+async def most_calls() -> int:
+    """Return, when cancelled, how many functions were called and left, at most, between two rounds of the event loop.
+
+    It says how long others on the loop have to wait, and is the same on any machine.
+    """
+    count = most = 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    sys.setprofile(counted)
+    try:
+        while True:
+            count = 0
+            await asyncio.sleep(0)
+            most = max(most, count)
+    except asyncio.CancelledError:
+        return most
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.timeout(60)
+def test_turns_of_as_many_spans_as_there_may_be_run_and_hold_nobody_up() -> None:
+    blocks: list[Block] = [HI, YES, HI] * MAX_SPANS
+    spans = [["", 3 * at, 3 * at + 2] for at in range(MAX_SPANS)]
+    turns = [turn(spans, index=index) for index in range(9)]
+
+    async def story() -> None:
+        store = InMemoryStore()
+        idle = asyncio.create_task(most_calls())
+        await import_session(store, written(blocks, turns))
+        core = SessionCore("s", store, CheckingEngine())
+        await check_runs(core)
+        idle.cancel()
+        assert (await asyncio.gather(idle))[0] < MOST_CALLS, "somebody else on the event loop waited"
+
+    play(story())
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 12), st.integers(0, 12)), max_size=6), st.data())
+def test_what_is_seen_of_spans_is_what_sets_say(places: list[tuple[str, int, int]], data: Any) -> None:
+    spans = [Span(log, *sorted(ends)) for log, *ends in places]
+    held = (
+        [Span(log, *sorted(ends)) for log, *ends in data.draw(st.lists(st.sampled_from(places))) if places]
+        if places
+        else []
+    )
+    held += [Span("a", 3, 5), Span("a", 5, 6)]
+
+    def positions(some: Any) -> list[tuple[str, int]]:
+        return [(span.log, at) for span in some for at in range(span.start, span.stop)]
+
+    seen, taken = Seen(), []
+    for span in spans:
+        taken += seen.take(span)
+    assert sorted(positions(taken)) == sorted(set(positions(spans)))
+    assert subtract(spans, held) == union(subtract(spans, held))
+    assert set(positions(subtract(spans, held))) == set(positions(spans)) - set(positions(held))
+    assert positions(overlap(spans, held)) == [place for place in positions(spans) if place in set(positions(held))]
+
+
+# Random attacks
+
+
+HOSTILE: list[Any] = [None, True, -1, 0, 1, 2, 7, 2**31, 2**53, 2**63 - 1, 10**30, -0.5, 1.5, math.nan, math.inf]
+HOSTILE += ["", "x", "s#0", "\ud800", "\0", "a" * 300]
+HOSTILE += ["completed", "pending", "failed", "active", "ended", "tool_use"]
+HOSTILE += [[], {}, [[]], [["", 0, 1]], [["", 1, 0]], [["", 0, 10**9]], [["x", 0, 1]], [["", 3, 9], ["", 1, 2]]]
+HOSTILE += [["", 0, 1], {"a": 1}, {"kind": "user", "text": "a"}]
+
+HOSTILE_BLOCKS = [HI, YES, USE, RESULT, Thinking(text="hm"), summary((0, 3)), summary((0, 3), folded=[1]), PICTURE]
+
+BLOCKS: list[str] = [*map(encode, HOSTILE_BLOCKS), '{"kind":"new","a":[1]}', '{"kind":"recalled","text":"a"}']
+BLOCKS += ['{"kind":"image","data":"%","media_type":"x"}', "{}", "", "[]"]
+
+
+@st.composite
+def attacks(draw: Any) -> list[Callable[[list[Any]], None]]:
+    """Draw changes of the parsed lines of an archive, the first and the last left out of those that move lines."""
+    return [draw(st.sampled_from(KINDS_OF_ATTACK))(draw) for _ in range(draw(st.integers(1, 3)))]
+
+
+def change_field(draw: Any) -> Callable[[list[Any]], None]:
+    """Put something hostile, or something of another place, into any place of any line, or take it out."""
+    line, way, how = draw(numbers), draw(st.lists(numbers, min_size=1, max_size=5)), draw(st.integers(0, 9))
+    value, other = draw(st.sampled_from(HOSTILE)), draw(numbers)
+
+    def attack(lines: list[Any]) -> None:
+        holder, key = place_in(lines[line % len(lines)], way)
+        if key is None:
+            return
+        if how == 0:
+            del holder[key]
+        elif how == 1 and isinstance(holder[key], int | float):
+            holder[key] += other % 7 - 3
+        elif how == 2:
+            source, at = place_in(lines[other % len(lines)], way)
+            holder[key] = source[at] if at is not None else value
+        else:
+            holder[key] = value
+
+    return attack
+
+
+def change_text(draw: Any) -> Callable[[list[Any]], None]:
+    """Change what is JSON within JSON: a block, or the body of an event."""
+    line, way, value = draw(numbers), draw(st.lists(numbers, min_size=1, max_size=4)), draw(st.sampled_from(HOSTILE))
+
+    def attack(lines: list[Any]) -> None:
+        found = [one for one in lines if isinstance(one, dict) and ("block" in one or "event" in one)]
+        if not found:
+            return
+        one = found[line % len(found)]
+        text: Any = one["block"] if "block" in one else one["event"][-1] if isinstance(one["event"], list) else None
+        try:
+            inner = json.loads(text)
+        except (TypeError, ValueError):
+            return
+        holder, key = place_in({"": inner}, [0, *way])
+        if key is not None:
+            holder[key] = value
+        if "block" in one:
+            one["block"] = json.dumps(inner)
+        else:
+            one["event"][-1] = json.dumps(inner)
+
+    return attack
+
+
+def change_block(draw: Any) -> Callable[[list[Any]], None]:
+    line, text = draw(numbers), draw(st.sampled_from(BLOCKS))
+
+    def attack(lines: list[Any]) -> None:
+        places = [at for at, one in enumerate(lines) if isinstance(one, dict) and "block" in one]
+        if places:
+            lines[places[line % len(places)]] = {"block": text}
+
+    return attack
+
+
+def change_lines(draw: Any) -> Callable[[list[Any]], None]:
+    """Take a line out, double it, or change its place with another."""
+    line, other, how, counts = draw(numbers), draw(numbers), draw(st.integers(0, 2)), draw(st.booleans())
+
+    def attack(lines: list[Any]) -> None:
+        at, also = 1 + line % (len(lines) - 1), 1 + other % (len(lines) - 1)
+        if how == 0:
+            del lines[at]
+        elif how == 1:
+            lines.insert(at, json.loads(json.dumps(lines[at])))
+        else:
+            lines[at], lines[also] = lines[also], lines[at]
+        if counts and isinstance(lines[0].get("session"), dict):
+            size = sum(isinstance(one, dict) and "block" in one for one in lines)
+            lines[0]["session"]["log_size"] = size
+
+    return attack
+
+
+def change_spans(draw: Any) -> Callable[[list[Any]], None]:
+    """Give a turn other blocks, of those there are."""
+    line, name = draw(numbers), draw(st.sampled_from(["prompt", "appended", "input", "output", "carried"]))
+    ends = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=4))
+
+    def attack(lines: list[Any]) -> None:
+        turns = [one["turn"] for one in lines if isinstance(one, dict) and isinstance(one.get("turn"), dict)]
+        if turns:
+            turns[line % len(turns)][name] = [["", start, start + more] for start, more in ends]
+
+    return attack
+
+
+def change_summary(draw: Any) -> Callable[[list[Any]], None]:
+    """Let a summary stand for other blocks."""
+    line, places = draw(numbers), draw(st.lists(st.integers(0, 45), max_size=3))
+    ends = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=3))
+
+    def attack(lines: list[Any]) -> None:
+        found = [one for one in lines if isinstance(one, dict) and '"summary"' in str(one.get("block"))]
+        if found:
+            block = summary(*((start, start + more) for start, more in ends), folded=places)
+            found[line % len(found)]["block"] = encode(block)
+
+    return attack
+
+
+numbers = st.integers(0, 10**6)
+KINDS_OF_ATTACK = [change_field, change_field, change_text, change_block, change_lines, change_spans, change_summary]
+
+
+def place_in(value: Any, way: list[int]) -> tuple[Any, Any]:
+    """Return a container within a value and the key of one of its places; no key if there is none."""
+    holder, key = None, None
+    for number in way:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+        if not keys:
+            break
+        holder, key = value, keys[number % len(keys)]
+        value = value[key]
+    return holder, key
+
+
+@pytest.mark.timeout(3600)
+def test_an_archive_that_was_tampered_with_is_refused_by_its_line_or_works(archive: list[str]) -> None:
+    """10,000 of them with `make races`."""
+    refused, worked = list[ArchiveError](), list[None]()
+
+    @settings(max_examples=FUZZED, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
+    @given(attacks())
+    def attack(changes: list[Callable[[list[Any]], None]]) -> None:
+        lines = [json.loads(line) for line in archive[:-1]]
+        for change in changes:
+            change(lines)
+        try:
+            texts = [f"{json.dumps(line)}\n" for line in lines]
+        except ValueError:
+            return  # a change has put a value into itself, which no file can hold
+        error = play(asyncio.wait_for(try_archive(sealed(texts)), 60))
+        if error:
+            refused.append(error)
+        else:
+            worked.append(error)
+
+    attack()
+    print(f"{len(refused)} refused, {len(worked)} worked")
+    assert len(refused) > FUZZED / 4 and len(worked) > FUZZED / 20

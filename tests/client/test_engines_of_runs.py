@@ -1,0 +1,361 @@
+"""Which engine a run has where managers with different ones share a session, and what becomes of those engines."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from packed_hosts import Hosting, OpenSupplies, refused
+from schedules import DawdlingStore, explore
+from session_memories import Book
+from test_packed_host import Asking, Named
+from test_tool_loop import Stage, play
+from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.cluster.wire import EngineWanted
+from turnwise.actors.hosting.dedicated_host import SessionHost
+from turnwise.actors.hosting.engine_overrides import Adopted, Adoptions
+from turnwise.actors.hosting.worker_resources import KEPT, Equipment
+from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import EngineLimitError
+from turnwise.memory.conversation.blocks import Block, Text
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores.in_memory import InMemoryStore
+
+APPROVED = Decision(verdict="approved")
+
+
+class Manager:
+    """Starts runs with its engine, and sends that where it is wanted, as a realm does; counts the calls."""
+
+    def __init__(self, hosting: Hosting, engine_id: str, engine: EngineBuilder) -> None:
+        self.hosting = hosting
+        self.engine_id = engine_id
+        self.equipment = (engine, hosting.config, None, (), None)
+        self.calls = 0
+
+    async def start(self, session_id: str, run_id: str, **settings: Any) -> Any:
+        args = (("hello",), {"run_id": run_id, **settings}, ())
+        self.calls += 1
+        answer = await self.hosting.ask(session_id, "start", self.engine_id, *args)
+        while isinstance(answer, EngineWanted):
+            self.calls += 1
+            self.hosting.sent[b"sent " + self.engine_id.encode()] = self.equipment
+            answer = await self.hosting.ask(
+                session_id, "adopt", self.engine_id, b"sent " + self.engine_id.encode(), "start", args
+            )
+        return answer
+
+
+async def said(store: Any, session_id: str) -> dict[str, str]:
+    """Return what was answered, by run id."""
+    found: dict[str, str] = {}
+    for turn in await store.turns(session_id):
+        for block in await store.blocks(turn.output):
+            found[turn.run_id] = Text.model_validate_json(block).text
+    return found
+
+
+async def approve(hosting: Hosting, session_id: str, run_id: str) -> None:
+    while not await hosting.ask(session_id, "pending", run_id):
+        await asyncio.sleep(0.1)
+    await hosting.ask(session_id, "decide", run_id, "call", APPROVED)
+    assert (await hosting.ask(session_id, "wait", run_id, None, ())).state == "completed"
+
+
+def test_each_of_two_managers_that_alternate_has_its_engine_at_one_call_for_each_start() -> None:
+    async def life(seed: int) -> None:
+        store = InMemoryStore()
+        hosting = Hosting(store, Named("first"))
+        await hosting.create("a")
+        managers = [Manager(hosting, "first", Named("first")), Manager(hosting, "second", Named("second"))]
+        for number in range(20):
+            manager = managers[number % 2]
+            await manager.start("a", f"{manager.engine_id}-{number}")
+            await hosting.ask("a", "wait", f"{manager.engine_id}-{number}", None, ())
+        found = await said(store, "a")
+        assert len(found) == 20
+        assert all(run_id.startswith(answer) for run_id, answer in found.items())
+        assert [manager.calls for manager in managers] == [10, 11], "an engine is sent once"
+
+    assert explore(1, life)
+
+
+def test_managers_that_start_runs_at_once_have_their_engines_for_them() -> None:
+    async def life(seed: int) -> None:
+        dice = random.Random(seed)
+        store = DawdlingStore(dice)
+        hosting = Hosting(store, Named("engine 0"), Packed(hosts=1), config=SessionConfig(idle_s=1e9, max_queued=100))
+        await hosting.create("a")
+        managers = [Manager(hosting, f"engine {number}", Named(f"engine {number}")) for number in range(4)]
+
+        async def client(manager: Manager) -> None:
+            for number in range(4):
+                await asyncio.sleep(dice.random() * 0.1)
+                run_id = f"{manager.engine_id} {number}"
+                await manager.start("a", run_id, if_busy="enqueue")
+                if dice.random() < 0.5:
+                    await hosting.ask("a", "wait", run_id, None, ())
+
+        await asyncio.gather(*map(client, managers))
+        while (await hosting.ask("a", "info")).active_run_id:
+            await asyncio.sleep(1)
+        found = await said(store.inner, "a")
+        assert len(found) == 16 and all(run_id.startswith(answer) for run_id, answer in found.items())
+
+    assert explore(60, life)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_that_waits_and_one_behind_it_have_the_engines_of_their_managers(lost: bool) -> None:
+    """Also if the process was lost meanwhile."""
+
+    async def life(seed: int) -> None:
+        store = InMemoryStore()
+        hosting = Hosting(store, Asking("first"))
+        await hosting.create("a")
+        for engine_id in ("second", "third", "first"):
+            await Manager(hosting, engine_id, Asking(engine_id)).start("a", engine_id, if_busy="enqueue")
+        if lost:
+            others = {name: Asking(name) for name in ("second", "third")}
+            hosting = Hosting(store, Asking("first"), others=others, adopted=hosting.adopted)
+            await hosting.ask("a", "warm")
+            await Manager(hosting, "fourth", Named("fourth")).start("a", "fourth", if_busy="enqueue")
+        for engine_id in ("second", "third", "first"):
+            await approve(hosting, "a", engine_id)
+        if lost:
+            await hosting.ask("a", "wait", "fourth", None, ())
+        found = await said(store, "a")
+        assert [found[name] for name in ("second", "third", "first")] == ["second", "third", "first"]
+
+    assert explore(1, life)
+
+
+def test_a_session_that_is_admitted_anew_gives_its_waiting_runs_their_engines_before_it_takes_another_over() -> None:
+    async def life(seed: int) -> None:
+        store = InMemoryStore()
+        hosting = Hosting(store, Asking("first"), Packed(hosts=1, max_resident=1))
+        await hosting.create("a", "b")
+        await Manager(hosting, "first", Asking("first")).start("a", "first")
+        await asyncio.sleep(1)
+        await hosting.ask("b", "info")
+        assert hosting.host.resident_ids == ["b"]
+        await Manager(hosting, "second", Asking("second")).start("a", "second", if_busy="enqueue")
+        for name in ("first", "second"):
+            await approve(hosting, "a", name)
+        assert await said(store, "a") == {"first": "first", "second": "second"}
+        assert hosting.adopted == {"a": Adopted("second", {"first": "first"})}
+        await hosting.ask("b", "info")
+        assert not hosting.adopted, "nothing waits any more"
+
+    assert explore(1, life)
+
+
+def test_engines_of_open_runs_are_held_and_one_more_than_a_process_holds_is_refused_with_the_limit() -> None:
+    async def life(seed: int) -> None:
+        store = InMemoryStore()
+        hosting = Hosting(store, Asking("own"), Packed(hosts=1, max_resident=3))
+        names = [f"session {number}" for number in range(KEPT)]
+        await hosting.create(*names, "last")
+        managers = [Manager(hosting, f"engine {number}", Asking(f"engine {number}")) for number in range(KEPT)]
+        for name, manager in zip(names[1:], managers[1:], strict=True):
+            await manager.start(name, f"run of {name}")
+            await asyncio.sleep(1)
+        late = Manager(hosting, "late", Asking("late"))
+        error = await refused(EngineLimitError, late.start("last", "late"))
+        assert "'last'" in str(error) and f"{KEPT} different engines" in str(error) and "engine_name" in str(error)
+        assert not await store.turns("last"), "nothing was done"
+        await Manager(hosting, "first", Asking("own")).start("last", "own")
+        await approve(hosting, "last", "own")
+        await approve(hosting, names[1], f"run of {names[1]}")
+        await late.start("last", "late")
+        await approve(hosting, "last", "late")
+        for name, manager in zip(names[2:], managers[2:], strict=True):
+            await approve(hosting, name, f"run of {name}")
+            assert await said(store, name) == {f"run of {name}": manager.engine_id}
+
+    assert explore(1, life)
+
+
+def test_an_engine_that_made_room_for_others_is_held_again_when_its_session_goes_on() -> None:
+    async def life(seed: int) -> None:
+        store = InMemoryStore()
+        hosting = Hosting(store, Named("own"), Packed(hosts=1, max_resident=1))
+        await hosting.create("a", "b")
+        asking = Manager(hosting, "asking", Asking("asking"))
+        await asking.start("a", "first")
+        await approve(hosting, "a", "first")
+        for number in range(2 * KEPT):
+            hosting.bring(f"newer {number}", Named("newer"))
+        await hosting.start("a", "hello", "second")
+        await asyncio.sleep(1)
+        await hosting.ask("b", "info")
+        await approve(hosting, "a", "second")
+        assert await said(store, "a") == {"first": "asking", "second": "asking"}
+
+    assert explore(1, life)
+
+
+def test_what_is_noted_holds_each_engine_while_a_session_or_a_run_has_it() -> None:
+    async def story() -> None:
+        notes = Adoptions()
+        await notes.keep("actor", "a", Adopted("engine 0"), {"engine 0": b"0"})
+        await notes.keep("actor", "a", Adopted("engine 1", {"run": "engine 0"}), {"engine 1": b"1"})
+        for number in range(100):
+            await notes.keep("actor", "b", Adopted(f"other {number}"), {f"other {number}": b"other"})
+        adopted, engines = await notes.find("actor")
+        assert adopted["a"].runs["run"] == "engine 0"
+        assert engines == {"engine 0": b"0", "engine 1": b"1", "other 99": b"other"}
+        assert len(notes._engines) < 30
+
+    play(story())
+
+
+def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_another_manager_makes_the_next() -> None:
+    async def story() -> None:
+        store, notes, failures = InMemoryStore(), Adoptions(), [OSError("Ray is away")]
+        await store.create(SessionRecord(session_id="s"))
+        engines = {name: Asking(name) for name in ("first", "second")}
+
+        async def keep(session_id: str, adopted: Adopted, engines: Mapping[str, bytes]) -> None:
+            if failures:
+                raise failures.pop()
+            await notes.keep("the actor's name", session_id, adopted, engines)
+
+        async def process(made_by: str, idle_s: float) -> tuple[SessionHost, asyncio.Event]:
+            adopted, noted = await notes.find("the actor's name")
+            equipment: dict[str, Equipment] = {
+                name: (engines[name], SessionConfig(idle_s=idle_s), None, (), None) for name in {made_by, *noted}
+            }
+            supplies, has_left = OpenSupplies(store, equipment, made_by), asyncio.Event()
+            host = SessionHost(
+                "s", supplies, node_id="here", max_waits=10, leave=has_left.set, keep=keep, adopted=adopted.get("s")
+            )
+            return host, has_left
+
+        async def call(host: SessionHost, verb: str, *args: Any) -> Any:
+            return pickle.loads(await host.call(pickle.dumps(("s", verb, *args))))
+
+        host, has_left = await process("first", 0.05)
+        await call(host, "start", "first", ("hello",), {"run_id": "run"}, ())
+        await has_left.wait()
+        assert not failures and host.left_waiting, "it stayed until its note was taken"
+        host, has_left = await process("second", 0.5)
+        await call(host, "decide", "run", "call", APPROVED)
+        assert (await call(host, "wait", "run", None, ())).state == "completed"
+        assert await said(store, "s") == {"run": "first"}
+        await has_left.wait()
+        assert not host.left_waiting, "nothing waits any more"
+
+    asyncio.run(asyncio.wait_for(story(), 30))  # the process looks at the real clock
+
+
+# The runner of an engine
+
+
+class Building:
+    """Is built when it is let; notes whether its runner was closed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.begun, self.goes_on, self.closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.built = 0
+
+    def build(self, session: SessionView) -> Building:
+        self.built += 1
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        return [Text(text=self.name)]
+
+    async def close(self) -> None:
+        assert not self.closed.is_set()
+        self.closed.set()
+
+
+async def stage_of(engine: Building) -> Stage:
+    """Return a stage whose engines are built when they are let."""
+    stage = Stage(engine)
+    await stage.store.create(SessionRecord(session_id="session"))
+
+    async def off_loop(build: Any, *args: Any) -> Any:
+        builder = build.__self__
+        builder.begun.set()
+        await builder.goes_on.wait()
+        return build(*args)
+
+    stage.core.engines.off_loop = off_loop
+    return stage
+
+
+def test_the_runner_of_an_engine_that_changes_while_it_is_built_serves_its_run_and_is_closed() -> None:
+    async def story() -> None:
+        first, second = Building("first"), Building("second")
+        stage = await stage_of(first)
+        await stage.core.start(["hello"], run_id="first")
+        await first.begun.wait()
+        stage.core.use(second, stage.config)
+        first.goes_on.set()
+        second.goes_on.set()
+        await stage.core.wait("first")
+        await first.closed.wait()
+        await stage.core.start(["hello"], run_id="second")
+        await stage.core.wait("second")
+        assert await said(stage.store, "session") == {"first": "first", "second": "second"}
+        assert not second.closed.is_set()
+
+    play(story())
+
+
+def test_a_runner_that_is_built_when_nobody_wants_it_any_more_is_closed_or_serves_the_next_run() -> None:
+    async def story() -> None:
+        engine = Building("late")
+        stage = await stage_of(engine)
+        await stage.core.start(["hello"], run_id="first")
+        await engine.begun.wait()
+        assert await stage.core.cancel("too long", "first")
+        await stage.core.start(["hello"], run_id="second")
+        engine.goes_on.set()
+        await stage.core.wait("second")
+        assert (await said(stage.store, "session"))["second"] == "late" and engine.built == 1
+        assert await stage.core.leave() and engine.closed.is_set()
+
+        engine = Building("later")
+        stage = await stage_of(engine)
+        await stage.core.start(["hello"], run_id="first")
+        await engine.begun.wait()
+        assert await stage.core.cancel("too long", "first")
+        assert await stage.core.leave()
+        engine.goes_on.set()
+        await engine.closed.wait()
+
+    play(story())
+
+
+def test_a_run_asks_the_memories_of_its_own_manager() -> None:
+    async def story() -> None:
+        first, second = Book(), Book()
+        engine = Asking("first")
+        stage = Stage(engine)
+        await stage.store.create(SessionRecord(session_id="session"))
+        slots = [MemorySlot(memory=book, name="book", section=None) for book in (first, second)]
+        stage.core.use(engine, stage.config, None, slots[:1])
+        await stage.core.start(["hello"], run_id="first")
+        await stage.core.start(["hello"], run_id="queued", if_busy="enqueue")
+        stage.core.use(Named("second"), stage.config, None, slots[1:])
+        for name in ("first", "queued"):
+            while not await stage.core.pending(name):
+                await asyncio.sleep(1)
+            await stage.core.decide(name, "call", APPROVED)
+            await stage.core.wait(name)
+        assert first.asked and not hasattr(second, "asked")
+
+    play(story())

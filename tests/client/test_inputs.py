@@ -1,0 +1,543 @@
+"""What verbs make of arguments of the wrong type, size and range: all of them, in both families."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pickle
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines import ScriptedEngine
+from turnwise.actors.client import arguments as inputs
+from turnwise.actors.client import session_memory
+from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.manager_requests import Door
+from turnwise.actors.client.requests import Consult, Portal, Request
+from turnwise.actors.client.session import AsyncSession, Session
+from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
+from turnwise.actors.hosting.engine_overrides import Adopted
+from turnwise.actors.hosting.session_service import Resident
+from turnwise.actors.hosting.waits import Waits
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import (
+    EngineError,
+    InvalidInputError,
+    InvalidPromptError,
+    LongTermMemoryError,
+    RunCancelledError,
+    RunFailedError,
+    SessionLostError,
+    StoreError,
+    TurnwiseError,
+    shown,
+)
+from turnwise.memory.conversation.blocks import Summary, Unknown, User
+from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.longterm.base import ItemChanges
+from turnwise.memory.longterm.items.base import FactStore
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.redis import RedisFacts
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.types import MemoryCategory, MemoryType
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.working.base import InMemoryNotes, NoteStore
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.memory.working.redis import RedisNotes
+from turnwise.memory.working.sql import SQLNotes
+
+PORTAL = Portal()
+SESSION, USER, RUN = "chat", "ann", "run"
+
+FAMILIES = (
+    *(SessionManager, AsyncSessionManager, Session, AsyncSession),
+    *(ExecutionHandle, AsyncExecutionHandle, SessionMemory, AsyncSessionMemory),
+)
+
+VALID: dict[str, Any] = {
+    "session_id": SESSION,
+    "user_id": USER,
+    "run_id": RUN,
+    "call_id": "call",
+    "index": 0,
+    "turn_index": 0,
+    "use": "on",
+    "text": "Ann has a boat.",
+    "query": "boat",
+    "id": "item",
+    "ids": "item",
+    "content": "notes",
+    "result": "done",
+    "summary": Summary(text="of nothing"),
+    "prompts": "hello",
+}
+"""For each parameter that has to be given, a value that its verb takes."""
+
+
+class LocalRealm(Realm):
+    """The way to sessions in this process: the same requests, through a pickle, to the same verbs, without Ray."""
+
+    def __init__(self, store: SessionStore, facts: FactStore, notes: NoteStore) -> None:
+        super().__init__("local", "local")
+        self.memories = (MemorySlot(memory=LexicalMemory(facts), name="facts", section=None),)
+        self.working_memory = WorkingMemory(notes)
+        self.store = store
+        self.engine: EngineBuilder = EchoEngine()
+        self.portal = PORTAL
+        self.config = SessionConfig()
+        self.residents: dict[str, Resident] = {}
+        self.asked: list[str] = []
+
+    def ask(
+        self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
+    ) -> Request[Any]:
+        request = pickle.dumps(("", *args) if with_engine else args)
+        self.asked.append(verb)
+        return (yield Consult(lambda: self._resident(session_id).carry_out(verb, pickle.loads(request))))
+
+    def _resident(self, session_id: str) -> Resident:
+        if session_id not in self.residents or self.residents[session_id].is_deleted:
+            parts = {"memories": self.memories, "working": self.working_memory}
+            core = SessionCore(session_id, self.store, self.engine, self.config, **parts)  # type: ignore[arg-type]
+            waits = Waits("max_waits", 10)
+            supplies: Any = SimpleNamespace(engine_id="", given=lambda _: ((), b""), has=lambda _: True)
+            resident = Resident(core, Adopted(""), supplies, _nothing, "node", waits=waits)  # type: ignore[arg-type]
+            self.residents[session_id] = resident
+        return self.residents[session_id]
+
+    def warm(self, session_id: str) -> None:
+        pass
+
+    def open_store(self) -> SessionStore:
+        return self.store
+
+    def is_live(self, session_id: str) -> bool:
+        return session_id in self.residents
+
+
+class World:
+    """A session with one run behind it, and what callers hold of it."""
+
+    def __init__(
+        self,
+        make_store: Callable[[], SessionStore] = InMemoryStore,
+        make_facts: Callable[[], FactStore] = InMemoryFacts,
+        make_notes: Callable[[], NoteStore] = InMemoryNotes,
+    ) -> None:
+        self.realm = LocalRealm(make_store(), make_facts(), make_notes())
+        PORTAL.run(self.realm.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
+        core = self.realm._resident(SESSION).core
+        PORTAL.run(core.start(["hello"], run_id=RUN))
+        PORTAL.run(core.wait(RUN))
+        self.realm.asked.clear()
+
+    def subject(self, family: Any) -> Any:
+        if issubclass(family, SessionManager | AsyncSessionManager):
+            manager = object.__new__(family)
+            Door.__init__(manager, "memory://unused", engine=self.realm.engine)
+            here = {"_realm": self.realm, "_store": self.realm.store, "_portal": PORTAL}
+            vars(manager).update(here, _started=_nothing, _knows_rivals=True)
+            return manager
+        if issubclass(family, SessionMemory | AsyncSessionMemory):
+            return family(self.realm, SESSION, *([PORTAL] if family is SessionMemory else []))
+        ids = (SESSION, USER, None) if issubclass(family, Session | AsyncSession) else (SESSION, RUN, 0)
+        subject = family(self.realm, *ids)
+        if issubclass(family, Session | ExecutionHandle):
+            subject._portal = PORTAL
+        return subject
+
+    def call(self, verb: Verb, **given: Any) -> Any:
+        return verb.call(self.subject(verb.family), given)
+
+    def check_that_it_works(self) -> None:
+        assert self.run("still there?", if_busy="enqueue").text == "still there?"
+
+    def run(self, prompt: str, **options: Any) -> Turn:
+        run = self.subject(Session).run(prompt, **options)
+        run._portal = PORTAL
+        turn: Turn = run.wait(10)
+        return turn
+
+
+async def _nothing() -> None:
+    pass
+
+
+CHANGES = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind.__forward_arg__, default=None)
+    for name, kind in ItemChanges.__annotations__.items()
+]
+"""What `**changes` of an update stands for."""
+
+
+class Verb:
+    """A public verb of a class, by what its signature says."""
+
+    def __init__(self, family: type, name: str) -> None:
+        self.family = family
+        self.name = name
+        self.parameters = []
+        for each in list(inspect.signature(getattr(family, name)).parameters.values())[1:]:
+            self.parameters += [each] if each.kind is not each.VAR_KEYWORD else CHANGES
+
+    def __str__(self) -> str:
+        return f"{self.family.__name__}.{self.name}"
+
+    def call(self, subject: Any, given: dict[str, Any]) -> Any:
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for parameter in self.parameters:
+            if parameter.name not in given and parameter.default is not parameter.empty:
+                continue
+            value = given.get(parameter.name, VALID.get(parameter.name))
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                named[parameter.name] = value
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                positional.append(value)
+            else:
+                named[parameter.name] = value
+        answer = getattr(subject, self.name)(*positional, **named)
+        if isinstance(answer, AsyncGenerator):
+            return PORTAL.run(_all(answer))
+        if inspect.isawaitable(answer):
+            return PORTAL.run(_awaited(answer))
+        return list(answer) if isinstance(answer, Generator) else answer
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+async def _all(answer: AsyncGenerator[Any]) -> list[Any]:
+    return [each async for each in answer]
+
+
+VERBS = [
+    Verb(family, name)
+    for family in FAMILIES
+    for name, found in inspect.getmembers(family, inspect.isfunction)
+    if not name.startswith("_") and name != "close"
+]
+PARAMETERS = [pytest.param(verb, each, id=f"{verb}-{each.name}") for verb in VERBS for each in verb.parameters]
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+def nested(depth: int) -> Any:
+    value: Any = "deep"
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def endless() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["itself"] = [value, value]
+    return value
+
+
+def doubled(depth: int) -> dict[str, Any]:
+    """Return a value that is small in memory, and has 2**depth leaves."""
+    value: Any = "leaf"
+    for _ in range(depth):
+        value = [value, value]
+    return {"a": value}
+
+
+class Sly:
+    """Has no repr, cannot be pickled, and equals everything."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no pickle")
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+NO_JSON: list[Any] = [object(), {"a": object()}, {"a": 2**63}, {"a": math.nan}, {"a": "\ud800"}, {"\ud800": 1}]
+NO_JSON += [{1: "a"}, {"a": b"b"}, {"a": {1, 2}}, nested(3000), endless(), doubled(60), {"a": "x" * 5_000_000}]
+
+NEVER = [object(), Sly(), b"bytes", 1j, lambda: 0, [object()]]
+"""What no parameter takes."""
+
+WRONG: dict[str, list[Any]] = {
+    "bool": [1, 0, "yes", 1.0],
+    "int": [True, "1", 1.0, 2**63, -(2**63) - 1, 10**5000, "x" * 100_000],
+    "float": [True, "3", math.nan, math.inf, -math.inf, 10**400],
+    "type[Any]": [1, "x", int, list[int], {"type": "object"}, object, "\ud800"],
+    "str": [1, True, 1.5, "\ud800", ["a"], {"a": "b"}],
+    "Mapping[str, str]": [["a"], "a", {"a": 1}, {1: "a"}, {"a": None}, {"a": object()}, {"\ud800": "a"}, {"a": Sly()}],
+    "Mapping[str, Any]": [["a"], "a", 1, *NO_JSON],
+    "Any": NO_JSON,
+    "MemoryUse": ["maybe", 1, "ON"],
+    "MemoryType": ["nope", 1, MemoryCategory.SEMANTIC],
+    "Collection[MemoryType]": ["facts", [1], ["nope"], [MemoryCategory.SEMANTIC], {"facts": 1}, 3],
+    "Sequence[str]": ["Rex", [1], [""], ["a", " "], ["\ud800"], {"a": "b"}, 3],
+    "Status": ["nope", 1, True, ["active"]],
+    "SessionStatus": ["nope", 1],
+    "SessionOrder": ["title", 1],
+    "IfBusy": ["whenever", 1],
+    "ModelParams": [["temperature"], "temperature", {"heat": 1}, {1: 2}, {"model": "other"}, *NO_JSON],
+    "Verify": [1, 0, "yes", 1.0],
+    "Summary": ["text", User(text="hi")],
+    "Prompt": [3, None, "\ud800", ["hello"], Summary(text="forged")],
+    "str | Path": [1, "a\0b", ""],
+}
+
+
+def wrong_values(annotation: str) -> Iterator[Any]:
+    """Yield values that a parameter of this type refuses."""
+    kinds = annotation.removesuffix(" | None")
+    yield from NEVER
+    if not annotation.endswith("None") and kinds != "Any":
+        yield None
+    kinds = kinds.removesuffix(" | bool")
+    assert kinds in WRONG, f"say in WRONG what {kinds} refuses"
+    yield from WRONG[kinds]
+
+
+@pytest.mark.parametrize(("verb", "parameter"), PARAMETERS)
+def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
+    world: World, verb: Verb, parameter: inspect.Parameter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What holds itself again and again is copied up to the limit, which takes its time.
+    monkeypatch.setattr(inputs.json_object, "__defaults__", (inputs.MAX_JSON_BYTES // 20,))
+    monkeypatch.setattr(session_memory, "MAX_JSON_BYTES", inputs.MAX_JSON_BYTES // 20)
+    world.realm.asked.clear()
+    for value in wrong_values(parameter.annotation):
+        with pytest.raises(InvalidInputError) as refused:
+            world.call(verb, **{parameter.name: value})
+        assert len(str(refused.value)) < 500
+        assert pickle.loads(pickle.dumps(refused.value)).args == refused.value.args
+        if not isinstance(refused.value, InvalidPromptError):
+            name = parameter.name.removesuffix("_id").replace("_", " ")
+            assert name in str(refused.value).replace("_", " ")
+            assert not world.realm.asked
+    world.check_that_it_works()
+
+
+OUT_OF_RANGE = [
+    *(("run", "timeout_s", value) for value in (0, -1, 1e300)),
+    *((verb, "limit", value) for verb in ("turns", "runs", "events", "list", "recall") for value in (0, -1, 2**31)),
+    *((verb, "timeout_s", -1) for verb in ("wait",)),
+    *(("open", "ttl_s", value) for value in (-1, math.nan)),
+    *(("list", "cursor", value) for value in ("over there", "", "nan:1", "1:x", f"1.0:{2**64}")),
+    *((verb, "run_id", value) for verb in ("execution",) for value in ("", "x" * 257, "a\nb")),
+    *(("open", name, value) for name in ("session_id", "user_id", "agent") for value in ("", "x" * 257, "a\0b")),
+    ("run", "idempotency_key", ""),
+    *(("run", "labels", value) for value in ({str(n): "" for n in range(65)}, {"a" * 257: ""}, {"a": "b" * 257})),
+    ("open", "metadata", {"a": "x" * 65_536}),
+    ("open", "metadata", {"a": [0] * 40_000}),
+    ("save", "text", ""),
+    ("save", "id", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "parameter", "value"), OUT_OF_RANGE)
+def test_a_value_out_of_range_is_refused(world: World, name: str, parameter: str, value: Any) -> None:
+    for verb in [verb for verb in VERBS if verb.name == name and parameter in {p.name for p in verb.parameters}]:
+        with pytest.raises(InvalidInputError):
+            world.call(verb, **{parameter: value})
+    world.check_that_it_works()
+
+
+def test_values_of_kinds_that_mean_the_same_are_taken() -> None:
+    world = World()
+    chat = world.subject(Session)
+
+    class Text(str):
+        __slots__ = ()
+
+    class Colour(str, Enum):  # noqa: UP042 - a kind of its own, which is no StrEnum
+        RED = "red"
+
+    labels = MappingProxyType({Text("a"): Colour.RED})
+    world.run(Text("hello"), labels=labels, timeout_s=5, memory=False, idempotency_key=Text("key"))
+    assert chat.runs()[-1].labels == {"a": "red"}
+    metadata = FrozenDict({"deep": nested(50), "list": (1, -(2**63), 2**63 - 1, None, True, 1.5), "x": Colour.RED})
+    opened = world.subject(SessionManager).open("other", metadata=metadata, ttl_s=0)
+    opened._portal = PORTAL
+    assert opened.info().session.metadata == {**metadata, "x": "red"}
+    memory = world.subject(SessionMemory)
+    assert memory.save("Ann has a boat.", type="facts")
+    for types in ({MemoryType.FACTS}, ["facts"], (MemoryType.FACTS, "goals")):
+        assert [item.text for item in memory.recall("boat", types=types)] == ["Ann has a boat."]
+    assert memory.recall("boat", types=[]) == []
+
+
+def test_limits_of_metadata_and_labels_can_be_set() -> None:
+    world = World()
+    manager = world.subject(SessionManager)
+    manager._max_metadata_bytes = 12
+    with pytest.raises(InvalidInputError, match=r"metadata=.*at most 12 bytes"):
+        manager.open("new", metadata={"a": "12345"})
+    manager.open("new", metadata={"a": "1234"})
+    world.realm.config = SessionConfig(max_labels=1, max_label_chars=3)
+    world.realm.residents.clear()
+    chat = world.subject(Session)
+    for labels, why in (
+        ({"a": "b", "c": "d"}, "at most 1"),
+        ({"a": "1234"}, "at most 3"),
+        ({"1234": "a"}, "at most 3"),
+    ):
+        with pytest.raises(InvalidInputError, match=f"labels=.*{why}"):
+            chat.run("hello", labels=labels)
+    world.run("hello", labels={"abc": "def"})
+
+
+def _called(verb: Callable[..., Any], **given: Any) -> None:
+    answer = verb(**given)
+    if inspect.isawaitable(answer):
+        PORTAL.run(_awaited(answer))
+
+
+def test_an_unknown_keyword_is_a_type_error_as_for_any_function(world: World) -> None:
+    for verb in VERBS:
+        needed = {"id": "1"} if verb.name == "update" else {}  # whose other arguments are looked at by itself
+        with pytest.raises(TypeError, match="unknown"):
+            _called(getattr(world.subject(verb.family), verb.name), **needed, unknown=1)
+
+
+def test_an_error_shows_a_value_shortened_whatever_its_repr_does() -> None:
+    assert shown(Sly()).startswith("<Sly")
+    assert shown(10**5000) == "<int>"
+    assert len(shown("x" * 10**7)) < 130
+    assert len(shown(doubled(60))) < 130
+    assert len(shown([[["x" * 100] * 100] * 100] * 100)) < 130
+
+
+MAKERS = {
+    "sqlite": (SQLStore, SQLFacts, SQLNotes),
+    "postgresql": (SQLStore, SQLFacts, SQLNotes),
+    "redis": (RedisStore, RedisFacts, RedisNotes),
+}
+
+EDGES: dict[str, list[Any]] = {
+    "int": [0, -1, 1, 2**31 - 1, 2**31, 2**53, -(2**63), 2**63 - 1],
+    "float": [0.0, -0.0, 5e-324, 1e-9, 1e9, 1e18, 1.7e308, -1e300],
+    "str": ["a\0b", "\0", " ", "\u2028", "\N{GRINNING FACE}", "x" * 10_000, "'; --", "%s{}$1\\"],
+    "Prompt": ["a\0b", "\N{GRINNING FACE}"],
+    "Mapping[str, str]": [{"a\0": "b\0"}, {"": ""}, {}],
+    "Mapping[str, Any]": [{"a\0": "b\0"}, {"": [None, 2**63 - 1, 1.7e308, {}]}, {}],
+    "Any": ["a\0b", {}],
+}
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """A session in a store of each kind, with its memories there too."""
+    fixtures = {"postgresql": "database", "redis": "redis_url"}
+    url = f"sqlite:///{tmp_path}/all.db"
+    if request.param != "sqlite":
+        url = request.getfixturevalue(fixtures[request.param])
+    world = World(*(partial(make, url) for make in MAKERS[request.param]))
+    yield world
+    parts: list[Any] = [world.realm.store, world.realm.memories[0].memory, world.realm.working_memory]
+    for part in parts:
+        PORTAL.run(part.close())
+
+
+def test_every_store_takes_what_verbs_let_through(stored: World) -> None:
+    for verb in VERBS:
+        for parameter in verb.parameters:
+            for value in EDGES.get(parameter.annotation.removesuffix(" | None"), []):
+                try:
+                    stored.call(verb, **{parameter.name: value})
+                except NEVER_RAISED as error:
+                    raise AssertionError(f"{verb}({parameter.name}={value!r}) failed") from error
+                except TurnwiseError:
+                    pass  # it is refused, or what it names is not there
+    stored.check_that_it_works()
+
+
+def test_a_run_ends_for_a_reason_with_a_null_character_in_every_store(stored: World) -> None:
+    stored.realm.engine = ScriptedEngine()
+    stored.realm.residents.clear()
+    chat = stored.subject(Session)
+    run = chat.run("slow 400")
+    run._portal = PORTAL
+    assert run.cancel("a\0b")
+    with pytest.raises(RunCancelledError, match="a\N{REPLACEMENT CHARACTER}b"):
+        run.wait(10)
+    with pytest.raises(RunFailedError, match="c\N{REPLACEMENT CHARACTER}d"):
+        stored.run("raise c\0d")
+    assert stored.run("still there?").text
+
+
+SURROGATES = st.text(st.characters(), max_size=5)
+LEAVES = st.one_of(
+    *(st.none(), st.booleans(), st.integers(), st.integers(-(2**80), 2**80), st.floats(), SURROGATES, st.binary()),
+    st.builds(Sly),
+    st.sampled_from([object(), 1j, lambda: 0, Path("a"), MemoryType.FACTS, MemoryCategory.EPISODIC]),
+    st.sampled_from(["", "\0", "on", "reject", "active", "created_at", "facts", "1.0:1", "nan:0", "x" * 300]),
+    st.sampled_from(
+        [
+            User(text="hi"),
+            Summary(text="s"),
+            User.model_construct(text=object()),
+            Unknown(kind="new", payload=nested(300)),
+        ]
+    ),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        *(st.lists(inner, max_size=3), st.tuples(inner), st.dictionaries(SURROGATES, inner, max_size=3)),
+    ),
+    max_leaves=5,
+)
+
+NEVER_RAISED = (SessionLostError, StoreError, LongTermMemoryError, EngineError, RunFailedError)
+"""Errors that say that something broke: no argument may be their cause."""
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.data())
+def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:
+    verb = data.draw(st.sampled_from([verb for verb in VERBS if verb.parameters]))
+    chosen = data.draw(st.lists(st.sampled_from(verb.parameters), min_size=1, max_size=2, unique_by=str))
+    values = {parameter.name: data.draw(VALUES, label=parameter.name) for parameter in chosen}
+    if verb.name == "sweep":
+        values.pop("archive", None)  # folders of such names would be made
+    world = World()
+    try:
+        world.call(verb, **values)
+    except InvalidInputError:
+        world.check_that_it_works()
+    except NEVER_RAISED:
+        raise
+    except TurnwiseError:
+        pass  # the values were taken: what they name is not there, or is not possible now
+    else:
+        if verb.name == "append":
+            world.run("takes up what was appended")
+        if verb.name not in ("delete", "forget"):
+            world.check_that_it_works()

@@ -1,0 +1,283 @@
+"""Reading changes nothing: neither who has a session, nor what runs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engines import ScriptedEngine
+from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.cluster.wire import PackedOutcome, Refused
+from turnwise.actors.hosting.packed_host import PackedHost
+from turnwise.actors.hosting.stored_session import TAIL, StoredSession, UnattendedError
+from turnwise.actors.hosting.worker_resources import Supplies
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import Outcome, SessionReads
+from turnwise.errors import RunNotFoundError, SessionFencedError, SessionNotFoundError, TurnNotFoundError
+from turnwise.memory.conversation.events import RunCompleted
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.event_store.encrypted import EncryptedHistory
+from turnwise.memory.event_store.in_memory import InMemoryHistory
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.encrypted.store import EncryptedStore
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.sharing import RayId, Shared
+
+ENCRYPTION = Encryption(lambda user_id: user_id.encode().ljust(32, b"."))
+
+KINDS = ("plain", "history", "encrypted")
+
+
+class SharedStore(InMemoryStore, Shared):
+    """A store of which it is known who else has it open."""
+
+    others: Sequence[str] = ()
+
+    def own(self, ray: RayId) -> None:
+        """Nobody else is kept out."""
+
+    async def rivals(self) -> Sequence[str]:
+        return self.others
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 60))
+
+
+def stores(kind: str) -> tuple[SessionStore, HistoryStore | None]:
+    history = InMemoryHistory() if kind != "plain" else None
+    if kind != "encrypted":
+        return InMemoryStore(), history
+    return EncryptedStore(InMemoryStore(), ENCRYPTION), EncryptedHistory(InMemoryHistory(), ENCRYPTION)
+
+
+async def owned(store: SessionStore, history: HistoryStore | None = None) -> SessionCore:
+    await store.create(SessionRecord(session_id="chat", user_id="ada"))
+    return SessionCore("chat", store, ScriptedEngine(), history=history)
+
+
+def shown(turn: Turn | None) -> Any:
+    return turn and (turn.record, turn.blocks)
+
+
+async def outcome(ask: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        return await ask()
+    except (RunNotFoundError, TurnNotFoundError) as error:
+        return str(error)
+
+
+async def all_that_is_read(reads: SessionReads) -> dict[str, Any]:
+    """Return what every read says, of which the store can know all."""
+    session = await reads.session()
+    runs = [replace(run, usage=None) for run in await reads.runs()]
+    events, after = [], 0
+    while page := (await reads.events(after, 7))[0]:
+        events += [event for event in page if event.kind not in ("text_delta", "thinking_delta")]
+        after = page[-1].seq
+    ended = [run.run_id for run in runs if not run.is_open]
+    return {
+        "session": session,
+        "latest": shown(await reads.latest()),
+        "turns": list(map(shown, await reads.turns())),
+        "turn": [shown(await reads.turn(turn.index)) for turn in await reads.turns()],
+        "no turn": await outcome(lambda: reads.turn(10_000)),
+        "runs": runs,
+        "run": [replace(await reads.run(run.run_id), usage=None) for run in runs],
+        "no run": await outcome(lambda: reads.run("nobody's")),
+        "pending": [await reads.pending(run.run_id) for run in runs],
+        "active": (reads.active_run_id, reads.queued_run_ids),
+        "ends": [shown(end.turn) for name in ended if isinstance(end := await reads.wait(name), Outcome)],
+        "events": events,
+        "of runs": [[e for e in (await reads.events(run_id=name))[0] if e.kind != "text_delta"] for name in ended],
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_says_what_the_owner_of_the_session_says_and_the_owner_keeps_it(kind: str) -> None:
+    async def story(seed: int) -> None:
+        dice = random.Random(f"{kind} {seed}")
+        store, history = stores(kind)
+        core = await owned(store, history)
+        for number in range(dice.randint(1, 12)):
+            match dice.choice(["append", "run", "run", "queue", "interrupt", "cancel"]):
+                case "append":
+                    await core.append([f"note {number}"], f"key {number}")
+                case "cancel" if core.reads.active_run_id:
+                    await core.cancel("enough")
+                case "run" if not core.reads.active_run_id:
+                    await core.start([f"prompt {number}"], run_id=f"run {number}")
+                    await core.wait(f"run {number}")
+                case "interrupt":
+                    await core.start(["slow 100000"], run_id=f"run {number}", if_busy="interrupt")
+                case _:
+                    await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
+            epoch = (await store.get("chat")).epoch
+            if core.state.journal.feed:
+                await core.state.journal.feed.settle(5.0)
+            stored = StoredSession("chat", store, history)
+            assert await all_that_is_read(stored.reads) == await all_that_is_read(core.reads), (
+                f"seed {seed}, step {number}"
+            )
+            assert (await store.get("chat")).epoch == epoch
+        await core.end()
+
+    for seed in range(40):
+        play(story(seed))
+
+
+def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> None:
+    async def story() -> None:
+        store = InMemoryStore()
+        await store.create(SessionRecord(session_id="chat"))
+        core = SessionCore("chat", store, ScriptedEngine(), SessionConfig(max_queued=1000))
+        await core.start(["first"], run_id="first")
+        await core.wait("first")
+        for number in range(2 * TAIL + 3):
+            await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
+        stored = StoredSession("chat", store, None)
+        assert shown(await stored.reads.latest()) == shown(await core.latest())
+        assert stored.reads.queued_run_ids == core.reads.queued_run_ids
+        await core.end()
+
+    play(story())
+
+
+def test_who_waits_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
+    async def story() -> None:
+        store = SharedStore()
+        store.others = ["10.0.0.1:6379"]
+        core = await owned(store)
+        await core.start(["slow 40"], run_id="run")
+        stored = StoredSession("chat", store, None)
+        assert await stored.wait("run", 0.01) is None
+        waiting = asyncio.create_task(stored.wait("run"))
+        after, done, seen = 0, False, []
+        while not done:
+            page, after, done = await stored.events(after, run_id="run", timeout_s=20.0)
+            seen += page
+        assert isinstance(seen[-1], RunCompleted)
+        ended = await waiting
+        assert ended and ended.run.state == "completed"
+        assert (await store.get("chat")).epoch == 1
+
+    play(story())
+
+
+@pytest.mark.parametrize("verb", ["wait", "events"])
+def test_a_run_that_nobody_can_be_running_is_the_owners_to_settle(verb: str) -> None:
+    async def story() -> None:
+        store = SharedStore()
+        core = await owned(store)
+        await core.start(["slow 100000"], run_id="run")
+        stored = StoredSession("chat", store, None)
+        asks: dict[str, Callable[[StoredSession], Coroutine[Any, Any, Any]]] = {
+            "wait": lambda stored: stored.wait("run"),
+            "events": lambda stored: stored.events(100, run_id="run", timeout_s=60.0),
+        }
+        with pytest.raises(UnattendedError):
+            await asks[verb](stored)
+        reading = asyncio.create_task(asks[verb](StoredSession("chat", store, None, may_settle=False)))
+        await core.cancel("enough")
+        await reading
+
+    play(story())
+
+
+class TakenOverMeanwhile(InMemoryStore):
+    """A store in which another process activates the session while it is being read, behind its row."""
+
+    reads_before = -2
+    """After how many reads of turns."""
+
+    async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        self.reads_before -= 1
+        if self.reads_before == -1:
+            await SessionCore("chat", self, ScriptedEngine()).activate()
+        return await super().turns(session_id, after=after, limit=limit)
+
+
+@pytest.mark.parametrize("reads_before", [0, 1])
+def test_who_follows_a_run_that_is_settled_while_the_store_is_read_sees_its_end(reads_before: int) -> None:
+    async def story() -> None:
+        store = TakenOverMeanwhile()
+        owner = await owned(store)
+        started = await owner.start(["slow 1000"], run_id="run-1")
+        seen = (await owner.events(run_id=started.run_id))[1]
+        store.reads_before = reads_before
+        events, _, done = await StoredSession("chat", store, None).events(seen, run_id=started.run_id)
+        assert done and [event.kind for event in events] == ["run_interrupted"]
+
+    play(story())
+
+
+def test_a_session_that_is_not_there_cannot_be_read() -> None:
+    async def story() -> None:
+        stored = StoredSession("chat", InMemoryStore(), None)
+        for ask in (stored.reads.latest, stored.reads.turns, stored.reads.runs, stored.events, stored.reads.session):
+            with pytest.raises(SessionNotFoundError):
+                await ask()
+
+    play(story())
+
+
+def packed_host(store: SessionStore) -> PackedHost:
+    async def keep(*_: Any) -> None:
+        """Nothing is taken over."""
+
+    engine = pickle.dumps((ScriptedEngine(), SessionConfig(), None, (), None))
+    supplies = Supplies(lambda: store, lambda: None, "engine", engine)
+    return PackedHost(supplies, Packed(), node_id="node", keep=keep, drop=lambda _: None, leave=lambda: None)
+
+
+def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_with_the_first_change() -> None:
+    async def story() -> None:
+        store = SharedStore()
+        store.others = ["10.0.0.1:6379"]
+        core = await owned(store)
+        await core.start(["slow 100000"], run_id="run")
+        host = packed_host(store)
+
+        async def ask(*request: Any) -> Any:
+            answer = pickle.loads(await host.call(pickle.dumps(("chat", *request))))
+            if isinstance(answer, Refused):
+                raise answer.error
+            return answer
+
+        assert (await ask("latest", ())).record.run_id == "run"
+        assert (await ask("info")).active_run_id == "run"
+        assert (await ask("run", "run")).state == "running"
+        assert len(await ask("turns", -1, 100, ())) == 1
+        assert await ask("wait", "run", 0.01, ()) is None
+        assert (await store.get("chat")).epoch == 1
+        waiting = asyncio.create_task(ask("wait", "run", None, ()))
+        await ask("append", ("and?",), "key")
+        assert (await store.get("chat")).epoch == 2
+        ended = await waiting
+        assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"
+        with pytest.raises(SessionFencedError):
+            await core.append(["late"], "late")
+
+    play(story())
+
+
+def test_a_packed_host_settles_a_run_that_is_waited_for_and_was_lost() -> None:
+    async def story() -> None:
+        store = SharedStore()
+        core = await owned(store)
+        await core.start(["slow 100000"], run_id="run")
+        answer = await packed_host(store).call(pickle.dumps(("chat", "wait", "run", None, ())))
+        ended = pickle.loads(answer)
+        assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"
+
+    play(story())

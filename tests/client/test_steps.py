@@ -1,0 +1,24 @@
+"""How requests are carried out for callers that block."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from turnwise.actors.client.requests import Portal
+
+
+def test_who_waits_in_another_thread_while_a_manager_is_closed_gets_an_answer() -> None:
+    portal, began, goes_on = Portal(), threading.Event(), threading.Event()
+
+    async def work() -> str:
+        began.set()
+        await asyncio.to_thread(goes_on.wait)
+        return "done"
+
+    threads = ThreadPoolExecutor(1)
+    asked = threads.submit(lambda: portal.run(work()))
+    assert began.wait(30)
+    portal.close()
+    goes_on.set()
+    assert asked.result(30) == "done"
+    threads.shutdown()

@@ -1,0 +1,203 @@
+"""Blocks: what is written is read again, and nobody can change one."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pydantic_core
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from turnwise.memory.conversation.blocks import (
+    KINDS,
+    Block,
+    CacheCheckpoint,
+    Citations,
+    Document,
+    Image,
+    Recalled,
+    Summary,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    Unknown,
+    User,
+    decode,
+    encode,
+)
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+
+TEXTS = st.text()
+MAYBE = st.none() | TEXTS
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3))
+OBJECTS = st.dictionaries(TEXTS, VALUES, max_size=4)
+UNKNOWN_KINDS = TEXTS.filter(lambda kind: kind not in KINDS)
+PAYLOADS = OBJECTS.filter(lambda payload: "kind" not in payload)
+
+BLOCKS: dict[type[Block], st.SearchStrategy[Block]] = {
+    System: st.builds(System, text=TEXTS),
+    User: st.builds(User, text=TEXTS),
+    Text: st.builds(Text, text=TEXTS, interrupted=st.booleans()),
+    Thinking: st.builds(Thinking, text=TEXTS, signature=MAYBE, redacted=MAYBE),
+    ToolUse: st.builds(ToolUse, call_id=TEXTS, name=TEXTS, input=OBJECTS, signature=MAYBE),
+    ToolResult: st.builds(ToolResult, call_id=TEXTS, text=TEXTS, is_error=st.booleans()),
+    Image: st.builds(Image, url=st.text(min_size=1), data=MAYBE, media_type=st.text(min_size=1))
+    | st.builds(Image, data=st.text(min_size=1), media_type=st.text(min_size=1)),
+    Document: st.builds(Document, name=TEXTS, text=st.text(min_size=1), url=MAYBE)
+    | st.builds(Document, name=TEXTS, data=TEXTS, media_type=st.text(min_size=1), url=st.text(min_size=1), text=MAYBE),
+    Citations: st.builds(Citations, items=st.lists(OBJECTS, max_size=3)),
+    Summary: st.builds(Summary, text=TEXTS, of=st.lists(st.tuples(TEXTS, st.integers(0), st.integers(0))).map(tuple)),
+    CacheCheckpoint: st.builds(CacheCheckpoint),
+    Recalled: st.builds(Recalled, text=TEXTS),
+    Unknown: st.builds(Unknown, kind=UNKNOWN_KINDS, payload=PAYLOADS),
+}
+
+
+def test_every_kind_is_tried_here() -> None:
+    assert {*KINDS.values(), Unknown} == set(BLOCKS)
+    assert {kind: cls.model_fields["kind"].default for kind, cls in KINDS.items()} == {kind: kind for kind in KINDS}
+
+
+@pytest.mark.parametrize("cls", BLOCKS)
+def test_a_block_comes_back_as_it_was_written(cls: type[Block]) -> None:
+    """Case 27."""
+
+    @given(BLOCKS[cls])
+    def check(block: Block) -> None:
+        encoded = encode(block)
+        again = decode(encoded)
+        assert type(again) is cls
+        assert again == block
+        assert hash(again) == hash(block)
+        assert encode(again) == encoded
+        assert "\n" not in encoded
+        assert pickle.loads(pickle.dumps(block)) == block
+
+    check()
+
+
+@given(UNKNOWN_KINDS, PAYLOADS)
+def test_a_kind_of_a_later_version_is_written_back_as_it_came(kind: str, payload: dict[str, Any]) -> None:
+    """Case 27: byte for byte, whatever its fields are."""
+    line = pydantic_core.to_json({"kind": kind, **payload}).decode()
+    block = decode(line)
+    assert isinstance(block, Unknown)
+    assert (block.kind, block.payload) == (kind, freeze(payload))
+    assert encode(block) == line
+
+
+def test_fields_of_their_default_value_are_not_written() -> None:
+    """A turn is mostly text on disk."""
+    assert encode(Text(text="hi")) == '{"kind":"text","text":"hi"}'
+    assert encode(ToolUse(call_id="1", name="look")) == '{"kind":"tool_use","call_id":"1","name":"look"}'
+    assert encode(CacheCheckpoint()) == '{"kind":"cache_checkpoint"}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "",
+            "{",
+            "5",
+            "[]",
+            "null",
+            "{}",
+            '{"text":"hi"}',
+            '{"kind":5}',
+            '{"kind":"user"}',
+            '{"kind":"user","text":5}',
+        ),
+        *('{"kind":"summary"}', '{"kind":"summary","text":"hi","of":[["a",1]]}'),
+        *('{"kind":"user","text":"hi","more":1}', '{"kind":"tool_use","call_id":"1","name":"x","input":[]}'),
+        '{"kind":"tool_use","call_id":"1","name":"x","input":{"x":NaN}}',
+    ],
+)
+def test_what_is_no_block_is_a_value_error(line: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(line)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), b"x", {1, 2}, object()])
+def test_a_payload_that_json_cannot_hold_is_refused_when_the_block_is_made(value: object) -> None:
+    """Written as null it would come back as something else."""
+    payload = {"deep": [{"in": value}]}
+    makers: list[Callable[[], Block]] = [
+        lambda: ToolUse(call_id="1", name="x", input=payload),
+        lambda: Citations(items=(payload,)),
+        lambda: Unknown(kind="new", payload=payload),
+    ]
+    for make in makers:
+        with pytest.raises(ValidationError, match="is not a JSON value"):
+            make()
+
+
+@pytest.mark.parametrize(("kind", "payload"), [("tool_use", {"call_id": "1"}), ("user", {}), ("new", {"kind": "user"})])
+def test_an_unknown_block_cannot_pass_for_one_of_a_known_kind(kind: str, payload: dict[str, str]) -> None:
+    """A caller could else put a tool call without its result into a history."""
+    with pytest.raises(ValidationError, match="would be read as a block of another kind"):
+        Unknown(kind=kind, payload=payload)
+
+
+@given(st.one_of(*BLOCKS.values()))
+def test_no_field_of_a_block_can_be_set_or_deleted(block: Block) -> None:
+    """Case 12."""
+    for name in type(block).model_fields:
+        before = getattr(block, name)
+        with pytest.raises(ValidationError):
+            setattr(block, name, "x")
+        with pytest.raises(ValidationError):
+            delattr(block, name)
+        assert getattr(block, name) is before
+    with pytest.raises(ValidationError):
+        block.more = 1  # type: ignore[attr-defined]
+
+
+CHANGES: list[Callable[[Any], object]] = [
+    lambda mapping: mapping.__setitem__("new", 1),
+    lambda mapping: mapping.__delitem__("list"),
+    lambda mapping: mapping.__ior__({"new": 1}),
+    lambda mapping: mapping.update(new=1),
+    lambda mapping: mapping.pop("list"),
+    lambda mapping: mapping.popitem(),
+    lambda mapping: mapping.setdefault("new", 1),
+    lambda mapping: mapping.clear(),
+]
+
+
+@pytest.mark.parametrize("make", [FrozenDict, copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        lambda given: ToolUse(call_id="1", name="look", input=given).input,
+        lambda given: Unknown(kind="new", payload=given).payload,
+        lambda given: Citations(items=(given,)).items[0],
+        lambda given: decode(encode(ToolUse(call_id="1", name="look", input=given))).input,  # type: ignore[attr-defined]
+        lambda given: decode(encode(Unknown(kind="new", payload=given))).payload,  # type: ignore[attr-defined]
+        lambda given: decode(encode(Citations(items=(given,)))).items[0],  # type: ignore[attr-defined]
+        freeze,
+    ],
+)
+def test_a_payload_is_immutable_all_the_way_down_and_apart_from_what_it_was_made_of(
+    payload: Callable[[Any], Any], make: Callable[[Any], Any]
+) -> None:
+    """Case 12: as it is, copied, or pickled into another process."""
+    given: dict[str, Any] = {"list": [{"deep": [1, {"list": []}]}], "text": "a"}
+    expected = {"list": ({"deep": (1, {"list": ()})},), "text": "a"}
+    frozen = make(payload(given))
+    given["list"][0]["deep"].append(2)
+    given["text"] = "b"
+    assert frozen == expected
+    for mapping in (frozen, frozen["list"][0], frozen["list"][0]["deep"][1]):
+        for change in CHANGES:
+            with pytest.raises(TypeError, match="immutable record"):
+                change(mapping)
+    for sequence in (frozen["list"], frozen["list"][0]["deep"], frozen["list"][0]["deep"][1]["list"]):
+        assert type(sequence) is tuple
+    assert frozen == expected

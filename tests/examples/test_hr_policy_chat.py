@@ -1,0 +1,296 @@
+"""What `make memory` shows happens, on a machine that has nothing; and what the stand-in makes of a request."""
+
+import asyncio
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from hr_assistant import assistant_reply, sections_of
+from hr_policies import HANDBOOK
+from hr_policy_chat import (
+    ABOUT_HER,
+    BEAST,
+    CONFIG,
+    FORM,
+    LEAVE,
+    MOVED,
+    PORTAL,
+    SAID,
+    SYSTEM,
+    TRACES,
+    TYPO,
+    WRAPPED,
+    Story,
+    traces,
+)
+from provider_replies import texts_of
+from turnwise.memory.conversation.blocks import Block, Text, User
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.prompt_sections import Recalled, make_sections
+from turnwise.memory.providers.openai_chat import encode
+from turnwise.memory.tokens.counter import ByteCounter
+from wire_rules import check_chat
+
+EXAMPLE = Path(__file__).parents[2] / "examples/hr_policy_chat.py"
+DAYS = 9
+RULES = [rule for _, rule in HANDBOOK]
+
+pytestmark = pytest.mark.timeout(400)
+
+
+class Ran(NamedTuple):
+    printed: str
+    kept: Path
+    sent: list[list[dict[str, Any]]]
+    """The messages of each request, in order."""
+    day: str
+    """When the first conversation was."""
+
+    def asked(self, prompt: str) -> list[list[dict[str, Any]]]:
+        """Return the requests for an answer to this."""
+        return [messages for messages in self.sent if texts_of(messages[-1])[-1] == prompt]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """What the example prints and leaves."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "RAY_", "TURNWISE_"))}
+    kept = tmp_path_factory.mktemp("elsewhere") / "kept"
+    began = datetime.now(UTC) - timedelta(days=DAYS)
+    ran = subprocess.run(
+        [sys.executable, EXAMPLE, "--days", str(DAYS), "--keep", kept.name],
+        cwd=kept.parent,
+        env=env | {"HOME": str(tmp_path_factory.mktemp("home")), "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=380,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stderr == ""
+    sent = list(map(json.loads, (kept / "requests.jsonl").read_text(encoding="utf-8").splitlines()))
+    return Ran(ran.stdout, kept, sent, f"{began:%Y-%m-%d}")
+
+
+def stored(kept: Path, file: str, query: str) -> list[Any]:
+    """Return what a query of one of the SQLite files gives."""
+    with closing(sqlite3.connect(kept / "data" / file)) as database:
+        return database.execute(query).fetchall()
+
+
+def bytes_of(kept: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the bytes of each file that is stored, as a text of another alphabet would be found too."""
+    for file in sorted((kept / "data").rglob("*")):
+        if file.is_file():
+            yield file.name, file.read_bytes()
+
+
+def test_the_output_is_plain_lines_and_ends_well(ran: Ran) -> None:
+    assert not re.search(r"[^\n\x20-\x7e]", ran.printed)
+    assert "raylet" not in ran.printed
+    assert max(map(len, ran.printed.splitlines())) < 160
+    assert ran.printed.rstrip().splitlines()[-1].startswith("All of this has happened")
+    assert f"Sarah, on {ran.day}\n" in ran.printed and f"Sarah, {DAYS} days later\n" in ran.printed
+
+
+def test_every_request_is_valid_and_fits_the_window(ran: Ran) -> None:
+    assert CONFIG.max_context_tokens and CONFIG.reserve_output_tokens
+    answers = [messages for messages in ran.sent if messages[0]["content"] == SYSTEM]
+    assert len(answers) >= 20
+    for messages in answers:
+        check_chat(messages)
+        size = sum(len(text.encode()) for message in messages for text in texts_of(message))
+        assert size <= CONFIG.max_context_tokens - CONFIG.reserve_output_tokens
+
+
+def test_in_the_first_conversation_the_answer_is_right_after_the_window_has_lost_what_it_is_from(ran: Ran) -> None:
+    first, *_ = ran.asked(LEAVE)
+    said = [text for message in first[:-1] for text in texts_of(message)]
+    assert len(said) > 3, "the conversation goes on"
+    assert not any(told in text for told in ABOUT_HER[:2] for text in said)
+    assert [one.text for one in sections_of(first)["profile"] if "2 March" in one.text] == [ABOUT_HER[1]]
+    assert "2 March to 29 May" in assistant_reply(first)
+
+
+def test_days_later_each_memory_has_its_part_dated(ran: Ran) -> None:
+    _, second, *_ = ran.asked(LEAVE)
+    assert [message["role"] for message in second] == ["system", "user"]
+    sections = sections_of(second)
+    assert [(one.when[:10], one.topic) for one in sections["profile"] if one.text == ABOUT_HER[1]] == [
+        (ran.day, "parental leave")
+    ]
+    assert "Previous 90 days:" in texts_of(second[-1])[0]
+    assert {one.text for one in sections["static"]} <= set(RULES)
+    assert any("paid by the state" in one.text for one in sections["static"])
+    assert FORM in texts_of(second[-1])[0]
+    said, _ = ran.asked(SAID)
+    assert ran.day in [one.when[:10] for one in sections_of(said)["vector"] if "Lisbon" in one.text]
+    assert not any("Lisbon" in text for message in said[:-1] for text in texts_of(message))
+
+
+def test_an_alias_a_typo_and_a_wrapped_question_find_what_they_mean(ran: Ran) -> None:
+    (beast,) = ran.asked(BEAST)
+    assert [one.text for one in sections_of(beast)["procedural"]] == [PORTAL]
+    for prompt in (TYPO, WRAPPED):
+        (asked,) = ran.asked(prompt)
+        assert any("Lisbon" in one.text for one in sections_of(asked)["vector"])
+        assert "procedural" not in sections_of(asked)
+        assert f"> {prompt}" in ran.printed
+
+
+def test_what_changed_took_the_place_of_what_was_so(ran: Ran) -> None:
+    moved = ran.sent.index(ran.asked(MOVED)[0])
+    later = [messages for messages in ran.sent[moved:] if texts_of(messages[-1])[-1] == LEAVE]
+    without, with_it, *_ = later
+    assert not sections_of(without) and texts_of(without[-1]) == [LEAVE]
+    assert [one.text for one in sections_of(with_it)["profile"] if "leave" in one.text] == [MOVED]
+
+
+def test_another_user_and_one_who_was_forgotten_have_the_handbook_only(ran: Ran) -> None:
+    *_, of_sam, of_a_stranger = ran.asked(LEAVE)
+    for messages in (of_sam, of_a_stranger, ran.asked(SAID)[-1]):
+        assert {one.text for one in sections_of(messages)["static"]} <= set(RULES)
+        text = json.dumps(messages)
+        assert not [trace for trace in TRACES if trace in text]
+    assert sections_of(of_sam).keys() == sections_of(of_a_stranger).keys() == {"static"}
+
+
+def test_no_file_says_anything_of_who_was_forgotten_and_all_of_the_other(ran: Ran) -> None:
+    files = list(bytes_of(ran.kept))
+    names = {name for name, _ in files}
+    assert {"chats.db", "facts.db", "said.db", "notes.db"} <= names and "chroma.sqlite3" not in names
+    for name, held in files:
+        for trace in [*TRACES, "sarah-1", "sarah-2", "sarah-3", "One more thing"]:
+            for encoded in (trace.encode(), trace.lower().encode(), trace.encode("utf-16-le")):
+                assert encoded not in held, f"{trace} in {name}"
+    for file in ("chats.db", "facts.db", "said.db"):
+        assert any(b"Porto" in held for name, held in files if name.startswith(file)), file
+    assert stored(ran.kept, "notes.db", "SELECT * FROM turnwise_notes") == []
+
+
+def test_the_report_is_printed(ran: Ran) -> None:
+    assert "forgotten: 3 sessions, 1 note\n" in ran.printed
+    rows = re.findall(r"^    (\w+): (\d+) items; (\d+) files searched, found in (\d+)$", ran.printed, re.MULTILINE)
+    assert [(name, found) for name, _, _, found in rows] == [("ExtractiveMemory", "0"), ("VectorMemory", "0")]
+    assert all(int(items) >= 5 and int(files) >= 1 for _, items, files, _ in rows)
+
+
+# What checks its claims
+
+
+def test_a_claim_that_does_not_hold_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story(list)
+    story.claim(True, "the sky is blue")
+    with pytest.raises(SystemExit, match="This is not so: the sky is green"):
+        story.claim(False, "the sky is green")
+    assert "* the sky is blue" in capsys.readouterr().out
+
+
+def test_traces_are_found_in_the_bytes_of_any_file(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/file.bin").write_bytes(b"\0\xffGhent\0")
+    assert traces(tmp_path, ["Ghent", "Porto"]) == ["Ghent"]
+
+
+# The stand-in
+
+
+def asked(prompt: str, *recalled: Recalled, before: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Return a request as a session sends it."""
+    text = make_sections(recalled, now=1_700_000_000.0, counter=ByteCounter()).text
+    parts = [{"type": "text", "text": part} for part in (text, prompt) if part]
+    earlier = [{"role": "user", "content": one} for one in before]
+    return [{"role": "system", "content": SYSTEM}, *earlier, {"role": "user", "content": parts}]
+
+
+def item(text: str, **about: Any) -> MemoryItem:
+    return MemoryItem(id=text[:9], text=text, **about)
+
+
+POLICY = Recalled(items=[item("Parental leave is paid by the state.")], section="static")
+FACT = Recalled(items=[item('My parental leave is "booked" for <May>.', topic='the "leave"', created_at=1.7e9)])
+
+
+def test_sections_are_read_as_they_were_written() -> None:
+    memories = sections_of(asked("When is my leave?", POLICY, FACT))
+    assert memories["static"][0].text == "Parental leave is paid by the state."
+    (fact,) = memories["semantic"]
+    assert (fact.when, fact.topic, fact.text) == ("2023-11-14 22:13", 'the "leave"', FACT.items[0].text)
+    assert sections_of(asked("When is my leave?")) == {}
+    assert sections_of([*asked("When?", FACT), {"role": "user", "content": "And now?"}]) == {}, "only the last counts"
+
+
+@pytest.mark.parametrize(
+    ("messages", "answer"),
+    [
+        (asked("I am Sam."), "Thank you, I have noted that."),
+        (asked("When is my parental leave?"), "I do not know that."),
+        (asked("When is my parental leave?", FACT), f"You told me: {FACT.items[0].text}"),
+        (
+            asked("When is my parental leave?", before=("My parental leave is in May.",)),
+            "You told me: My parental leave",
+        ),
+        (asked("How is parental leave paid?", POLICY, FACT), "The handbook says: Parental leave is paid by the state."),
+        (asked("What did we say about Lisbon?", POLICY, FACT), "I do not know that."),
+    ],
+)
+def test_it_answers_from_what_it_is_sent_and_from_nothing_else(messages: list[dict[str, Any]], answer: str) -> None:
+    assert assistant_reply(messages).startswith(answer)
+
+
+def test_what_was_talked_about_is_told_with_its_day() -> None:
+    said = [
+        item("user: Lisbon, you say?", created_at=1.7e9),
+        item("user: Is Lisbon a place for work?\nassistant: Yes.", created_at=1.6e9),
+        item("user: It rains.", created_at=1.5e9),
+    ]
+    answer = assistant_reply(asked("What did we say about work in Lisbon?", Recalled(items=said, section="vector")))
+    assert answer == "On 2020-09-13: user: Is Lisbon a place for work? / assistant: Yes."
+    answer = assistant_reply(asked("What did we say about Porto?", Recalled(items=said, section="vector")))
+    assert answer == "I do not know that."
+
+
+class StandIn:
+    """Asks the stand-in as an engine would."""
+
+    async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
+        assert schema is not None
+        answer = assistant_reply(encode(request))
+        assert isinstance(answer, str)
+        return answer
+
+
+def test_the_facts_it_finds_are_taken_and_the_same_topic_supersedes() -> None:
+    ada = Scope(user_id="ada")
+
+    async def told(memory: ExtractiveMemory, id: str, text: str) -> list[tuple[str, str]]:
+        blocks = (User(text=text), Text(text="I am a machine. My word on it."))
+        await memory.remember(ada, [MemoryItem(id=id, text=text, blocks=blocks, created_at=float(id))])
+        page = await memory.facts.query(ada)
+        return [(item.text, item.type) for item in page if not is_record(item.id)]
+
+    async def play() -> None:
+        memory = ExtractiveMemory(StandIn(), InMemoryFacts())
+        tea = ("I prefer tea.", "preferences")
+        march, june = (f"My parental leave is booked for {month}." for month in ("March", "June"))
+        assert await told(memory, "1", f"Hello! I prefer tea. I may go, or what? {march}") == [
+            (march, "facts"),
+            tea,
+        ]
+        assert await told(memory, "2", f"{march} My word on it?") == [(march, "facts"), tea]
+        assert await told(memory, "3", june) == [(june, "facts"), tea]
+        assert memory.stats == {"calls": 3, "added": 3, "ignored": 1, "superseded": 1}, "and nothing is refused"
+
+    asyncio.run(play())

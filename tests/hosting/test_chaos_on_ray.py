@@ -1,0 +1,60 @@
+"""Chaos in short: real kills, a locked file and a model that fails, while callers are at work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.session.config import SessionConfig
+from turnwise.memory.longterm.static import StaticMemory
+from turnwise.memory.stores.urls import open_store
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.chaos import Bounds, chaos
+from turnwise.testing.faults import FaultPlan, Faults
+from turnwise.testing.faulty_engine import FaultyEngine
+from turnwise.testing.faulty_url import faulty_url
+from turnwise.testing.killers import ActorKiller, Doing, Killer, SessionKiller, WriteLock
+from turnwise.testing.workload import Workload
+
+STORE = FaultPlan(rates={"fence": 0.02, "error": 0.03, "delay": 0.02, "crash": 0.005}, points=("store.commit *",))
+RATES = {"raise": 0.05, "hang": 0.02, "cut": 0.05, "dangling": 0.03, "nothing": 0.02, "exit": 0.01, "crash": 0.02}
+
+
+@pytest.mark.usefixtures("make_manager")
+def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Cases 15 and 47."""
+    journal, url = tmp_path / "faults.jsonl", f"sqlite:///{tmp_path}/chats.db"
+    engine = FaultyEngine(Faults(FaultPlan(rates=RATES), journal=journal), for_real=True)  # type: ignore[arg-type]
+    config = SessionConfig(cancel_grace_s=0.2)
+    namespace = f"test-{tmp_path.name}"  # whose actors end with the test
+
+    def killers(manager: AsyncSessionManager, session_ids: Sequence[str]) -> Iterator[tuple[Killer, float]]:
+        yield SessionKiller(manager, session_ids), 0.4
+        yield WriteLock(tmp_path / "chats.db"), 0.5
+        yield ActorKiller("SIGKILL of the memory's process", namespace, "turnwise/memory/"), 0.5
+        yield Doing("what a test does", [].clear), 2.0
+
+    async def run() -> None:
+        memory = StaticMemory(["It rains."])
+        async with AsyncSessionManager(
+            faulty_url(url, STORE, journal=journal), engine=engine, memory=[memory], config=config, namespace=namespace
+        ) as manager:
+            report = await chaos(
+                manager,
+                lambda: open_store(url),
+                Acknowledged(tmp_path / "told.jsonl"),
+                killers=killers,
+                workload=Workload(sessions=3, callers=2),
+                bounds=Bounds(faults=60, most_s=40.0, settle_s=120.0),
+                journal=journal,
+            )
+        report.check()
+        assert any("store.commit after, in the session's process" in kind for kind in report.faults)
+        assert report.faults[SessionKiller.kind] > 0 and report.faults["SIGKILL of the memory's process"] > 0
+        assert report.audit.counts["acknowledged prompt"] > 0
+
+    asyncio.run(run())

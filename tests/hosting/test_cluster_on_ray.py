@@ -1,0 +1,213 @@
+"""Clusters: several nodes on this machine, of which one joins late and one dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import psycopg
+import pytest
+from ray.exceptions import RayActorError
+
+from turnwise.actors.hosting import engine_overrides as adoptions
+from vector_memories import free_port
+
+pytestmark = pytest.mark.timeout(420)
+
+MOST_S = 400
+"""How long all checks may take together, in seconds; they take some 50."""
+
+
+@contextlib.contextmanager
+def own_ray() -> Iterator[dict[str, str]]:
+    """Yield an environment in which Ray knows of no other cluster, and nobody of this one who has not got its token."""
+    with tempfile.TemporaryDirectory(
+        prefix="turnwise-", ignore_cleanup_errors=True
+    ) as folder:  # names of sockets are short
+        env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        yield env | {
+            "RAY_TMPDIR": folder,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+
+
+@contextlib.contextmanager
+def started(command: list[Any], env: dict[str, str], **settings: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a process; in the end kill it and all that it has started and left, which Ray does for a part of them."""
+    with subprocess.Popen(command, env=env, text=True, start_new_session=True, **settings) as process:
+        try:
+            yield process
+        finally:
+            for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]:
+                with contextlib.suppress(ProcessLookupError):
+                    if os.getsid(pid) == process.pid:
+                        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def checks(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `local_cluster.py` found, by check. It has a Ray of its own, so it is a process of its own."""
+    with psycopg.connect(postgres.format("postgres"), autocommit=True) as connection:
+        for namespace in ("d", "p", "away"):
+            connection.execute(f"CREATE DATABASE cluster_{namespace}".encode())
+    folder = tmp_path_factory.mktemp("cluster")
+    command = [
+        sys.executable,
+        str(Path(__file__).parents[1] / "support/local_cluster.py"),
+        postgres.format("cluster_{}"),
+        str(folder),
+    ]
+    with (folder / "errors").open("w+") as errors, own_ray() as env:
+        with started(command, env, stdout=subprocess.PIPE, stderr=errors) as process:
+            said, _ = process.communicate(timeout=MOST_S)
+        errors.seek(0)
+        assert process.returncode == 0, f"{said}\n{errors.read()[-4000:]}"
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    return {line["check"]: line for line in lines}
+
+
+def found(checks: dict[str, Any], name: str) -> dict[str, Any]:
+    said = checks[name]
+    assert "error" not in said, said["error"]
+    outcome: dict[str, Any] = said["found"]
+    return outcome
+
+
+def test_files_are_used_on_the_node_that_has_them_also_when_others_have_joined(checks: dict[str, Any]) -> None:
+    """Sessions of a SQLite file, killed or new, and a memory in one, stay where the manager was opened."""
+    said = found(checks, "a_node_joins")
+    assert said["is_all_on_head"]
+    assert said["texts"] == ["done: again"] * 4 and said["lost"] == "interrupted"
+    assert said["recalled"] == ["Ada keeps bees."]
+
+
+@pytest.mark.parametrize("argument", ["store", "history_store", "working_memory"])
+def test_on_several_nodes_a_file_of_sessions_events_or_notes_is_refused_with_the_remedy(
+    checks: dict[str, Any], argument: str
+) -> None:
+    refused = found(checks, "a_node_joins")["refused"][argument]
+    assert refused.startswith(f"{argument}=") and "belongs to one node" in refused and "postgresql://" in refused
+
+
+def test_packed_hosts_and_sessions_of_their_own_are_on_all_nodes(checks: dict[str, Any]) -> None:
+    assert found(checks, "placement") == {"hosts": 3, "sessions": 3}
+
+
+def test_under_load_a_nodes_death_loses_and_doubles_nothing_and_leaves_no_run_without_outcome(
+    checks: dict[str, Any],
+) -> None:
+    """Case 47, with a node in the place of a process: callers append, run, cancel and follow on both placements."""
+    said = found(checks, "a_node_dies")
+    assert said["broken"] == []
+    assert said["faults"] == [1, 0]
+    assert said["prompts"][0] > 20 and said["prompts"][1] > 0 and said["followers"][0] > 0, "there was a load"
+
+
+def test_what_was_on_a_node_that_died_comes_back_elsewhere_and_its_runs_go_on_or_end(checks: dict[str, Any]) -> None:
+    """One session with `on_lost="resume"`, one of a packed host without; each with a follower and one queued."""
+    said = found(checks, "a_node_dies")
+    assert said["left"]
+    assert said["states"] == ["completed", "interrupted"] and said["after"] == ["completed"] * 2
+    assert said["resumed"] == [1, 0] and said["ends"] == ["run_completed", "run_interrupted"]
+    for held in said["audit"]:
+        assert held["violations"] == [] and held["counts"]["acknowledged followed"] == 1
+
+
+def test_a_memory_in_a_database_comes_back_elsewhere_and_one_in_files_says_that_they_are_lost(
+    checks: dict[str, Any],
+) -> None:
+    said = found(checks, "a_node_dies")
+    assert said["memory_moved"] and said["recalled"] == ["Ada keeps bees."]
+    before, why = said["kept_in_files"]
+    assert before == ["Ada fears wasps."]
+    assert "LexicalMemory: the node with its files is lost: open a manager with it where they are" in why
+
+
+def test_runs_go_on_when_their_driver_ends_or_is_killed_and_are_found_by_id_and_by_handle(
+    checks: dict[str, Any],
+) -> None:
+    said = found(checks, "drivers_leave")
+    assert said["codes"] == [0, -9, 0]
+    assert said["before"] == said["attached"] == ["running"] * 4
+    assert said["texts"] == ["done: hold leave"] * 4 and said["seen"] == [["done: hold leave", True]] * 4
+
+
+def test_another_number_of_hosts_interrupts_no_run_and_loses_and_doubles_nothing(checks: dict[str, Any]) -> None:
+    said = found(checks, "hosts_change")
+    assert said["unmoved"], "each stays where it runs, whoever asks"
+    assert said["kept"] and set(said["kept"]) == {"completed"}
+    assert said["after"] == said["last"] == ["completed"] * 9
+    assert (said["hosts"], said["old"]) == (2, 0), "then they have moved, and the three have left"
+    assert said["audit"]["violations"] == [] and said["audit"]["counts"]["acknowledged prompt"] == 27
+
+
+def test_a_host_that_dies_after_others_have_followed_leaves_no_run_without_outcome(checks: dict[str, Any]) -> None:
+    """Nobody asks for its sessions: only the store was looked at."""
+    said = found(checks, "hosts_change")
+    assert said["lost"] and set(said["lost"]) == {"interrupted"}
+
+
+def test_a_session_starts_again_though_what_it_had_taken_over_is_lost_with_its_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(_: object) -> None:
+        raise RayActorError
+
+    monkeypatch.setattr(adoptions, "_find", lambda _: Mock())
+    monkeypatch.setattr("ray.get", lost)
+    assert adoptions.find_adopted("namespace", "actor") == ({}, {})
+    assert "is lost with its node" in caplog.text
+
+
+def test_the_job_runs_on_nodes_that_ray_start_has_joined(database: str, tmp_path: Path) -> None:
+    """`ray job submit` needs what ray[default] brings, so the same script is a driver here, as the README says."""
+    ray, port = Path(sys.executable).with_name("ray"), free_port()
+    common = ["--num-cpus=1", "--object-store-memory=80000000", "--include-log-monitor=false", "--block"]
+    with contextlib.ExitStack() as stack:
+        env = stack.enter_context(own_ray())
+        env |= {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+        head = ["--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false"]
+        for number, what in enumerate((head, [f"--address=127.0.0.1:{port}", "--node-ip-address=127.0.0.1"])):
+            stack.enter_context(running([ray, "start", *what, *common], env, tmp_path / f"node{number}"))
+        script = Path(__file__).parents[2] / "examples/cluster_job.py"
+        said: dict[str, Any] = {}
+        for options, turns in ((["--chats", "2"], 2), (["--chats", "2", "--packed", "2"], 4)):
+            ran = subprocess.run(
+                [sys.executable, script, database, *options],
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=200,
+                check=False,
+            )
+            assert ran.returncode == 0, ran.stderr
+            said = json.loads(ran.stdout.splitlines()[-1])
+            assert said["turns"] == [turns] * 2, "sessions that had processes of their own move to the hosts"
+        assert said["sessions by node"]
+
+
+@contextlib.contextmanager
+def running(command: list[Any], env: dict[str, str], log: Path) -> Iterator[None]:
+    """Run `ray start --block` until its node is up, and end it with all that it has started.
+
+    It is not asked to: it would wait for its actors, which are to go on.
+    """
+    with log.open("w") as out, started(command, env, stdout=out, stderr=out) as process:
+        deadline = time.monotonic() + 60
+        while "Ray runtime started" not in log.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield

@@ -1,0 +1,109 @@
+"""Case 65 on Ray: sessions at work while their PostgreSQL or Redis crashes, is restarted and freezes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.config import SessionConfig
+from turnwise.memory.stores.urls import open_store
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.chaos import Bounds, chaos
+from turnwise.testing.killers import Doing, Killer
+from turnwise.testing.workload import Workload
+
+if TYPE_CHECKING:
+    from postgres_server import PostgresServer
+    from redis_server import RedisServer
+
+Outages = Mapping[str, Callable[[], None]]
+
+FROZEN_S = 1.0
+"""Longer than a statement may take here, and than a silent server is borne with."""
+
+
+def ends(told: Acknowledged) -> int:
+    return sum(note.what == "end" for note in told)
+
+
+def freeze(server: PostgresServer | RedisServer) -> None:
+    with server.frozen():
+        time.sleep(FROZEN_S)
+
+
+@pytest.mark.usefixtures("make_manager")
+@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+def test_sessions_outlive_crashes_restarts_and_freezes_of_their_postgresql(
+    placement: Placement, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """Callers get a StoreError or a delay, and all goes on without anybody's help. Case 15 too."""
+    outages: Outages = {
+        "crash": partial(postgres_server.restart, "immediate"),
+        "restart": partial(postgres_server.restart, "fast"),
+        "freeze": partial(freeze, postgres_server),
+    }
+    outlive(outages, postgres_server.url(statement_timeout=400), placement, tmp_path)
+
+
+@pytest.mark.usefixtures("make_manager")
+@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+def test_sessions_outlive_crashes_and_freezes_of_their_redis(
+    placement: Placement, own_server: Callable[..., RedisServer], tmp_path: Path
+) -> None:
+    """The same, of a Redis that has on disk what it acknowledges."""
+    server = own_server()
+
+    def crash() -> None:
+        server.kill()
+        server.start()
+
+    outages: Outages = {"crash": crash, "freeze": partial(freeze, server)}
+    outlive(outages, f"{server.url}?socket_timeout=0.4", placement, tmp_path)
+
+
+def outlive(outages: Outages, url: str, placement: Placement, folder: Path) -> None:
+    namespace = f"test-{folder.name}"  # whose actors end with the test
+    told = Acknowledged(folder / "told.jsonl")
+
+    def strikes() -> Iterator[str]:
+        for kind in [*outages] * 2:
+            seen, deadline = ends(told), time.monotonic() + 60
+            while ends(told) < seen + 3:  # a server that nobody asks may be away and no caller knows
+                assert time.monotonic() < deadline, "the sessions do not go on"
+                time.sleep(0.02)
+            outages[kind]()
+            yield kind
+
+    def killers(*_: object) -> Iterator[tuple[Killer, float]]:
+        left = strikes()
+        yield Doing("outage", lambda: next(left, None)), 0.7
+
+    async def story() -> None:
+        config = SessionConfig(cancel_grace_s=0.2, store_retry_s=5.0)
+        async with AsyncSessionManager(
+            url, engine=EchoEngine(token_delay_s=0.01), config=config, namespace=namespace, placement=placement
+        ) as manager:
+            report = await chaos(
+                manager,
+                lambda: open_store(url),
+                told,
+                killers=killers,
+                workload=Workload(sessions=3, callers=2, run_timeout_s=30.0),
+                bounds=Bounds(faults=2 * len(outages) + 2, most_s=120.0, settle_s=120.0),
+            )
+        report.check()
+        assert report.faults["outage"] >= 2 * len(outages) + 2, "two of each, and two more looks for another"
+        assert report.audit.counts["acknowledged prompt"] > 10
+        assert report.refused["StoreError"] > 0, report.refused
+        assert not report.refused["SessionLostError"], report.refused
+
+    asyncio.run(story())

@@ -1,0 +1,273 @@
+"""Case 64: who owns a session, when the one that did is frozen and wakes up, and when many ask at once.
+
+Run as a program it owns a session, or drives two through Ray: `python test_ownership.py own URL`,
+`python test_ownership.py drive ADDRESS FOLDER NUMBER`.
+"""
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from subprocess import PIPE, Popen
+from types import ModuleType
+from typing import Any, get_args
+
+import pytest
+
+from engines import ScriptedEngine
+from test_outages import AwayStore
+from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.engine import RunContext, SessionView
+from turnwise.actors.session.admission import IfBusy
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import (
+    OverloadedError,
+    QueueFullError,
+    SessionBusyError,
+    SessionFencedError,
+    SessionLostError,
+    SessionNotFoundError,
+    StoreError,
+    TurnwiseError,
+)
+from turnwise.memory.conversation.blocks import Block, Text, User
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.urls import open_store
+from turnwise.testing import workload
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.audit import audit, read_session
+from turnwise.testing.workload import Caller, Workload
+
+BOUND_S = 60.0
+"""No test gets near it. Beyond it something hangs."""
+
+DRIVERS, ASKED, SHARED = 8, 5, 3
+"""How many processes; how often each asks each session for something; how many runs all of them ask for."""
+
+PLACEMENTS: dict[str, Placement] = {"dedicated": Dedicated(), "packed": Packed(hosts=1)}
+
+
+class HeldEngine:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+
+    def build(self, session: SessionView) -> "HeldEngine":
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        context.emit("so far")
+        await self.goes_on.wait()
+        context.emit(" and too late")
+        return [Text(text="so far and too late")]
+
+
+async def own(url: str) -> None:
+    """Own the session `s`; for each line that comes in do something, and print what came of it."""
+    store, engine = open_store(url), HeldEngine()
+    core = SessionCore("s", store, engine)
+    await core.start(["first"], run_id="held")
+    await core.start(["second"], run_id="queued", if_busy="enqueue")
+    waiting = {name: asyncio.create_task(core.wait(name)) for name in ("held", "queued")}
+    await asyncio.sleep(0)
+    print("ready", flush=True)
+    while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        try:
+            if word == "release":
+                engine.goes_on.set()
+            elif word == "start":
+                await core.start(["late"], run_id="late", if_busy="enqueue")
+            elif word == "append":
+                await core.append(["late"], key="late")
+            else:
+                await waiting[word]
+            print(word, "done", flush=True)
+        except TurnwiseError as error:
+            print(word, type(error).__name__, flush=True)
+    await store.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    return str(request.getfixturevalue("database" if request.param == "postgresql" else "redis_url"))
+
+
+def owner(url: str) -> Popen[str]:
+    return Popen([sys.executable, __file__, "own", url], stdin=PIPE, stdout=PIPE, text=True)
+
+
+async def all_of(store: SessionStore) -> tuple[list[str], list[str]]:
+    """Return the runs and the events of the session, as they are stored."""
+    found = await read_session(store, "s")
+    return [repr(run) for run in found.runs], [repr(event) for event in found.events]
+
+
+def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> None:
+    """SIGSTOP, as when the network parts; another has the session meanwhile, with its queue; SIGCONT."""
+
+    async def story() -> None:
+        store = open_store(url)
+        await store.create(SessionRecord(session_id="s"))
+        with owner(url) as frozen:
+            assert frozen.stdin and frozen.stdout
+            try:
+                assert await asyncio.to_thread(frozen.stdout.readline) == "ready\n"
+                frozen.send_signal(signal.SIGSTOP)
+                core = SessionCore("s", store, ScriptedEngine())
+                await core.activate()
+                outcomes = [await core.wait(run_id) for run_id in ("held", "queued")]
+                assert [outcome and outcome.run.state for outcome in outcomes] == ["interrupted", "completed"]
+                await core.start(["third"], run_id="third")
+                await core.wait("third")
+                before = await all_of(store)
+                words = ["release", "held", "queued", "start", "append"]
+                frozen.stdin.write("".join(f"{word}\n" for word in words))
+                frozen.stdin.flush()
+                frozen.send_signal(signal.SIGCONT)
+                heard = [await asyncio.to_thread(frozen.stdout.readline) for _ in words]
+                assert heard == ["release done\n", *(f"{word} SessionFencedError\n" for word in words[1:])]
+                assert await all_of(store) == before
+                await core.start(["fourth"], run_id="fourth")
+                outcome = await core.wait("fourth")
+                assert outcome and outcome.turn
+                prompts = [block.text for block in outcome.turn.blocks if isinstance(block, User)]
+                assert prompts == ["first", "second", "third", "fourth"]
+                (await audit(store, ["s"])).check()
+            finally:
+                frozen.kill()
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(story(), BOUND_S))
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_an_owner_that_was_cut_off_from_its_store_does_not_take_the_session_back(is_deleted: bool) -> None:
+    """It does not know what became of its last commit. It asks, and finds that the session is another's, or gone."""
+    expected = SessionNotFoundError if is_deleted else SessionFencedError
+
+    async def story() -> None:
+        store = AwayStore()
+        await store.create(SessionRecord(session_id="s"))
+        old = SessionCore("s", store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
+        await old.start(["slow 1000"], run_id="active")
+        await old.start(["hello"], run_id="queued", if_busy="enqueue")
+        following = asyncio.create_task(old.events((await old.session()).seq, run_id="active", timeout_s=BOUND_S))
+        waiting = [asyncio.create_task(old.wait(run_id)) for run_id in ("active", "queued")]
+        store.is_away = True
+        with pytest.raises(StoreError, match="away"):
+            await old.append(["more"], key="more")
+        store.is_away = False
+        new = SessionCore("s", store, ScriptedEngine())
+        await new.activate()
+        await new.wait("queued")
+        if is_deleted:
+            await new.delete()
+        else:
+            await new.start(["slow 5"], run_id="new")
+        with pytest.raises(expected):
+            await old.append(["more"], key="more")
+        for task in (*waiting, following):
+            with pytest.raises(expected):
+                await task
+        if not is_deleted:
+            outcome = await new.wait("new")
+            assert outcome and outcome.run.state == "completed"
+            (await audit(store, ["s"])).check()
+
+    asyncio.run(asyncio.wait_for(story(), BOUND_S))
+
+
+# Many drivers
+
+
+def told_in(folder: Path) -> Acknowledged:
+    return Acknowledged(folder / "told.jsonl")
+
+
+async def drive(address: str, folder: Path, number: str) -> None:
+    """Ask both sessions for all sorts of things; print which runs those are that all drivers ask for."""
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    workload.IF_BUSY = get_args(IfBusy)
+    told, ids = told_in(folder), dict[str, str]()
+
+    async def ask(name: str) -> None:
+        async with AsyncSessionManager(
+            f"sqlite:///{folder}/{name}.db",
+            engine=EchoEngine(token_delay_s=0.01),
+            placement=PLACEMENTS[name],
+            namespace=f"test-{folder.name}",
+        ) as manager:
+            sizes = Workload(appends=0.2, cancels=0.2, follows=0.2, forks=0.0, run_timeout_s=BOUND_S)
+            left = iter(range(ASKED))
+            caller = Caller(manager, name, name=number, workload=sizes, told=told, seed=f"{name} {number}")
+            calling = asyncio.create_task(caller.call(lambda: next(left, None) is None))
+            session = await manager.open(name)
+            for at in range(SHARED):
+                prompt, run, asked = f"{name} shared {at}", None, told.clock()
+                while run is None:
+                    try:
+                        run = await session.run(prompt, if_busy="enqueue", idempotency_key=prompt)
+                    except (SessionBusyError, QueueFullError, SessionLostError, StoreError, OverloadedError):
+                        await asyncio.sleep(0.05)
+                told.stored(name, [], asked, run_id=run.run_id)
+                ids[prompt] = run.run_id
+            await calling
+
+    await asyncio.gather(*map(ask, PLACEMENTS))
+    print(json.dumps(ids))
+
+
+def test_many_drivers_that_ask_one_session_for_everything_at_once_agree(
+    make_manager: Callable[..., SessionManager], ray_session: ModuleType, tmp_path: Path
+) -> None:
+    """Cases 15, 16 and 17: no history forks, none is lost or doubled, and the order is that of acknowledgement."""
+    for name, placement in PLACEMENTS.items():
+        make_manager(store=f"sqlite:///{tmp_path}/{name}.db", placement=placement).open(name)
+    address = ray_session.get_runtime_context().gcs_address
+    command = [sys.executable, __file__, "drive", address, str(tmp_path)]
+    drivers = [Popen([*command, str(number)], stdout=PIPE, stderr=PIPE, text=True) for number in range(DRIVERS)]
+    try:
+        said = [driver.communicate(timeout=2 * BOUND_S) for driver in drivers]
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.wait()
+    assert [driver.returncode for driver in drivers] == [0] * DRIVERS, [errors[-2000:] for _, errors in said]
+    ids = [json.loads(out.splitlines()[-1]) for out, _ in said]
+    assert len(ids[0]) == 2 * SHARED and all(each == ids[0] for each in ids)
+
+    async def check() -> None:
+        for name in PLACEMENTS:
+            store = open_store(f"sqlite:///{tmp_path}/{name}.db")
+            told: Any = [note for note in told_in(tmp_path) if note.session_id == name]
+            found = await audit(store, [name], told, discards=True)
+            found.check()
+            assert (
+                found.counts["acknowledged run"] >= DRIVERS * SHARED and found.counts["acknowledged prompt"] > DRIVERS
+            )
+            last = (await read_session(store, name)).turns[-1]
+            prompts = [block.text for block in last.blocks if isinstance(block, User)]
+            assert len(prompts) == len(set(prompts))
+            await store.close()
+
+    asyncio.run(check())
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "own":
+        asyncio.run(own(sys.argv[2]))
+    else:
+        asyncio.run(drive(sys.argv[2], Path(sys.argv[3]), sys.argv[4]))

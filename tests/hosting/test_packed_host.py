@@ -1,0 +1,647 @@
+"""Packed hosts on seeded schedules: who is resident, who leaves, who is refused, and that nothing of it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+
+import pytest
+
+from packed_hosts import Hosting, refused
+from schedules import DawdlingStore, explore
+from turnwise.actors.cluster.placement import Dedicated, Packed
+from turnwise.actors.cluster.sharding import Layout
+from turnwise.actors.hosting.engine_overrides import Adopted
+from turnwise.actors.hosting.packed_actor import _EarlierHosts
+from turnwise.actors.hosting.worker_resources import KEPT
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.engine import (
+    EngineBuilder,
+    InferenceRunner,
+    RunContext,
+    SessionView,
+    StepContext,
+    Suspend,
+)
+from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import (
+    ConfigError,
+    KeyMissingError,
+    OverloadedError,
+    RunNotFoundError,
+    SessionBusyError,
+    SessionFencedError,
+    SessionLostError,
+    SessionNotFoundError,
+    StoreError,
+)
+from turnwise.memory.conversation.blocks import Block, Text
+from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores.base import Activation, Commit
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.audit import audit
+
+
+class Patient:
+    """Answers when it is let; says so meanwhile."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    def build(self, session: SessionView) -> Patient:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        context.emit("so far")
+        await self.open.wait()
+        return [Text(text="at last")]
+
+
+class SlowStore(InMemoryStore):
+    """Commits when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+
+    async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
+        await self.is_open.wait()
+        await super().commit(session_id, epoch, commit)
+
+
+class Named:
+    """Answers with its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def build(self, session: SessionView) -> Named:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        return [Text(text=self.name)]
+
+
+class Dawdler:
+    """Answers after a while of the dice's."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.running: Counter[str] = Counter()
+
+    def build(self, session: SessionView) -> Dawdler:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        self.running[turn.session_id] += 1
+        assert self.running[turn.session_id] == 1, "a session runs one inference at a time"
+        try:
+            await asyncio.sleep(self.dice.random() * 0.2)
+        finally:
+            self.running[turn.session_id] -= 1
+        return [Text(text=f"answer to {context.run_id}")]
+
+    async def close(self) -> None:
+        await asyncio.sleep(self.dice.random() * 0.1)
+
+
+class Asking:
+    """Asks for leave once, and answers with its name when it has it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return self
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        if not any(state.verdict for state in context.calls.values()):
+            raise Suspend({"call": CallState(name="act", wants="approval", why="it acts")})
+        return [Text(text=self.name)]
+
+
+class Closed:
+    """Answers, and does what it is told when it is closed."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.closed = 0
+
+    def build(self, session: SessionView) -> Closed:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        return [Text(text="answer")]
+
+    async def close(self) -> None:
+        self.closed += 1
+        if self.how == "raises":
+            raise ValueError("cannot be closed")
+        if self.how == "exits":
+            raise SystemExit(3)
+        while self.how == "hangs":
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(1e5)
+
+
+def test_many_sessions_share_few_places_and_nobody_can_tell() -> None:
+    """Cases 3, 61 and 62: whoever leaves comes back with the same history, and who runs never leaves."""
+
+    async def life(seed: int) -> None:
+        dice = random.Random(seed)
+        store, engine = DawdlingStore(dice), Dawdler(dice)
+        hosting = Hosting(store, engine, Packed(hosts=1, max_resident=3), config=SessionConfig(idle_s=0.4))
+        names = [f"chat{number}" for number in range(8)]
+        await hosting.create(*names)
+        told, most = Acknowledged(clock=asyncio.get_running_loop().time), 0
+        refusals: Counter[str] = Counter()
+
+        async def caller(number: int) -> None:
+            nonlocal most
+            name = names[number % len(names)]
+            for at in range(3):
+                run_id, prompt = f"run{number}-{at}", f"prompt {number}-{at}"
+                asked = told.clock()
+                outcome = None
+                while outcome is None:
+                    try:
+                        outcome = await hosting.run(name, prompt, run_id, if_busy="enqueue")
+                    except OverloadedError:
+                        refusals["overloaded"] += 1
+                        await asyncio.sleep(0.05)
+                most = max(most, len(hosting.host.resident_ids))
+                assert outcome.state == "completed"
+                assert outcome.turn.record.run_id == run_id
+                told.stored(name, [prompt], asked, run_id=run_id, turn_index=outcome.turn.record.index)
+                told.ended(name, run_id, "completed")
+                await asyncio.sleep(dice.random())
+
+        await asyncio.gather(*map(caller, range(10)))
+        assert most <= 3
+        (await audit(store.inner, names, told)).check()
+        await asyncio.sleep(2)
+        assert hosting.host.resident_ids == [], "all have been idle for long enough"
+
+    assert explore(60, life)
+
+
+def test_one_that_runs_or_is_waited_for_keeps_its_place_and_one_more_is_refused_with_the_limit() -> None:
+    """Case 62."""
+
+    async def life(seed: int) -> None:
+        engine = Patient()
+        hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=2))
+        await hosting.create("a", "b", "c")
+        await hosting.start("a", "hello", "run-a")
+        await hosting.start("b", "hello", "run-b")
+        error = await refused(OverloadedError, hosting.start("c", "hello", "run-c"))
+        assert "max_resident=2" in str(error) and "'c'" in str(error)
+        assert await hosting.store.runs("c") == [], "what was refused left nothing"
+        followed = asyncio.ensure_future(hosting.ask("a", "events", 10**9, 100, None, 500.0))
+        engine.open.set()
+        assert (await hosting.ask("b", "wait", "run-b", None, ())).state == "completed"
+        assert (await hosting.run("c", "hello", "run-c")).state == "completed"
+        assert hosting.host.resident_ids == ["a", "c"], "somebody follows a, and nobody b"
+        await followed
+
+    assert explore(1, life)
+
+
+def test_who_was_used_least_lately_leaves_first() -> None:
+    async def life(seed: int) -> None:
+        hosting = Hosting(InMemoryStore(), EchoEngine(), Packed(hosts=1, max_resident=3))
+        await hosting.create("a", "b", "c", "d")
+        for name in "abc":
+            await hosting.run(name, "hello", f"run-{name}")
+        await hosting.ask("a", "latest", ())
+        await hosting.run("d", "hello", "run-d")
+        assert hosting.host.resident_ids == ["c", "a", "d"]
+
+    assert explore(1, life)
+
+
+def test_a_host_takes_so_many_calls_and_of_each_session_so_many_and_says_which_limit_was_met() -> None:
+    """Case 62: one session's callers leave room for its neighbours. Who waits does not count: see `test_waits`."""
+
+    async def life(seed: int) -> None:
+        store = SlowStore()
+        hosting = Hosting(store, EchoEngine(), Packed(hosts=1, max_calls=6, max_session_calls=4))
+        await hosting.create("a", "b")
+        await hosting.ask("a", "info")
+        await hosting.ask("b", "info")
+        store.is_open.clear()
+        appends = [asyncio.ensure_future(hosting.ask("a", "append", ("hello",), f"key-{at}")) for at in range(4)]
+        await asyncio.sleep(0)
+        assert "max_session_calls=4" in str(await refused(OverloadedError, hosting.ask("a", "latest", ())))
+        assert (await hosting.ask("b", "info")).active_run_id is None
+        more = [asyncio.ensure_future(hosting.ask("b", "append", ("hello",), f"key-{at}")) for at in range(2)]
+        await asyncio.sleep(0.1)
+        assert "max_calls=6" in str(await refused(OverloadedError, hosting.ask("b", "latest", ())))
+        store.is_open.set()
+        assert await asyncio.gather(*appends, *more) == [0] * 6
+        assert await hosting.ask("a", "latest", ())
+
+    assert explore(1, life)
+
+
+def test_of_requests_that_come_together_each_is_answered_when_it_is_ready_and_none_fails_for_another() -> None:
+    async def life(_: int) -> None:
+        patient = Patient()
+        hosting = Hosting(InMemoryStore(), patient)
+        await hosting.create("slow", "fast")
+        await hosting.start("slow", "prompt", "long")
+
+        requests = [("slow", "wait", "long", None, ()), ("fast", "mistake"), ("fast", "latest", ()), ("none", "warm")]
+        found = []
+        async for ready in hosting.host.calls([pickle.dumps(request) for request in requests]):
+            found.append({place: pickle.loads(answer) for place, answer in ready})
+            patient.open.set()
+        first, last = found  # what is ready at once comes together
+        assert sorted(first) == [1, 2, 3]
+        assert first[2] is None and isinstance(first[3].error, SessionNotFoundError)
+        assert isinstance(first[1].error, SessionLostError) and "mistake" in str(first[1].error)
+        assert list(last) == [0] and last[0].state == "completed"
+
+    assert explore(1, life)
+
+
+def test_a_session_that_is_flooded_holds_no_neighbour_up() -> None:
+    """Each session has its own lock: what waits for one waits for no other."""
+
+    async def life(seed: int) -> None:
+        store = DawdlingStore(random.Random(seed))
+        hosting = Hosting(store, EchoEngine())
+        names = [f"quiet{number}" for number in range(5)]
+        await hosting.create("flooded", *names)
+        await hosting.ask("flooded", "warm")
+        flood = [
+            asyncio.ensure_future(hosting.ask("flooded", "append", (f"prompt {at}",), f"key {at}")) for at in range(500)
+        ]
+        await asyncio.sleep(0)
+        await asyncio.gather(*(hosting.run(name, "hello", f"run-{name}") for name in names))
+        assert sum(append.done() for append in flood) < 50, "a turn of the others took as long as a few of those"
+        await asyncio.gather(*flood)
+        (await audit(store.inner, names)).check()
+
+    assert explore(5, life)
+
+
+def test_while_the_store_fails_nobody_takes_anothers_place_for_nothing() -> None:
+    async def life(seed: int) -> None:
+        store = DawdlingStore(random.Random(seed))
+        hosting = Hosting(store, EchoEngine(), Packed(hosts=1, max_resident=1))
+        await hosting.create("a", "b")
+        before = (await hosting.run("a", "hello", "run-a")).turn.record
+        store.fail_rate = 1.0
+        await refused(StoreError, hosting.ask("b", "latest", ()))
+        store.fail_rate = 0.0
+        assert await hosting.ask("b", "latest", ()) is None
+        assert (await hosting.ask("a", "latest", ())).record == before
+
+    assert explore(20, life)
+
+
+@pytest.mark.parametrize("how", ["raises", "exits", "hangs"])
+def test_an_engine_that_cannot_be_closed_keeps_no_place_and_no_neighbour(how: str) -> None:
+    """Case 62."""
+
+    async def life(seed: int) -> None:
+        engine = Closed(how)
+        config = SessionConfig(idle_s=10, cancel_grace_s=0.5)
+        hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_resident=2), config=config)
+        await hosting.create("a", "b", "c", "d")
+        for name in "abcd":
+            await asyncio.wait_for(hosting.run(name, "hello", f"run-{name}"), 5)
+        assert hosting.host.resident_ids == ["c", "d"]
+        await asyncio.sleep(60)
+        assert hosting.host.resident_ids == [] and engine.closed == 4
+
+    assert explore(1, life)
+
+
+def test_the_engine_of_a_session_that_was_deleted_or_lost_is_closed() -> None:
+    async def life(seed: int) -> None:
+        engine = Closed("")
+        hosting = Hosting(InMemoryStore(), engine)
+        await hosting.create("deleted", "lost")
+        for name in ("deleted", "lost"):
+            await hosting.run(name, "hello", f"run-{name}")
+        await hosting.ask("deleted", "delete", "", True, False, None)
+        await hosting.store.activate("lost")
+        await refused(SessionFencedError, hosting.start("lost", "again", "run"))
+        await asyncio.sleep(1)
+        assert engine.closed == 2
+
+    assert explore(1, life)
+
+
+def test_sessions_that_are_not_there_take_no_place() -> None:
+    async def life(seed: int) -> None:
+        hosting = Hosting(InMemoryStore(), EchoEngine(), Packed(hosts=1, max_resident=1))
+        await hosting.create("a")
+        await hosting.run("a", "hello", "run-a")
+        for _ in range(3):
+            await refused(SessionNotFoundError, hosting.ask("nobody", "latest", ()))
+        assert "nobody" not in hosting.host.resident_ids
+
+    assert explore(1, life)
+
+
+def test_a_session_that_was_deleted_can_be_there_again() -> None:
+    async def life(seed: int) -> None:
+        hosting = Hosting(InMemoryStore(), EchoEngine())
+        await hosting.create("a")
+        await hosting.run("a", "hello", "run-1")
+        await hosting.ask("a", "delete", "", True, False, None)
+        await refused(SessionNotFoundError, hosting.ask("a", "latest", ()))
+        await hosting.create("a")
+        assert await hosting.ask("a", "latest", ()) is None
+        await refused(RunNotFoundError, hosting.ask("a", "run", "run-1"))
+
+    assert explore(1, life)
+
+
+def test_who_has_lost_a_session_to_another_owner_says_so_once_and_then_asks_the_store() -> None:
+    """Cases 47 and 64."""
+
+    async def life(seed: int) -> None:
+        hosting = Hosting(InMemoryStore(), EchoEngine())
+        await hosting.create("a")
+        await hosting.run("a", "hello", "run-1")
+        other = SessionCore("a", hosting.store, EchoEngine())
+        await other.append(["from elsewhere"], key="x")
+        await refused(SessionFencedError, hosting.start("a", "again", "run-2"))
+        assert hosting.host.resident_ids == []
+        await hosting.run("a", "again", "run-2")
+        await refused(SessionFencedError, other.append(["too late"], key="y"))
+        turns = await hosting.ask("a", "turns", -1, 10, ())
+        assert [turn.record.run_id for turn in turns] == ["run-1", "run-2"]
+
+    assert explore(1, life)
+
+
+def test_what_a_session_took_over_is_its_own_and_outlives_the_process_until_it_leaves() -> None:
+    async def life(seed: int) -> None:
+        store, others = InMemoryStore(), {"second": Named("second")}
+        hosting = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others)
+        await hosting.create("a", "b", "c")
+        await hosting.ask("a", "adopt", "second", b"")
+        assert hosting.adopted == {"a": Adopted("second")}
+        again = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others, adopted=hosting.adopted)
+        for name in "ab":
+            await again.run(name, "who is there?", f"run-{name}")
+        heads = [(await store.turns(name))[-1] for name in "ab"]
+        said = [await store.blocks(turn.output) for turn in heads]
+        assert ["second" in said[0][0], "first" in said[1][0]] == [True, True]
+        await again.ask("c", "info")
+        assert again.host.resident_ids == ["b", "c"] and again.adopted == {}
+
+    assert explore(1, life)
+
+
+def test_a_run_that_waits_for_leave_goes_on_with_its_engine_whoever_had_to_leave_meanwhile() -> None:
+    """Case 61: also if the process was lost, and many managers with other engines came by."""
+
+    async def life(seed: int) -> None:
+        store, limits = InMemoryStore(), Packed(hosts=1, max_resident=1)
+        engines: dict[str, EngineBuilder] = {f"later {number}": Named("later") for number in range(KEPT)}
+        engines["second"] = Asking("second")
+        hosting = Hosting(store, Asking("first"), limits, others=engines)
+        await hosting.create("a", "b", "c")
+        for name in "ab":
+            await hosting.ask(name, "adopt", "second", b"")
+            await hosting.start(name, "hello", f"run-{name}", "second")
+            await asyncio.sleep(1)
+        await hosting.ask("c", "info")
+        assert hosting.host.resident_ids == ["c"] and hosting.adopted == {name: Adopted("second") for name in "ab"}
+        again = Hosting(store, Asking("first"), limits, others=engines, adopted=hosting.adopted)
+        for each, name in ((hosting, "a"), (again, "b")):
+            for number in range(2 * KEPT):
+                each.bring(f"newer {number}", EchoEngine())
+            await each.ask(name, "decide", f"run-{name}", "call", Decision(verdict="approved"))
+            assert (await each.ask(name, "wait", f"run-{name}", None, ())).state == "completed"
+            (turn,) = await store.turns(name)
+            assert "second" in (await store.blocks(turn.output))[0]
+            await each.ask("c", "info")
+            assert name not in each.adopted, "nothing waits any more"
+
+    assert explore(1, life)
+
+
+def test_what_nobody_can_read_keeps_no_host_from_leaving(caplog: pytest.LogCaptureFixture) -> None:
+    """Case 63: the key of a user was deleted while a run was active."""
+
+    async def life(seed: int) -> None:
+        store = InMemoryStore()
+        lost = Hosting(store, Patient())
+        await lost.create("deleted", "chat")
+        for name in ("deleted", "chat"):
+            await lost.start(name, "hello", f"run-{name}")
+        activate = store.activate
+
+        async def keyless(session_id: str) -> Activation:
+            if session_id == "deleted":
+                raise KeyMissingError("user")
+            return await activate(session_id)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(store, "activate", keyless)
+            again = Hosting(store, EchoEngine())
+            await asyncio.wait_for(again.host.recover(lambda name: True), 1)
+            assert (await store.run("run-chat")).state == "interrupted"
+            await again.host.follow()
+            await asyncio.wait_for(again.has_left.wait(), 10)
+        assert "session deleted is not seen to" in caplog.text and "'user' has no key" in caplog.text
+
+    assert explore(1, life)
+
+
+def test_the_next_process_sees_to_the_runs_of_its_sessions_and_to_no_others() -> None:
+    """Case 63: nobody has to ask."""
+
+    async def life(seed: int) -> None:
+        store, engine = DawdlingStore(random.Random(seed)), Patient()
+        lost = Hosting(store, engine)
+        names = [f"chat{number}" for number in range(30)]
+        await lost.create(*names)
+        for name in names[:20]:
+            await lost.start(name, "hello", f"run-{name}")
+        store.fail_rate = 0.05
+        again = Hosting(store, EchoEngine())
+        await again.host.recover(lambda name: name != "chat0")
+        store.fail_rate = 0.0
+        states = {name: (await store.inner.run(f"run-{name}")).state for name in names[:20]}
+        assert states.pop("chat0") == "running"
+        assert set(states.values()) == {"interrupted"}
+        (await audit(store.inner, names[1:])).check()
+        assert set(again.host.resident_ids) <= set(names[1:20])
+
+    assert explore(10, life)
+
+
+def test_after_others_have_followed_each_session_moves_when_nobody_uses_it_and_none_is_interrupted() -> None:
+    """Case 64: one owner at each moment, under the busiest of moves."""
+
+    async def life(seed: int) -> None:
+        dice = random.Random(seed)
+        store, engine = DawdlingStore(dice), Dawdler(dice)
+        old = Hosting(store, engine)
+        names = [f"chat{number}" for number in range(5)]
+        await old.create(*names)
+
+        class Earlier:
+            async def release(self, session_id: str) -> bool:
+                await asyncio.sleep(dice.random() * 0.01)
+                return await old.host.release(session_id)
+
+            async def call(self, request: bytes, session_id: str) -> bytes:
+                await asyncio.sleep(dice.random() * 0.01)
+                return await old.host.call(request)
+
+        new = Hosting(store, engine, elders=[Earlier()])
+        told = Acknowledged(clock=asyncio.get_running_loop().time)
+
+        async def caller(number: int) -> None:
+            name = names[number % len(names)]
+            for at in range(4):
+                run_id, prompt = f"run{number}-{at}", f"prompt {number}-{at}"
+                hosting = new if dice.random() < at / 3 else old
+                asked = told.clock()
+                outcome = None
+                while outcome is None:
+                    try:
+                        outcome = await hosting.run(name, prompt, run_id, if_busy="enqueue")
+                    except SessionFencedError:
+                        hosting = new  # as a caller that looks again would find
+                assert outcome.state == "completed", "a move interrupts nothing"
+                told.stored(name, [prompt], asked, run_id=run_id, turn_index=outcome.turn.record.index)
+                told.ended(name, run_id, "completed")
+                await asyncio.sleep(dice.random() * 0.1)
+
+        callers = [asyncio.ensure_future(caller(number)) for number in range(8)]
+        await asyncio.sleep(dice.random() * 0.3)
+        await old.host.follow()
+        await asyncio.gather(*callers)
+        await asyncio.wait_for(old.has_left.wait(), 60)
+        assert old.host.resident_ids == []
+        assert sorted(set(new.host.resident_ids)) == sorted(new.host.resident_ids)
+        (await audit(store.inner, names, told)).check()
+
+    assert explore(60, life)
+
+
+def test_hosts_that_were_followed_take_no_session_on() -> None:
+    async def life(seed: int) -> None:
+        hosting = Hosting(InMemoryStore(), EchoEngine())
+        await hosting.create("a")
+        await hosting.host.follow()
+        await refused(SessionFencedError, hosting.ask("a", "latest", ()))
+        await asyncio.wait_for(hosting.has_left.wait(), 60)
+
+    assert explore(1, life)
+
+
+class Frozen:
+    """Stands for an actor whose process is stopped, and for its method."""
+
+    @property
+    def release(self) -> Frozen:
+        return self
+
+    def options(self, **_: object) -> Frozen:
+        return self
+
+    def remote(self, session_id: str) -> Frozen:
+        return self
+
+    def future(self) -> Future[bool]:
+        return Future()
+
+
+def test_an_earlier_host_that_is_frozen_keeps_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases 47 and 64: the epoch decides."""
+
+    async def life(seed: int) -> None:
+        earlier = _EarlierHosts("namespace", "realm", Layout(1, 1))
+        with monkeypatch.context() as patched:
+            patched.setattr(earlier, "_find", lambda session_id: Frozen())
+            assert await asyncio.wait_for(earlier.release("a"), 60)
+
+    assert explore(1, life)
+
+
+def test_a_session_that_cannot_leave_stays_with_the_host_that_was_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 64: an error of the earlier host's does not travel: its callers are asked there, and told there."""
+
+    async def life(seed: int) -> None:
+        old = Hosting(InMemoryStore(), EchoEngine())
+        await old.create("a")
+        await old.run("a", "hello", "run-1")
+
+        async def fail(_: SessionCore) -> bool:
+            raise StoreError("away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SessionCore, "leave", fail)
+            assert not await old.host.release("a")
+            await asyncio.sleep(1)
+            assert not old.has_left.is_set() and await old.ask("a", "latest", ())
+        assert await old.host.release("a")
+
+    assert explore(1, life)
+
+
+def test_a_busy_session_is_refused_as_everywhere() -> None:
+    async def life(seed: int) -> None:
+        hosting = Hosting(InMemoryStore(), Patient())
+        await hosting.create("a")
+        await hosting.start("a", "hello", "run-1")
+        await refused(SessionBusyError, hosting.start("a", "again", "run-2"))
+        assert await hosting.ask("a", "cancel", "enough", None) is True
+        assert (await hosting.ask("a", "latest", ())).record.status == "cancelled"
+
+    assert explore(1, life)
+
+
+# Layouts
+
+
+def test_a_session_has_its_host_by_its_id_and_few_move_when_one_is_added() -> None:
+    names = [f"chat-{number}" for number in range(20_000)]
+    before = [Layout(1, 7).index_of(name) for name in names]
+    after = [Layout(2, 8).index_of(name) for name in names]
+    counts = Counter(before)
+    assert sorted(counts) == list(range(7))
+    assert max(counts.values()) < 1.1 * len(names) / 7
+    moved = [new for old, new in zip(before, after, strict=True) if new != old]
+    assert set(moved) == {7}, "none moves between those that stay"
+    assert 0.9 / 8 < len(moved) / len(names) < 1.1 / 8
+    now_and_ever = [6, 2, 6, 4]  # processes of all versions look for them there
+    assert [Layout(1, 7).index_of(name) for name in ("a", "ü", "\ud800", "chat-1")] == now_and_ever
+
+
+def test_of_two_layouts_the_later_counts_and_of_one_generation_the_larger() -> None:
+    layouts = [Layout(1, 8), Layout(2, 2), Layout(2, 4)]
+    assert max(layouts) == Layout(2, 4)
+    assert Layout(2, 4).next(3) == Layout(3, 3)
+    assert Layout(2, 4).actor_names("realm")[3] == "turnwise/realm/hosts/2x4/3"
+
+
+@pytest.mark.parametrize(
+    "name", ["hosts", "max_resident", "max_calls", "max_session_calls", "max_waits", "max_session_waits"]
+)
+def test_limits_are_at_least_one(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Packed(**{name: 0})
+    with pytest.raises(ConfigError, match="max_live"):
+        Dedicated(max_live=0)

@@ -1,0 +1,327 @@
+"""What packed hosts promise, end to end: real actors, a real SQLite file, real kills, real other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from engines import ScriptedEngine, process_of
+from turnwise.actors.client.execution import ExecutionHandle
+from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.cluster.placement import Dedicated, Packed
+from turnwise.actors.cluster.sharding import find_layouts
+from turnwise.actors.inference.engine import RunContext, SessionView
+from turnwise.actors.inference.tools.loop import ToolLoop
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.tool import tool
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import OverloadedError, RunCancelledError, RunInterruptedError
+from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.events import RunCompleted, TextDelta
+from turnwise.memory.conversation.turns import Turn
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.audit import audit
+
+MakeManager = Callable[..., SessionManager]
+
+WAIT_S = 120.0
+
+
+class Patient:
+    """Echoes what it is told, as soon as a file is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def build(self, session: SessionView) -> Patient:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        while not self.path.exists():
+            await asyncio.sleep(0.05)
+        return [Text(text=block.text) for block in turn.new_blocks if isinstance(block, User)]
+
+
+def check(manager: SessionManager, names: Iterable[str], told: Acknowledged | None = None) -> None:
+    """Audit what is in the store, without the sessions."""
+
+    async def look() -> None:
+        store = manager._realm.open_store()
+        (await audit(store, list(names), told)).check()
+        await store.close()
+
+    asyncio.run(look())
+
+
+def residents(manager: SessionManager, ray: ModuleType, name: str) -> list[str]:
+    return list(ray.get(manager._realm.actor(name).resident_ids.remote()))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.05)
+
+
+def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_manager: MakeManager) -> None:
+    """Cases 1, 8, 18 and 59."""
+    manager = make_manager(placement=Packed(hosts=2))
+    chats = [manager.open(f"chat-{number}", user_id=f"user-{number}") for number in range(40)]
+    with ThreadPoolExecutor(16) as threads:
+        turns = list(threads.map(lambda chat: chat.run(f"hello from {chat.id}").wait(WAIT_S), chats))
+        again = list(threads.map(lambda chat: chat.run("again").wait(WAIT_S), chats))
+        infos = list(threads.map(lambda chat: chat.info(), chats))
+    assert [turn.text for turn in turns] == [f"hello from {chat.id}" for chat in chats]
+    assert all(new.blocks[:2] == old.blocks for new, old in zip(again, turns, strict=True))
+    assert len({info.pid for info in infos}) == 2
+    slow = chats[0].run("slow 500")
+    events = slow.events()
+    assert any(isinstance(event, TextDelta) for event in events)
+    assert chats[1].run("meanwhile").wait(WAIT_S).text == "meanwhile"
+    slow.cancel(reason="enough")
+    with pytest.raises(RunCancelledError, match="enough"):
+        slow.wait(WAIT_S)
+    done = chats[2].run("hello again")
+    code = "import pickle, ray, sys; ray.init(address=sys.argv[2], log_to_driver=False)\n"
+    code += "print(pickle.loads(bytes.fromhex(sys.argv[1])).wait(30).text)"
+    address = __import__("ray").get_runtime_context().gcs_address
+    done.wait(WAIT_S)
+    other = subprocess.run(
+        [sys.executable, "-c", code, pickle.dumps(done).hex(), address],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    assert other.stdout.strip() == "hello again"
+    assert [type(event) for event in done.events()][-1] is RunCompleted
+    check(manager, (chat.id for chat in chats))
+
+
+def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_itself(
+    make_manager: MakeManager,
+) -> None:
+    """Cases 15 and 63: the runs that nobody asks about have an outcome, too."""
+    manager = make_manager(placement=Packed(hosts=2))
+    names, told = [f"chat-{number}" for number in range(24)], Acknowledged()
+    chats = [manager.open(name) for name in names]
+    executions: list[ExecutionHandle] = []
+    for chat in chats:
+        asked = told.clock()
+        execution = chat.run("slow 10000")
+        told.stored(chat.id, ["slow 10000"], asked, run_id=execution.run_id)
+        executions.append(execution)
+    pids = [process_of(chat.info()) for chat in chats]
+    os.kill(pids[0], signal.SIGKILL)
+    lost = [execution for execution, pid in zip(executions, pids, strict=True) if pid == pids[0]]
+    assert 0 < len(lost) < len(names)
+
+    async def states() -> set[str]:
+        store = manager._realm.open_store()
+        found: set[str] = {(await store.run(execution.run_id)).state for execution in lost}
+        await store.close()
+        return found
+
+    until(lambda: asyncio.run(states()) == {"interrupted"})
+    for execution in lost:
+        with pytest.raises(RunInterruptedError):
+            execution.wait(WAIT_S)
+    for chat, execution, pid in zip(chats, executions, pids, strict=True):
+        if pid != pids[0]:
+            assert execution.is_running(), "the neighbours in other hosts go on"
+            chat.cancel()
+        assert chat.run("and on").wait(WAIT_S).text == "and on"
+    check(manager, names, told)
+
+
+def test_a_run_that_is_to_be_resumed_goes_on_in_the_next_process_with_the_engine_it_began_with(
+    make_manager: MakeManager,
+) -> None:
+    """Case 33, in a host of many, whose other sessions have another engine."""
+    config = SessionConfig(on_lost="resume")
+    first = make_manager(placement=Packed(hosts=1), engine=ScriptedEngine("first "), config=config)
+    chat, other = first.open("chat"), first.open("other")
+    assert chat.run("x").wait(WAIT_S).text == "first x"
+    second = make_manager(placement=Packed(hosts=1), engine=ScriptedEngine("second "), config=config)
+    assert second.open("chat").run("x").wait(WAIT_S).text == "second x"
+    running, left = second.open("chat").run("slow 150"), other.run("slow 150")
+    os.kill(process_of(chat.info()), signal.SIGKILL)
+    assert running.wait(WAIT_S).text == "second slow 150"
+    assert left.wait(WAIT_S).text == "first slow 150"
+    check(first, ["chat", "other"])
+
+
+def test_another_number_of_hosts_moves_sessions_without_interrupting_one(
+    make_manager: MakeManager, tmp_path: Path
+) -> None:
+    """Case 64: each has one owner at every moment."""
+    engine = Patient(tmp_path / "enough")
+    old = make_manager(placement=Packed(hosts=1), engine=engine)
+    names = [f"chat-{number}" for number in range(12)]
+    chats = [old.open(name) for name in names]
+    running = [chat.run("wait") for chat in chats]
+    before = {process_of(chat.info()) for chat in chats}
+    new = make_manager(placement=Packed(hosts=3), engine=engine)
+    assert [new.open(name).info().active_run_id for name in names] == [execution.run_id for execution in running]
+    queued = [new.open(name).run("behind it", if_busy="enqueue") for name in names]
+    (tmp_path / "enough").touch()
+    assert all(execution.wait(WAIT_S).text == "wait" for execution in running)
+    assert all(execution.wait(WAIT_S).text == "behind it" for execution in queued)
+    assert all(chat.run("from the old manager").wait(WAIT_S).text == "from the old manager" for chat in chats)
+    after = {process_of(chat.info()) for chat in chats}
+    assert len(after) == 3 and not after & before
+    until(lambda: [layout.hosts for layout in find_layouts(new._realm.namespace, new._realm.name)] == [3])
+    check(new, names)
+
+
+def test_what_is_idle_leaves_memory_and_comes_back_as_it_was(
+    make_manager: MakeManager, ray_session: ModuleType
+) -> None:
+    """Cases 61 and 62."""
+    manager = make_manager(placement=Packed(hosts=1, max_resident=3), config=SessionConfig(idle_s=0.3))
+    chats = [manager.open(f"chat-{number}") for number in range(6)]
+    assert residents(manager, ray_session, "chat-0") == [], "a session is active from the first verb on"
+    turns = [chat.run(f"hello {chat.id}").wait(WAIT_S) for chat in chats]
+    assert len(residents(manager, ray_session, "chat-0")) <= 3
+    until(lambda: residents(manager, ray_session, "chat-0") == [])
+    assert [chat.latest() for chat in chats] == turns
+    running = [chat.run("slow 500") for chat in chats[:3]]
+    with pytest.raises(OverloadedError, match="max_resident=3"):
+        chats[3].run("no room")
+    running[0].cancel()
+    assert chats[3].run("room").wait(WAIT_S).text == "room"
+    for chat in chats[1:3]:
+        chat.cancel()
+    check(manager, (chat.id for chat in chats))
+
+
+def test_of_dedicated_processes_no_more_live_than_may(make_manager: MakeManager) -> None:
+    """Case 62."""
+    manager = make_manager(placement=Dedicated(max_live=2), config=SessionConfig(idle_s=0.3))
+    running = [manager.open(name).run("slow 10000") for name in ("a", "b")]
+    with pytest.raises(OverloadedError, match="max_live=2"):
+        manager.open("c").run("hello")
+    running[0].cancel()
+
+    def answers() -> bool:
+        try:
+            return manager.open("c").run("hello", if_busy="enqueue").wait(WAIT_S).text == "hello"
+        except OverloadedError:
+            return False  # the first has yet to leave
+
+    until(answers)
+    running[1].cancel()
+    check(manager, "abc")
+
+
+class Miller:
+    """Calls its tool, and then answers."""
+
+    def build(self, session: SessionView) -> ToolLoop:
+        return ToolLoop(self, ToolRegistry(grind))
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        if any(isinstance(block, ToolResult) for block in turn.output):
+            return [Text(text="ground")]
+        prompt = next(block.text for block in turn.new_blocks if isinstance(block, User))
+        if prompt == "hello":
+            return [Text(text="hello")]
+        return [ToolUse(call_id="call", name="grind", input={"until": prompt})]
+
+
+@tool
+def grind(until: str) -> str:
+    """Compute until a file is there."""
+    total = 0
+    while not Path(until).exists():
+        total += sum(range(10_000))
+    return str(total > 0)
+
+
+def test_a_tool_that_computes_stalls_no_neighbour(make_manager: MakeManager, tmp_path: Path) -> None:
+    manager = make_manager(placement=Packed(hosts=1), engine=Miller())
+    mill, other = manager.open("mill"), manager.open("other")
+    grinding = mill.run(str(tmp_path / "enough"))
+    assert [other.run("hello").wait(WAIT_S).text for _ in range(5)] == ["hello"] * 5
+    assert grinding.is_running()
+    (tmp_path / "enough").touch()
+    assert grinding.wait(WAIT_S).text == "ground"
+
+
+def test_the_async_family_runs_a_thousand_sessions_at_once(make_manager: MakeManager, tmp_path: Path) -> None:
+    """Case 62, by way of one event loop."""
+    shown = make_manager(placement=Packed(hosts=2))
+    names = [f"chat-{number}" for number in range(500)]
+
+    async def talk() -> None:
+        settings: dict[str, Any] = {"engine": ScriptedEngine(), "placement": Packed(hosts=2)}
+        url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._realm.namespace
+        async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
+            chats = await asyncio.gather(*map(manager.open, names))
+            executions = await asyncio.gather(*(chat.run(chat.id) for chat in chats))
+            turns = await asyncio.gather(*(execution.wait(WAIT_S) for execution in executions))
+            assert [turn.text for turn in turns] == names
+
+    asyncio.run(talk())
+    assert shown.count() == len(names)
+
+
+def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
+    make_manager: MakeManager, tmp_path: Path
+) -> None:
+    """Cases 15 and 63: what went to it together is asked again, each by itself, and no caller can tell."""
+    shown = make_manager(placement=Packed(hosts=2))
+    names, told = [f"chat-{number}" for number in range(200)], Acknowledged()
+
+    async def talk() -> None:
+        settings: dict[str, Any] = {"engine": ScriptedEngine(), "placement": Packed(hosts=2)}
+        url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._realm.namespace
+        async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
+            chats = await asyncio.gather(*map(manager.open, names))
+            victim = process_of(await chats[0].info())
+
+            async def turn(chat: AsyncSession) -> None:
+                for number in range(3):
+                    asked, prompt = told.clock(), f"{chat.id} {number}"
+                    execution = await chat.run(prompt)
+                    told.stored(chat.id, [prompt], asked, run_id=execution.run_id, turn_index=execution.turn_index)
+                    if victim in alive:
+                        os.kill(alive.pop(), signal.SIGKILL)
+                    try:
+                        assert (await execution.wait(WAIT_S)).text == prompt
+                        told.ended(chat.id, execution.run_id, "completed")
+                    except RunInterruptedError:
+                        told.ended(chat.id, execution.run_id, "interrupted")
+
+            alive = [victim]
+            await asyncio.gather(*map(turn, chats))
+            assert process_of(await chats[0].info()) != victim
+
+    asyncio.run(talk())
+    assert len(told.session_ids) == len(names)
+    check(shown, names, told)
+
+
+def test_a_host_that_comes_back_leaves_sessions_of_their_own_process_alone(make_manager: MakeManager) -> None:
+    packed = make_manager(placement=Packed(hosts=1))
+    packed.open("packed").run("hello").wait(WAIT_S)
+    running = make_manager().open("dedicated").run("slow 200")
+    lost = packed.open("packed").run("slow 10000")
+    os.kill(process_of(packed.open("packed").info()), signal.SIGKILL)
+    with pytest.raises(RunInterruptedError):
+        lost.wait(WAIT_S)
+    assert running.wait(WAIT_S).text == "slow 200"

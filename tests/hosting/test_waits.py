@@ -1,0 +1,313 @@
+"""Those who wait in a session's process: how long a call waits, how many may, and what a caller does who may not."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from engines import Asking
+from packed_hosts import Hosting, OpenSupplies, refused
+from turnwise.actors.client import cluster_client as realm_module
+from turnwise.actors.client.cluster_client import ANSWER_S, MOST_PAUSE_S, REFUSED_S, Realm
+from turnwise.actors.client.execution import ExecutionHandle
+from turnwise.actors.client.requests import Call, Pause
+from turnwise.actors.cluster.placement import Dedicated, Packed
+from turnwise.actors.cluster.wire import Refused, StillEnding
+from turnwise.actors.hosting.dedicated_host import SessionHost
+from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
+from turnwise.actors.hosting.worker_resources import Equipment
+from turnwise.actors.inference.engine import RunContext, SessionView
+from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import ConfigError, OverloadedError, WaitTimeoutError
+from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.testing.schedules import explore
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+class Stubborn:
+    """Does not stop for a minute when it is cancelled."""
+
+    def build(self, session: SessionView) -> Stubborn:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        try:
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError:
+            await asyncio.sleep(60)
+        return []
+
+
+class Alone:
+    """A dedicated session's process."""
+
+    def __init__(self, engine: Any, max_waits: int, *, idle_s: float = 1e9, cancel_grace_s: float = 0.5) -> None:
+        self.store = InMemoryStore()
+        config = SessionConfig(idle_s=idle_s, cancel_grace_s=cancel_grace_s)
+        equipment: Equipment = (engine, config, None, (), None)
+        self.has_left = asyncio.Event()
+        self.host = SessionHost(
+            "a",
+            OpenSupplies(self.store, {"first": equipment}, "first"),
+            max_waits=max_waits,
+            node_id="here",
+            leave=self.has_left.set,
+            keep=keep_nothing,
+        )
+
+    async def ask(self, session_id: str, verb: str, *args: Any) -> Any:
+        answer = pickle.loads(await self.host.call(pickle.dumps((session_id, verb, *args))))
+        if isinstance(answer, Refused):
+            raise answer.error
+        return answer
+
+
+async def keep_nothing(*_: object) -> None:
+    """Nobody makes another process here."""
+
+
+async def hosted(placement: str, engine: Any, **settings: Any) -> Alone | Hosting:
+    """Return a host of session `a`, in which five may wait."""
+    if placement == "dedicated":
+        alone = Alone(engine, 5, **settings)
+        await alone.store.create(SessionRecord(session_id="a"))
+        return alone
+    config = SessionConfig(**{"idle_s": 1e9, "cancel_grace_s": 0.5, **settings})
+    hosting = Hosting(InMemoryStore(), engine, Packed(hosts=1, max_session_waits=5), config=config)
+    await hosting.create("a")
+    return hosting
+
+
+PLACEMENTS = pytest.mark.parametrize("placement", ["dedicated", "packed"])
+
+
+@PLACEMENTS
+def test_a_call_waits_for_a_slice_and_no_longer(placement: str) -> None:
+    async def life(_: int) -> None:
+        ask = (await hosted(placement, Asking())).ask
+        await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
+        for verb, *args in (
+            ("wait", "run", None, ()),
+            ("wait", "run", 1e6, ()),
+            ("events", 10**9, 10, "run", 1e6),
+        ):
+            began = asyncio.get_running_loop().time()
+            await ask("a", verb, *args)
+            assert asyncio.get_running_loop().time() - began == pytest.approx(SLICE_S)
+
+    assert explore(1, life)
+
+
+@PLACEMENTS
+def test_who_waits_beyond_the_limit_is_refused_and_every_other_verb_gets_through(placement: str) -> None:
+    async def life(_: int) -> None:
+        ask = (await hosted(placement, Asking())).ask
+        await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
+        waits = [asyncio.ensure_future(ask("a", "wait", "run", None, ())) for _ in range(3)]
+        waits += [asyncio.ensure_future(ask("a", "events", 10**9, 10, "run", 1e6)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        setting = "max_waits=5" if placement == "dedicated" else "max_session_waits=5"
+        assert setting in str(await refused(OverloadedError, ask("a", "wait", "run", None, ())))
+        assert setting in str(await refused(OverloadedError, ask("a", "events", 10**9, 10, "run", 1e6)))
+        assert (await ask("a", "wait", "run", 0.0, ())) is None, "who only looks is not refused"
+        assert (await ask("a", "info")).active_run_id == "run"
+        assert (await ask("a", "events", 0, 10, "run", 1e6))[0], "what is there is given to everybody"
+        await ask("a", "start", "", ("later",), {"run_id": "next", "if_busy": "enqueue"}, ())
+        assert await ask("a", "cancel", "enough", "next") is True
+        await ask("a", "decide", "run", "call", Decision(verdict="approved"))
+        assert {outcome.state for outcome in (await asyncio.gather(*waits))[:3]} == {"completed"}
+        assert (await ask("a", "wait", "run", None, ())).state == "completed"
+        assert await ask("a", "end") is True
+
+    assert explore(1, life)
+
+
+def test_those_who_wait_for_many_sessions_of_a_host_are_limited_too_and_leave_its_calls_alone() -> None:
+    async def life(_: int) -> None:
+        hosting = Hosting(InMemoryStore(), Asking(), Packed(hosts=1, max_calls=2, max_session_calls=1, max_waits=4))
+        await hosting.create("a", "b", "c")
+        for name in "abc":
+            await hosting.start(name, "act", f"run-{name}")
+        waits = [
+            asyncio.ensure_future(hosting.ask(name, "wait", f"run-{name}", None, ())) for name in "ab" for _ in range(2)
+        ]
+        await asyncio.sleep(0.1)
+        assert "max_waits=4" in str(await refused(OverloadedError, hosting.ask("c", "wait", "run-c", None, ())))
+        await hosting.ask("a", "decide", "run-a", "call", Decision(verdict="approved"))
+        assert [(await wait).state for wait in waits[:2]] == ["completed", "completed"]
+        assert await hosting.ask("c", "wait", "run-c", 1.0, ()) is None, "now there is a place"
+        for wait in waits[2:]:
+            assert await wait is None
+
+    assert explore(1, life)
+
+
+@PLACEMENTS
+def test_a_session_leaves_its_process_when_abandoned_waits_have_ended(placement: str) -> None:
+    async def life(_: int) -> None:
+        host = await hosted(placement, Asking(), idle_s=0.4)
+        await host.ask("a", "start", "", ("act",), {"run_id": "run"}, ())
+        waits = [asyncio.ensure_future(host.ask("a", "wait", "run", None, ())) for _ in range(5)]
+        await asyncio.sleep(SLICE_S / 2)
+        assert not any(wait.done() for wait in waits), "their callers have left, and nobody has told the process"
+        await asyncio.sleep(SLICE_S / 2 + 1.0)
+        if isinstance(host, Alone):
+            assert host.has_left.is_set()
+        else:
+            assert host.host.resident_ids == []
+
+    assert explore(1, life)
+
+
+@PLACEMENTS
+def test_a_call_that_cancels_or_ends_does_not_wait_for_as_long_as_an_engine_may_take(placement: str) -> None:
+    async def life(_: int) -> None:
+        ask = (await hosted(placement, Stubborn(), cancel_grace_s=120.0)).ask
+        await ask("a", "start", "", ("act",), {"run_id": "run"}, ())
+        await asyncio.sleep(0.1)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert await ask("a", "cancel", "enough", None) == StillEnding("run")
+        assert await ask("a", "cancel", "enough", "run") == StillEnding("run")
+        assert await ask("a", "end") is False
+        assert loop.time() - began == pytest.approx(3 * ENDING_S)
+        assert (await ask("a", "info")).active_run_id == "run"
+        await asyncio.sleep(61)
+        assert await ask("a", "cancel", "enough", "run") is True
+        assert await ask("a", "end") is True
+
+    assert explore(1, life)
+
+
+# The caller's side
+
+
+class Homes:
+    """Stands for an actor, its method, and the homes that find it."""
+
+    have_many = False
+
+    def actor(self, session_id: str) -> Homes:
+        return self
+
+    def miss(self, session_id: str) -> None:
+        raise AssertionError("nothing is lost")
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(realm_module, "time", clock)
+    return clock
+
+
+REFUSAL = Refused(OverloadedError("s", "max_waits", 5))
+
+
+class Caller:
+    """Carries a request out: each call takes as long as it may wait, and is answered as the test says."""
+
+    def __init__(self, clock: Clock, answer: Callable[[tuple[Any, ...]], Any] | None = None) -> None:
+        self.clock = clock
+        self.answer = answer or self.waits
+        self.calls: list[tuple[Any, ...]] = []
+        self.pauses: list[float] = []
+
+    def carry_out(self, request: Any) -> Any:
+        step = next(request)
+        try:
+            while True:
+                if isinstance(step, Pause):
+                    self.pauses.append(step.seconds)
+                    self.clock.now += step.seconds
+                    step = next(request)
+                else:
+                    assert isinstance(step, Call)
+                    asked = pickle.loads(step.request)
+                    self.calls.append(asked)
+                    step = request.send(pickle.dumps(self.answer(asked)))
+        except StopIteration as stop:
+            return stop.value
+
+    def waits(self, asked: tuple[Any, ...]) -> None:
+        """Let a slice of the wait pass."""
+        timeout_s = asked[3]
+        self.clock.now += SLICE_S if timeout_s is None else min(timeout_s, SLICE_S)
+
+
+def execution() -> ExecutionHandle:
+    realm: Any = Realm("namespace", "realm")
+    realm._homes = Homes()
+    return ExecutionHandle(realm, "s", "run", 0)
+
+
+def test_a_wait_is_asked_again_slice_by_slice_until_its_own_timeout(clock: Clock) -> None:
+    caller = Caller(clock)
+    began = clock.now
+    with pytest.raises(WaitTimeoutError):
+        caller.carry_out(execution()._wait(2.5 * SLICE_S))
+    assert clock.now - began == pytest.approx(2.5 * SLICE_S)
+    assert [asked[3] for asked in caller.calls] == pytest.approx([2.5 * SLICE_S, 1.5 * SLICE_S, 0.5 * SLICE_S])
+
+
+def test_a_caller_for_whom_there_is_no_place_pauses_and_asks_again_until_there_is(clock: Clock) -> None:
+    def answer(asked: tuple[Any, ...]) -> Any:
+        return REFUSAL if len(caller.calls) < 6 else ([], 0, True)
+
+    caller = Caller(clock, answer)
+    assert caller.carry_out(execution()._page(0)) == ([], 0, True)
+    assert len(caller.pauses) == 5 and sum(caller.pauses) < 2, "the first pauses are short"
+
+
+def test_a_caller_for_whom_there_is_no_place_is_told_when_its_timeout_or_a_minute_is_over(clock: Clock) -> None:
+    for timeout_s, limit_s in ((7.0, 7.0), (None, REFUSED_S), (0.0, 0.0)):
+        caller, began = Caller(clock, lambda asked: REFUSAL), clock.now
+        with pytest.raises(OverloadedError, match="max_waits=5"):
+            caller.carry_out(execution()._wait(timeout_s))
+        assert clock.now - began == pytest.approx(limit_s)
+        assert max(caller.pauses, default=0.0) <= MOST_PAUSE_S
+    assert ANSWER_S < SLICE_S
+
+
+def test_a_minute_without_a_place_counts_from_the_last_slice(clock: Clock) -> None:
+    def answer(asked: tuple[Any, ...]) -> Any:
+        return REFUSAL if len(caller.calls) % 4 else caller.waits(asked)
+
+    caller = Caller(clock, answer)
+    request = execution()._wait(20 * REFUSED_S)
+    with pytest.raises((WaitTimeoutError, OverloadedError)):
+        caller.carry_out(request)
+    assert len(caller.calls) > 100
+
+
+def test_a_cancel_of_the_active_run_names_it_when_it_asks_again(clock: Clock) -> None:
+    """By then another run may be the active one."""
+
+    def answer(asked: tuple[Any, ...]) -> Any:
+        return True if len(caller.calls) == 3 else StillEnding("first")
+
+    caller = Caller(clock, answer)
+    realm = execution()._realm
+    assert caller.carry_out(realm.cancel("s", "enough")) is True
+    assert [asked[3] for asked in caller.calls] == [None, "first", "first"]
+
+
+def test_a_limit_of_waits_is_one_or_more() -> None:
+    with pytest.raises(ConfigError, match="max_waits"):
+        Dedicated(max_waits=0)

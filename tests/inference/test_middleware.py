@@ -1,0 +1,409 @@
+"""Middleware, hooks and budgets, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from schedules import SESSION, explore, inline
+from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext
+from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.tools.loop import Hook, Phase, ToolLoop
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.tool import tool
+from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.budget import Budget, Price, priced
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import Outcome
+from turnwise.errors import ConfigError, EngineError
+from turnwise.memory.conversation.blocks import Block, System, Text, ToolResult, ToolUse, User, encode
+from turnwise.memory.conversation.events import Event, HookFailed, ModelCallStarted
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_of
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.validation import CHAT, check
+from turnwise.memory.stores.in_memory import InMemoryStore
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    """Play a story on virtual time."""
+
+    async def whole(_: int) -> None:
+        await story
+
+    assert explore(1, whole)
+
+
+@tool
+async def look(thing: str) -> str:
+    """Look at something."""
+    await asyncio.sleep(0.5)
+    return f"a {thing}"
+
+
+class Model:
+    """Says what it is told to, step by step, and keeps what it was given. `tokens`: what each call takes."""
+
+    def __init__(self, *says: Sequence[Block], tokens: int = 10, name: str | None = "model") -> None:
+        self.says = says
+        self.tokens = tokens
+        self.name = name
+        self.given: list[tuple[Block, ...]] = []
+        self.middleware: Sequence[Middleware] = ()
+        self.hooks: Sequence[Hook] = ()
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return ToolLoop(wrap(self, self.middleware), ToolRegistry(look), self.hooks)
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        self.given.append(turn.blocks)
+        context.report(usage=Usage(calls=1, input_tokens=self.tokens), stop_reason="stop", model=self.name)
+        return self.says[min(len(self.given), len(self.says)) - 1]
+
+
+def use(call_id: str) -> ToolUse:
+    return ToolUse(call_id=call_id, name="look", input={"thing": call_id})
+
+
+def result(call_id: str) -> ToolResult:
+    return ToolResult(call_id=call_id, text=f"a {call_id}")
+
+
+LOOK = (Text(text="let me look"), use("cat"))
+DONE = (Text(text="done"),)
+
+
+async def core_of(model: Model, **config: Any) -> SessionCore:
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id=SESSION))
+    now = asyncio.get_running_loop().time
+    return SessionCore(SESSION, store, model, SessionConfig(**config), clock=now, off_loop=inline)
+
+
+async def run(core: SessionCore, run_id: str = "run") -> Outcome:
+    await core.start(["go"], run_id=run_id)
+    outcome = await core.wait(run_id)
+    assert outcome
+    return outcome
+
+
+def shown(middleware: Middleware, *given: Block) -> tuple[Block, ...]:
+    """Return what the model is shown of these blocks; check that the turn stays as it is."""
+    encoded = [encode(block) for block in given]
+    spans = (Span("chat-1", 0, len(encoded)),)
+    turn = turn_of("chat-1", TurnRecord(index=0, input=spans), spans, encoded)
+    model = Model(DONE)
+
+    class Context:
+        session = SessionView(session_id="chat-1", user_id="ada", agent=None, metadata={})
+        run_id = "run"
+
+        def report(self, **_: Any) -> None:
+            pass
+
+    answer = asyncio.run(wrap(model, [middleware]).run(turn, Context()))  # type: ignore[arg-type]
+    assert tuple(answer) == DONE and turn.blocks == given
+    return model.given[0]
+
+
+# Middleware
+
+
+def test_a_system_prompt_is_shown_once_at_the_head_however_often_it_is_added() -> None:
+    """Case 34."""
+    hello, answer, again = User(text="hello"), Text(text="hi"), User(text="again")
+    old, new = System(text="old"), System(text="new")
+    once = shown(SystemPrompt("new"), hello, answer, again)
+    assert once == (new, hello, answer, again)
+    assert shown(SystemPrompt("new"), *once) == once
+    assert shown(SystemPrompt("new"), old, hello, answer, System(text="newer"), again) == once
+    assert shown(SystemPrompt("other", if_present="keep"), *once) == once
+    assert shown(SystemPrompt("other", if_present="keep"), old, hello, new, answer, again) == once, "the last one wins"
+    assert shown(SystemPrompt("new", if_present="keep"), hello) == (new, hello)
+
+
+def test_results_are_shown_right_behind_their_calls_in_the_order_of_declaration() -> None:
+    hello, thanks = User(text="hello"), User(text="thanks")
+    jumbled = (hello, use("a"), use("b"), result("b"), thanks, result("a"), use("c"), result("c"), Text(text="so"))
+    put = shown(ReorderResults(), *jumbled)
+    assert put == (hello, use("a"), use("b"), result("a"), result("b"), thanks, use("c"), result("c"), Text(text="so"))
+    check(messages_of(put), CHAT)
+    assert shown(ReorderResults(), *put) == put
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        (use("a"), use("b"), result("b")),
+        (use("a"), result("a"), result("a")),
+        (use("a"), result("b")),
+        (use("a"), result("a"), use("a"), result("a")),
+    ],
+    ids=["missing", "doubled", "orphan", "one id twice"],
+)
+def test_faulty_results_are_left_to_the_validator(faulty: tuple[Block, ...]) -> None:
+    assert shown(ReorderResults(), User(text="hello"), *faulty)[1:] == faulty
+
+
+@dataclass
+class Noting:
+    """Notes when it is entered and left, and may change the answer or fail."""
+
+    name: str
+    notes: list[str]
+    change: Callable[[Sequence[Block]], Sequence[Block]] | None = None
+
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[Block]:
+        self.notes.append(f"{self.name} in")
+        answer = await runner.run(turn, context)
+        self.notes.append(f"{self.name} out")
+        return self.change(answer) if self.change else answer
+
+
+def test_the_first_middleware_is_outermost_around_each_call_of_the_model_and_its_answer_counts() -> None:
+    async def story() -> None:
+        notes: list[str] = []
+        model = Model(LOOK, DONE)
+        model.middleware = [
+            Noting("outer", notes, lambda answer: [*answer, use("dog")] if answer == LOOK else answer),
+            Noting("inner", notes),
+        ]
+        outcome = await run(await core_of(model))
+        assert notes == ["outer in", "inner in", "inner out", "outer out"] * 2
+        assert outcome.turn and outcome.turn.output == (*LOOK, use("dog"), result("cat"), result("dog"), *DONE)
+
+    play(story())
+
+
+def test_a_middleware_that_raises_fails_the_run_and_keeps_what_was_recorded() -> None:
+    async def story() -> None:
+        def fail(answer: Sequence[Block]) -> Sequence[Block]:
+            if answer == DONE:
+                raise EngineError("this may not be said")
+            return answer
+
+        model = Model(LOOK, DONE)
+        model.middleware = [Noting("censor", [], fail)]
+        outcome = await run(await core_of(model))
+        assert (outcome.run.state, outcome.run.why) == ("failed", "this may not be said")
+        assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"))
+
+    play(story())
+
+
+def test_calls_are_logged_with_ids_sizes_and_times_and_never_with_what_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story() -> None:
+        model = Model(LOOK, DONE)
+        model.middleware = [LogCalls(), Noting("", [], lambda answer: answer if answer == LOOK else answer[1:9:0])]
+        await run(await core_of(model))
+
+    with caplog.at_level(logging.INFO, "turnwise.calls"):
+        play(story())
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first == f"session {SESSION} run run: 1 blocks, 2 back in {first[-7:]}"
+    assert second.startswith(f"session {SESSION} run run: 4 blocks, ValueError after 0.")
+    assert "look" not in caplog.text and "go" not in first
+
+
+def test_middleware_and_hooks_travel_with_their_engine_and_what_is_none_is_refused() -> None:
+    middleware: list[Middleware] = [SystemPrompt("Be brief."), LogCalls(), ReorderResults()]
+    engine = OpenAIEngine("local", middleware=middleware, hooks=[show_nothing])
+    assert pickle.loads(pickle.dumps(engine)) == engine
+    assert all(isinstance(each, Middleware) for each in middleware)
+    with pytest.raises(ConfigError, match="middleware"):
+        OpenAIEngine("local", middleware=["Be brief."])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="hooks"):
+        OpenAIEngine("local", hooks=["print"])  # type: ignore[list-item]
+
+
+def show_nothing(phase: Phase, turn: Turn, context: RunContext) -> None:
+    pass
+
+
+# Hooks
+
+
+def test_hooks_see_the_turn_as_it_stands_before_and_after_each_call_and_after_tools() -> None:
+    async def story() -> None:
+        seen: list[tuple[str, int, str]] = []
+
+        async def later(phase: Phase, turn: Turn, context: RunContext) -> None:
+            await asyncio.sleep(0.1)
+            seen.append((phase, len(turn.blocks), turn.blocks[-1].kind))
+            assert context.run_id == "run" and turn.index == 0
+
+        model = Model(LOOK, DONE)
+        model.hooks = [later]
+        outcome = await run(await core_of(model))
+        assert outcome.run.state == "completed"
+        assert seen == [
+            ("before_inference", 1, "user"),
+            ("after_inference", 3, "tool_use"),
+            ("after_tools", 4, "tool_result"),
+            ("before_inference", 4, "tool_result"),
+            ("after_inference", 5, "text"),
+        ]
+
+    play(story())
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError])
+def test_a_hook_that_fails_fails_no_run_keeps_no_other_from_its_turn_and_is_told(kind: type[Exception]) -> None:
+    """Case 59."""
+
+    async def story() -> None:
+        seen: list[str] = []
+
+        def broken(phase: Phase, turn: Turn, context: RunContext) -> None:
+            raise kind("the hook broke")
+
+        class Watcher:
+            def __call__(self, phase: Phase, turn: Turn, context: RunContext) -> None:
+                seen.append(phase)
+
+        model = Model(LOOK, DONE)
+        model.hooks = [broken, Watcher()]
+        core = await core_of(model)
+        outcome = await run(core)
+        assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"), *DONE)
+        assert seen == ["before_inference", "after_inference", "after_tools", "before_inference", "after_inference"]
+        events: list[Event] = (await core.events())[0]
+        failed = [event for event in events if isinstance(event, HookFailed)]
+        assert [event.hook.partition(":")[0] for event in failed] == seen
+        assert {event.why for event in failed} == {f"{kind.__name__}: the hook broke"}
+        assert all(event.hook.endswith("broken") for event in failed)
+        assert [event.call for event in events if isinstance(event, ModelCallStarted)] == [0, 1]
+
+    play(story())
+
+
+# Budgets
+
+
+def test_a_budget_says_which_limit_is_reached_and_how_far() -> None:
+    spent = Usage(input_tokens=70, output_tokens=30, calls=3, tool_calls=2, seconds=1.5, cost=0.25)
+    assert Budget().exceeded(spent) is None
+    assert Budget(tokens=101, calls=4, tool_calls=3, seconds=2.0, cost=0.3).exceeded(spent) is None
+    for budget, why in (
+        (Budget(tokens=100), "100 of 100 tokens"),
+        (Budget(calls=2), "3 of 2 calls"),
+        (Budget(tool_calls=2), "2 of 2 tool calls"),
+        (Budget(seconds=1), "1.5 of 1 seconds"),
+        (Budget(cost=0.2), "0.25 of 0.2 cost"),
+    ):
+        assert budget.exceeded(spent) == why
+    assert Budget(calls=2).exceeded(spent, times=2) is None
+    assert Budget(calls=1).exceeded(spent, times=3) == "3 of 3 calls"
+    for name in ("tokens", "calls", "tool_calls", "seconds", "cost"):
+        for value in (0, -1, float("nan")):
+            with pytest.raises(ConfigError, match=f"Budget.{name}"):
+                Budget(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_price_is_for_a_million_tokens_of_each_kind() -> None:
+    usage = Usage(input_tokens=1_000_000, cached_tokens=400_000, output_tokens=500_000)
+    assert Price(input=2.0, output=8.0).of(usage) == pytest.approx(2.0 + 4.0)
+    assert Price(input=2.0, output=8.0, cached=0.5).of(usage) == pytest.approx(1.2 + 0.2 + 4.0)
+    assert priced(usage, None).cost == 0 == priced(usage, Price(input=0, output=0)).cost
+    own = Usage(input_tokens=1, cost=7.0)
+    assert priced(own, Price(input=1, output=1)) == own, "an engine that knows what it costs has said so"
+    for name in ("input", "output", "cached"):
+        with pytest.raises(ConfigError, match=f"Price.{name}"):
+            Price(**{"input": 1.0, "output": 1.0, name: -1.0})
+
+
+@pytest.mark.parametrize(
+    ("budget", "calls"),
+    [
+        (Budget(calls=2), 2),
+        (Budget(tokens=25), 3),
+        (Budget(tool_calls=2), 2),
+        (Budget(cost=20.0), 2),
+        (Budget(seconds=1.2), 3),
+    ],
+)
+def test_the_call_that_passes_a_limit_is_finished_and_the_next_is_not_made(budget: Budget, calls: int) -> None:
+    async def story() -> None:
+        model = Model(*([use(str(number))] for number in range(9)))
+        prices = {"model": Price(input=1_000_000.0, output=0.0)}
+        outcome = await run(await core_of(model, run_budget=budget, prices=prices))
+        assert (outcome.run.state, outcome.run.code) == ("failed", "budget")
+        assert outcome.turn and outcome.turn.stop_reason == "budget"
+        assert len(model.given) == calls
+        asked = [(use(str(number)), result(str(number))) for number in range(calls)]
+        assert outcome.turn.output == tuple(block for pair in asked for block in pair)
+        assert outcome.run.usage and outcome.run.usage.cost == 10.0 * calls
+
+    play(story())
+
+
+def test_a_cost_is_limited_only_where_it_is_known() -> None:
+    """A model without a name or a price fails with the remedy, if a budget asks for its cost; tools cost nothing."""
+
+    async def story() -> None:
+        for name in (None, "other"):
+            model = Model(LOOK, DONE, name=name)
+            outcome = await run(
+                await core_of(model, run_budget=Budget(cost=1.0), prices={"model": Price(input=1, output=1)})
+            )
+            assert outcome.run.state == "failed" and outcome.run.code is None
+            assert f"model {name!r} has no price: add it to SessionConfig(prices=...)" in str(outcome.run.why)
+            outcome = await run(await core_of(Model(LOOK, DONE, name=name), run_budget=Budget(calls=9)))
+            assert outcome.run.state == "completed" and outcome.run.usage and outcome.run.usage.cost == 0
+        free = await core_of(
+            Model(LOOK, DONE), session_budget=Budget(cost=1.0), prices={"model": Price(input=0, output=0)}
+        )
+        assert (await run(free)).run.state == "completed"
+
+    play(story())
+
+
+def test_a_sessions_budget_counts_all_its_runs_and_leave_to_go_on_is_for_one() -> None:
+    async def story() -> None:
+        core = await core_of(Model(DONE), session_budget=Budget(calls=2), over_budget="ask")
+        for name in ("first", "second"):
+            assert (await run(core, name)).run.state == "completed"
+        for name in ("third", "fourth"):
+            await core.start(["go"], run_id=name)
+            while not await core.pending(name):
+                await asyncio.sleep(0.01)
+            (call,) = await core.pending(name)
+            assert call.wants == "budget" and call.why and "the session has spent" in call.why
+            await core.decide(name, call.call_id, Decision(verdict="approved"))
+            outcome = await core.wait(name)
+            assert outcome and outcome.run.state == "completed", "leave is for this run"
+        session = await core.session()
+        assert (session.usage.calls, session.usage.input_tokens) == (4, 40)
+
+    play(story())
+
+
+def test_who_is_refused_more_keeps_what_was_executed() -> None:
+    async def story() -> None:
+        core = await core_of(Model(LOOK, DONE), run_budget=Budget(calls=1), over_budget="ask")
+        await core.start(["go"], run_id="run")
+        while (await core.run("run")).state != "awaiting_approval":
+            await asyncio.sleep(0.01)
+        before = (await core.run("run")).usage
+        await asyncio.sleep(100)
+        assert (await core.run("run")).usage == before, "waiting costs nothing"
+        (call,) = await core.pending("run")
+        await core.decide("run", call.call_id, Decision(verdict="rejected", text="no"))
+        outcome = await core.wait("run")
+        assert outcome and outcome.turn and (outcome.run.state, outcome.run.code) == ("failed", "budget")
+        assert outcome.turn.output == (*LOOK, result("cat"))
+        assert outcome.run.usage and outcome.run.usage.calls == 1
+
+    play(story())

@@ -1,0 +1,900 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pydantic
+import pytest
+from openai.types.responses import ResponseStreamEvent
+
+from local_provider import LocalProvider, tool_script
+from turnwise.actors.inference.engine import EngineBuilder, Framed, InferenceRunner, RequestFrame, SessionView
+from turnwise.actors.inference.middleware import LogCalls, SystemPrompt
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.openai.fields import BrokenOffError
+from turnwise.actors.inference.openai.responses import ResponsesAnswer
+from turnwise.actors.inference.openai.runner import OpenAIRunner
+from turnwise.actors.inference.tools.tool import ToolDefinition, external_tool, tool
+from turnwise.errors import ConfigError, EngineError, InvalidRequestError
+from turnwise.memory.conversation.blocks import Block, System, Text, Thinking, ToolResult, ToolUse, User, encode
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_of
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.providers.openai_responses import pack_reasoning, unpack_reasoning
+
+KEY = "sk-secret-4711"
+SESSION = SessionView(session_id="chat-1", user_id="sarah", agent=None, metadata={})
+
+
+class Recorder:
+    """A run's context that keeps what its engine tells it."""
+
+    session = SESSION
+    run_id = "run-1"
+    labels: Mapping[str, str] = {}
+    params: Mapping[str, Any] = {}
+    output_type = None
+    memory = None
+
+    def __init__(self) -> None:
+        self.parts: list[str | Block] = []
+        self.usage: Usage | None = None
+        self.stop_reason: str | None = None
+        self.model: str | None = None
+        self.began = asyncio.Event()
+
+    def emit(self, part: str | Block) -> None:
+        self.parts.append(part)
+        self.began.set()
+
+    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
+        self.usage, self.stop_reason, self.model = usage, stop_reason, model
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ADMIN_KEY", "OPENAI_CUSTOM_HEADERS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=["chat", "responses"])
+def api(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def provider() -> Iterator[LocalProvider]:
+    with LocalProvider() as provider:
+        yield provider
+
+
+def turn(*blocks: Block | str) -> Turn:
+    encoded = [encode(User(text=block) if isinstance(block, str) else block) for block in blocks]
+    spans = (Span("chat-1", 0, len(encoded)),)
+    return turn_of("chat-1", TurnRecord(index=0, input=spans), spans, encoded)
+
+
+def run(
+    engine: OpenAIEngine,
+    use: Callable[[OpenAIRunner, Recorder], Coroutine[Any, Any, Any]],
+    tools: Sequence[ToolDefinition] = (),
+) -> tuple[Any, Recorder]:
+    """Run `use` with a runner of the engine and a context; close the runner's connections."""
+
+    async def body() -> tuple[Any, Recorder]:
+        runner, context = engine._runner(tools), Recorder()
+        try:
+            return await use(runner, context), context
+        finally:
+            await runner.close()
+
+    return asyncio.run(body())
+
+
+def answer(engine: OpenAIEngine, *blocks: Block | str) -> tuple[list[Block], Recorder]:
+    """Return the engine's answer to a conversation, and its context."""
+
+    async def use(runner: OpenAIRunner, context: Recorder) -> list[Block]:
+        return list(await runner.run(turn(*(blocks or ("Hello",))), context))
+
+    return run(engine, use)
+
+
+def failure(engine: OpenAIEngine, *blocks: Block | str) -> tuple[EngineError, Recorder]:
+    """Return the error that answering ends in, and the context."""
+
+    async def use(runner: OpenAIRunner, context: Recorder) -> EngineError:
+        with pytest.raises(EngineError) as caught:
+            await runner.run(turn(*(blocks or ("Hello",))), context)
+        return caught.value
+
+    return run(engine, use)
+
+
+def engine_of(provider: LocalProvider, model: str = "local", **settings: Any) -> OpenAIEngine:
+    return OpenAIEngine(model, base_url=provider.base_url, **settings)
+
+
+def unsigned(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks without the signatures of thoughts."""
+    return [Thinking(text=block.text) if isinstance(block, Thinking) else block for block in blocks]
+
+
+def calling(*, index: int | None = 0, id: str | None = None, **function: Any) -> dict[str, Any]:
+    """Return a delta with a tool call."""
+    return {"tool_calls": [{"index": index, "id": id, "function": function}]}
+
+
+# Answers
+
+
+def test_an_answer_is_streamed_returned_and_counted(provider: LocalProvider, api: str) -> None:
+    blocks, context = answer(engine_of(provider, api=api), "What's the weather in Paris?")
+    text = "You said: What's the weather in Paris? (message 1 of our conversation)"
+    assert blocks == [Text(text=text)]
+    assert context.text == text
+    assert len(context.parts) == len(text.split())
+    assert context.usage == Usage(input_tokens=5, output_tokens=len(text.split()), calls=1)
+    assert context.stop_reason == "stop"
+    assert context.model == "local"
+
+
+def test_the_provider_is_sent_the_conversation_and_the_settings(provider: LocalProvider) -> None:
+    engine = engine_of(
+        provider, system="Be brief.", temperature=0.5, max_output_tokens=50, extra={"seed": 7, "stop": ["END"]}
+    )
+    answer(engine, System(text="Be long."), "Hello", Text(text="Hi, th", interrupted=True), "And?")
+    (record,) = provider.requests
+    assert record.body == {
+        "model": "local",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "Hi, th [interrupted]"},
+            {"role": "user", "content": "And?"},
+        ],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+        "max_completion_tokens": 50,
+        "seed": 7,
+        "stop": ["END"],
+    }
+
+
+def test_the_other_api_is_sent_the_same_in_its_form(provider: LocalProvider) -> None:
+    extra = {"reasoning": {"effort": "low"}, "include": []}
+    engine = engine_of(
+        provider, api="responses", system="Be brief.", temperature=0.5, max_output_tokens=50, extra=extra
+    )
+    answer(engine, System(text="Be long."), "Hello", Text(text="Hi, th", interrupted=True), "And?")
+    (record,) = provider.requests
+    said = {"type": "output_text", "text": "Hi, th [interrupted]"}
+    assert record.body == {
+        "model": "local",
+        "instructions": "Be brief.",
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            {"type": "message", "role": "assistant", "content": [said]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And?"}]},
+        ],
+        "stream": True,
+        "store": False,
+        "temperature": 0.5,
+        "max_output_tokens": 50,
+        "reasoning": {"effort": "low"},
+        "include": [],
+    }
+
+
+def test_settings_that_were_left_out_are_not_sent(provider: LocalProvider) -> None:
+    answer(engine_of(provider))
+    answer(engine_of(provider, api="responses"))
+    chat, responses = (record.body for record in provider.requests)
+    assert set(chat) == {"model", "messages", "stream", "stream_options"}
+    assert set(responses) == {"model", "input", "stream", "store", "include"}
+    assert responses["include"] == ["reasoning.encrypted_content"]
+
+
+def test_the_model_is_told_of_its_tools_in_the_form_of_the_api(provider: LocalProvider, api: str) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Zürich"]}},
+        "required": ["city"],
+    }
+    tools = [ToolDefinition("weather", "Looks.", freeze(parameters)), ToolDefinition("now", "", FrozenDict())]
+    search: dict[str, Any] = {"type": "function", "function": {"name": "search"}}
+    if api == "responses":
+        search = {"type": "web_search"}
+
+    async def use(runner: OpenAIRunner, context: Recorder) -> None:
+        await runner.run(turn("Hello"), context)
+
+    run(engine_of(provider, api=api, extra={"tools": [search]}), use, tools)
+    first = {"name": "weather", "description": "Looks.", "parameters": parameters}
+    second = {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}}
+    told: list[dict[str, Any]] = [{"type": "function", "function": first}, {"type": "function", "function": second}]
+    if api == "responses":
+        told = [{"type": "function", **function, "strict": False} for function in (first, second)]
+    assert provider.requests[0].body["tools"] == [*told, search]
+
+
+def test_thoughts_come_before_the_text_even_when_they_arrive_late() -> None:
+    """Acceptance 24."""
+    late = [{"reasoning": "Rain"}, {"content": "Sun"}, {"reasoning_content": "? No."}, {"content": "."}]
+    with LocalProvider(reply=late) as provider:
+        blocks, context = answer(engine_of(provider))
+    assert blocks == [Thinking(text="Rain? No."), Text(text="Sun.")]
+    assert context.parts == [Thinking(text="Rain"), "Sun", Thinking(text="? No."), "."]
+
+
+def test_what_the_model_thinks_between_two_messages_comes_before_both() -> None:
+    late = [{"reasoning": "Rain?"}, {"content": "Wait."}, {"reasoning_content": "No."}, {"content": "Sun."}]
+    with LocalProvider(reply=late) as provider:
+        blocks, context = answer(engine_of(provider, api="responses"))
+    assert unsigned(blocks) == [Thinking(text="Rain?"), Thinking(text="No."), Text(text="Wait.\n\nSun.")]
+    assert context.parts == [Thinking(text="Rain?"), "Wait.", Thinking(text="No."), "\n\nSun."]
+
+
+def test_tokens_that_the_model_thought_with_are_counted(api: str) -> None:
+    with LocalProvider(reply={"reasoning_content": "Well, well", "content": "Yes"}) as provider:
+        blocks, context = answer(engine_of(provider, api=api))
+    assert unsigned(blocks) == [Thinking(text="Well, well"), Text(text="Yes")]
+    assert context.parts == [Thinking(text="Well, "), Thinking(text="well"), "Yes"]
+    assert context.usage == Usage(input_tokens=1, output_tokens=3, reasoning_tokens=2, calls=1)
+
+
+def test_the_calls_of_the_model_are_returned_after_its_text(api: str) -> None:
+    """Acceptance 24."""
+    calls = [
+        {"id": "a", "function": {"name": "weather", "arguments": '{"city": "Zürich", "days": [1, 2]}'}},
+        {"id": "b", "function": {"name": "now", "arguments": ""}},
+    ]
+    with LocalProvider(reply={"content": "Let me look.", "tool_calls": calls}) as provider:
+        blocks, context = answer(engine_of(provider, api=api))
+    assert blocks == [
+        Text(text="Let me look."),
+        ToolUse(call_id="a", name="weather", input={"city": "Zürich", "days": [1, 2]}),
+        ToolUse(call_id="b", name="now"),
+    ]
+    assert context.stop_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("indices", [(0, 0), (None, None)])
+def test_calls_are_told_apart_by_id_where_a_server_does_not_number_them(indices: tuple[int | None, ...]) -> None:
+    deltas = [
+        calling(index=index, id=call_id, name="look", arguments=f'{{"at": "{call_id}"}}')
+        for index, call_id in zip(indices, "ab", strict=True)
+    ]
+    with LocalProvider(reply=deltas) as provider:
+        blocks, _ = answer(engine_of(provider))
+    assert blocks == [ToolUse(call_id=call_id, name="look", input={"at": call_id}) for call_id in "ab"]
+
+
+def test_a_refusal_of_the_model_is_its_answer(api: str) -> None:
+    with LocalProvider(reply=[{"refusal": "I will not."}]) as provider:
+        assert answer(engine_of(provider, api=api))[0] == [Text(text="I will not.")]
+
+
+def test_text_beyond_ascii_arrives_and_half_a_character_is_replaced(api: str) -> None:
+    with LocalProvider(reply=[{"content": "Zürich 😀 "}, {"content": "\ud83d!"}]) as provider:
+        assert answer(engine_of(provider, api=api))[0] == [Text(text="Zürich 😀 \ufffd!")]
+
+
+def test_an_answer_that_met_its_limit_says_so(provider: LocalProvider) -> None:
+    blocks, context = answer(engine_of(provider, max_output_tokens=2))
+    assert blocks == [Text(text="You said: ")]
+    assert context.stop_reason == "length"
+
+
+def test_an_answer_that_met_its_limit_says_so_in_the_words_of_the_api() -> None:
+    with LocalProvider(reply="la " * 20) as provider:
+        blocks, context = answer(engine_of(provider, api="responses", max_output_tokens=16))
+    assert blocks == [Text(text="la " * 16)]
+    assert context.stop_reason == "max_output_tokens"
+
+
+def test_a_call_and_its_result_go_back_to_the_provider(provider: LocalProvider, api: str) -> None:
+    history: list[Block | str] = ["Weather?", ToolUse(call_id="a", name="look"), ToolResult(call_id="a", text="sun")]
+    blocks, _ = answer(engine_of(provider, api=api), *history)
+    assert blocks == [Text(text="The tool says: sun (message 3 of our conversation)")]
+
+
+def looped(provider: LocalProvider, *blocks: Block | str, **settings: Any) -> tuple[list[Block], list[Usage | None]]:
+    """Answer the model's calls with "sun" until it makes none; return what was said, and the usage of each call."""
+
+    async def use(runner: OpenAIRunner, _: Recorder) -> tuple[list[Block], list[Usage | None]]:
+        said: list[Block] = []
+        spent: list[Usage | None] = []
+        while not said or isinstance(said[-1], ToolResult):
+            context = Recorder()
+            said += await runner.run(turn(*blocks, *said), context)
+            spent.append(context.usage)
+            said += [ToolResult(call_id=use.call_id, text="sun") for use in said[-2:] if isinstance(use, ToolUse)]
+        return said, spent
+
+    done: tuple[list[Block], list[Usage | None]] = run(engine_of(provider, **settings), use)[0]
+    return done
+
+
+def test_reasoning_goes_back_unchanged_through_a_loop_of_tool_calls_and_the_turns_after_it() -> None:
+    script = tool_script([[("look", {"at": "Paris"}), ("look", {"at": "Rome"})], "Sun."], reasoning="Let me see.")
+    with LocalProvider(reply=script) as provider:
+        said, spent = looped(provider, "Weather?", api="responses")
+        again, _ = looped(provider, "Weather?", *said, "And now?", api="responses")
+    assert [block.kind for block in said] == [
+        *("thinking", "tool_use", "tool_use", "tool_result", "tool_result"),
+        *("thinking", "text"),
+    ]
+    assert [block.kind for block in again] == [block.kind for block in said]
+    assert [usage and usage.calls for usage in spent] == [1, 1]
+    thoughts = [block for block in [*said, *again] if isinstance(block, Thinking)]
+    packed = [unpack_reasoning(thought.signature) for thought in thoughts]
+    assert len({found.id for found in filter(None, packed)}) == 4
+    sent = [item for item in provider.requests[-1].body["input"] if item["type"] == "reasoning"]
+    summary = [{"type": "summary_text", "text": "Let me see."}]
+    assert sent == [
+        {"type": "reasoning", "id": found.id, "encrypted_content": found.encrypted_content, "summary": summary}
+        for found in filter(None, packed[:3])
+    ]
+    assert all(record.finished for record in provider.requests)
+
+
+def test_reasoning_that_shows_nothing_goes_back_all_the_same() -> None:
+    with LocalProvider(reply=tool_script([[("look", {})], "Sun."])) as provider:
+        said, _ = looped(provider, "Weather?", api="responses", extra={"reasoning": {"effort": "high"}})
+    assert [block.kind for block in said] == ["thinking", "tool_use", "tool_result", "thinking", "text"]
+    (sent,) = [item for item in provider.requests[-1].body["input"] if item["type"] == "reasoning"]
+    assert sent["summary"] == []
+
+
+def test_chat_is_sent_nothing_of_thoughts_and_responses_none_that_are_not_its_own(
+    provider: LocalProvider, api: str
+) -> None:
+    answer(engine_of(provider, api=api), "Hello", Thinking(text="Secret.", signature="s"), Text(text="Hi"), "And?")
+    assert "Secret" not in str(provider.requests[0].body)
+
+
+def test_reasoning_that_the_provider_cannot_read_is_left_out_when_it_says_so(provider: LocalProvider) -> None:
+    forged = Thinking(text="Hm.", signature=pack_reasoning("rs_1", "forged"))
+    blocks, _ = answer(engine_of(provider, api="responses"), "Hello", forged, Text(text="Hi"), "And?")
+    assert [block.kind for block in blocks] == ["text"]
+    sent = [[item["type"] for item in record.body["input"]] for record in provider.requests]
+    assert sent == [["message", "reasoning", "message", "message"], ["message"] * 3]
+    assert all("include" in record.body for record in provider.requests)
+
+
+def test_reasoning_of_another_model_is_not_sent(provider: LocalProvider) -> None:
+    other = Thinking(text="Hm.", signature=pack_reasoning("rs_1", "gAAAA", "another-model"))
+    answer(engine_of(provider, api="responses"), "Hello", other, Text(text="Hi"), "And?")
+    assert [item["type"] for item in provider.requests[0].body["input"]] == ["message"] * 3
+
+
+def test_the_connection_is_kept_between_turns(provider: LocalProvider, api: str) -> None:
+    async def use(runner: OpenAIRunner, context: Recorder) -> None:
+        for _ in range(3):
+            await runner.run(turn("Hello"), context)
+
+    run(engine_of(provider, api=api), use)
+    assert len({record.connection for record in provider.requests}) == 1
+
+
+# Frames
+
+
+@tool
+def weather(city: str, days: int = 1) -> str:
+    """Look the weather up."""
+    return f"{city}: sun for {days} days"
+
+
+PROMPTS = [SystemPrompt("Outer."), SystemPrompt("Inner."), SystemPrompt("Kept.", if_present="keep"), LogCalls()]
+SEARCH: dict[str, Any] = {"name": "search", "parameters": {"type": "object", "properties": {}}}
+ALSO = {"type": "function", **SEARCH, "function": SEARCH}
+"""A tool in the form of either API."""
+
+
+def held(engine: OpenAIEngine, provider: LocalProvider, *blocks: Block | str) -> RequestFrame:
+    """Return what the engine's next request holds, as the provider is sent it."""
+
+    async def body() -> None:
+        runner, context = engine.build(SESSION), Recorder()
+        context.begin_call = lambda limit: None  # type: ignore[attr-defined]
+        try:
+            await runner.run(turn(*blocks), context)  # type: ignore[arg-type]
+        finally:
+            await runner.close()
+
+    asyncio.run(body())
+    sent = provider.requests[-1].body
+    limits = [sent[name] for name in ("max_completion_tokens", "max_tokens", "max_output_tokens") if name in sent]
+    systems = [message["content"] for message in sent.get("messages", ()) if message["role"] == "system"]
+    return RequestFrame(
+        model=sent["model"],
+        system=systems[0] if systems else sent.get("instructions"),
+        tools=tuple(sent.get("tools", ())),
+        max_output_tokens=limits[0] if limits else None,
+    )
+
+
+def as_sent(frame: RequestFrame) -> RequestFrame:
+    """Return the frame with its tools as they go over the wire."""
+    return replace(frame, tools=tuple(json.loads(json.dumps(frame.tools))))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"system": "Be brief."},
+        {"system": "Be brief.", "middleware": PROMPTS},
+        {"system": "Be brief.", "tools": [weather], "max_output_tokens": 50},
+        {"middleware": PROMPTS},
+        {"middleware": PROMPTS[::-1], "extra": {"tools": [ALSO]}},
+        {"middleware": PROMPTS, "tools": [weather], "extra": {"tools": [ALSO]}},
+    ],
+    ids=["system", "both", "tools", "middleware", "another", "more tools"],
+)
+def test_a_frame_is_what_requests_hold(provider: LocalProvider, settings: dict[str, Any], api: str) -> None:
+    engine = engine_of(provider, api=api, **settings)
+    sent = held(engine, provider, System(text="Be long."), "Hello")
+    assert as_sent(engine.frame()) == sent
+    assert as_sent(pickle.loads(pickle.dumps(engine)).frame()) == sent
+    assert engine.frame().system
+
+
+def test_a_frame_leaves_the_conversations_system_prompt_to_it(provider: LocalProvider, api: str) -> None:
+    kept = SystemPrompt("Kept.", if_present="keep")
+    plain, keeping = engine_of(provider, api=api), engine_of(provider, api=api, middleware=[kept])
+    for engine in (plain, keeping):
+        assert held(engine, provider, System(text="Be long."), "Hello").system == "Be long."
+        assert engine.frame() == RequestFrame(model="local")
+    assert held(keeping, provider, "Hello").system == "Kept."
+
+
+def test_a_frame_without_instructions_says_that_the_conversations_are_not_sent(
+    provider: LocalProvider, api: str
+) -> None:
+    engine = engine_of(provider, api=api, system="")
+    assert held(engine, provider, System(text="Be long."), "Hello").system is None
+    assert engine.frame().system == ""
+
+
+@pytest.mark.parametrize(
+    ("api", "name"), [("chat", "max_completion_tokens"), ("chat", "max_tokens"), ("responses", "max_output_tokens")]
+)
+def test_a_frame_has_the_limit_of_answers_that_extra_sets(provider: LocalProvider, api: str, name: str) -> None:
+    engine = engine_of(provider, api=api, system="Be brief.", extra={name: 20})
+    assert engine.frame() == held(engine, provider, "Hello")
+    assert engine.frame().max_output_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("extra", "limit"),
+    [
+        ({"max_tokens": 20}, 50),
+        ({"max_tokens": 70}, 70),
+        ({"max_completion_tokens": 70}, 70),
+        ({"max_completion_tokens": 20}, 20),
+        ({"max_completion_tokens": None}, None),
+        ({"max_completion_tokens": None, "max_tokens": -1}, None),
+    ],
+    ids=str,
+)
+def test_the_largest_limit_that_is_sent_counts(extra: dict[str, Any], limit: int | None) -> None:
+    assert OpenAIEngine("local", max_output_tokens=50, extra=extra).frame().max_output_tokens == limit
+
+
+# Cancelling
+
+
+@pytest.mark.parametrize("model", ["local/stall", "local/hang", "local/slow"])
+def test_a_cancel_hangs_up_on_the_provider_before_its_answer_ends(
+    provider: LocalProvider, model: str, api: str
+) -> None:
+    """Acceptance 20: what had come by then was emitted. `make bench ARGS=hang-ups` measures how soon."""
+
+    async def use(runner: OpenAIRunner, context: Recorder) -> None:
+        answering = asyncio.create_task(runner.run(turn("Hello"), context))
+        record = await asyncio.to_thread(provider.wait_for_request)
+        if model != "local/hang":
+            await context.began.wait()
+        assert record.hung_up_at is None
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answering
+        assert await asyncio.to_thread(record.ended.wait, 30)
+        assert record.hung_up_at is not None
+
+    _, context = run(engine_of(provider, model, api=api), use)
+    assert context.text in ("" if model == "local/hang" else "You said: Hello (message 1 of our conversation)")
+    assert not provider.requests[0].finished
+
+
+def test_a_runner_answers_after_a_cancel(provider: LocalProvider, api: str) -> None:
+    async def use(runner: OpenAIRunner, context: Recorder) -> Sequence[Block]:
+        answering = asyncio.create_task(runner.run(turn("Hello"), context))
+        await asyncio.to_thread(provider.wait_for_request)
+        answering.cancel()
+        await asyncio.wait({answering})
+        return await runner.run(turn("Hello"), context)
+
+    blocks, _ = run(engine_of(provider, "hang-once", api=api), use)
+    assert [block.kind for block in blocks] == ["text"]
+
+
+def test_the_provider_sees_the_hang_up_on_an_answer_that_cannot_be_read(api: str) -> None:
+    async def use(runner: OpenAIRunner, context: Recorder) -> None:
+        with pytest.raises(EngineError, match="malformed stream"):
+            await runner.run(turn("Hello"), context)
+        assert await asyncio.to_thread(stand_in.requests[0].ended.wait, 5)
+        assert stand_in.requests[0].hung_up_at is not None
+
+    with LocalProvider(reply=[{"content": 5}]) as stand_in:
+        run(engine_of(stand_in, "stall", api=api), use)
+
+
+# Failing
+
+
+def test_a_malformed_reply_fails_its_turn_only(provider: LocalProvider, api: str) -> None:
+    """Acceptance 23."""
+
+    async def use(runner: OpenAIRunner, context: Recorder) -> Sequence[Block]:
+        with pytest.raises(EngineError, match="malformed stream"):
+            await runner.run(turn("Hello"), context)
+        return await runner.run(turn("Hello"), context)
+
+    blocks, _ = run(engine_of(provider, "malformed-once", api=api), use)
+    assert blocks == [Text(text="You said: Hello (message 1 of our conversation)")]
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("400", "Error code: 400 - You asked for a 400; the provider refuses the request: see its message"),
+        ("401", "Error code: 401 - You asked for a 401; check api_key= or OPENAI_API_KEY"),
+        ("403", "Error code: 403 - .*use another key or model="),
+        ("404", "Error code: 404 - The model `404` does not exist; check model= and base_url="),
+        ("429", "Error code: 429 - .*raise max_retries="),
+        ("500", "Error code: 500 - .*the same after 0 retries: run the prompt again later"),
+        ("error", "broke its answer off: The model broke down; run the prompt again"),
+        ("cut", r"cut the connection within its answer \(.+\): run the prompt again"),
+        ("unfinished", "without saying why.*run the prompt again"),
+        ("malformed", r"sent a malformed stream \(.+\): check base_url="),
+        ("empty", "returned nothing .*'stop'.*run the prompt again"),
+    ],
+)
+def test_a_failure_of_the_provider_says_what_happened_and_what_to_do(
+    provider: LocalProvider, model: str, why: str, api: str
+) -> None:
+    error, _ = failure(engine_of(provider, model, api=api, max_retries=0))
+    assert re.fullmatch(f"model '{model}' at 127.0.0.1 .*{why}.*", str(error))
+    assert len(provider.requests) == 1
+
+
+@pytest.mark.parametrize("model", ["cut", "unfinished", "malformed", "error"])
+def test_an_answer_that_breaks_off_keeps_what_was_emitted_and_the_error_of_the_client(
+    provider: LocalProvider, model: str, api: str
+) -> None:
+    """Acceptance 20."""
+    error, context = failure(engine_of(provider, model, api=api))
+    assert context.text == "You said: Hello "
+    assert context.stop_reason is None
+    assert context.usage is not None and context.usage.calls == 1
+    assert (error.__cause__ is None) is (model == "unfinished")
+
+
+def test_a_server_that_cannot_be_reached_is_an_error_that_says_where() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    error, _ = failure(OpenAIEngine("local", base_url=f"http://127.0.0.1:{port}/v1", max_retries=0))
+    assert re.search(r"at 127.0.0.1 cannot be reached \(.+\), after 0 retries: check base_url=", str(error))
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [("hang", "sent nothing within timeout_s=0.1, retries included"), ("stall", "fell silent .*0.1")]
+)
+def test_silence_is_an_error_after_its_time(provider: LocalProvider, model: str, why: str, api: str) -> None:
+    begins: dict[str, Any] = {"first_byte_s": 30.0} if model == "stall" else {}
+    error, _ = failure(engine_of(provider, model, api=api, timeout_s=0.1, max_retries=0, **begins))
+    assert re.search(why, str(error))
+    (record,) = provider.requests
+    assert record.ended.wait(30)
+    assert record.hung_up_at is not None
+
+
+def test_a_request_that_is_refused_for_now_is_sent_again(provider: LocalProvider, api: str) -> None:
+    blocks, _ = answer(engine_of(provider, "429-once", api=api))
+    assert [block.kind for block in blocks] == ["text"]
+    assert len(provider.requests) == 2
+
+
+def test_a_request_is_not_sent_again_without_end(provider: LocalProvider, api: str) -> None:
+    failure(engine_of(provider, "429", api=api, max_retries=3))
+    assert len(provider.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("deltas", "why"),
+    [
+        ([calling(id="a", arguments="{}")], "lacks its id or its name"),
+        ([calling(id="a", name="look", arguments=5)], "malformed stream .(arguments|delta) is not a string"),
+        ([{"content": 5}], "malformed stream .(content|delta) is not a string"),
+        ([{"reasoning_content": "Hm."}], "returned nothing"),
+    ],
+    ids=str,
+)
+def test_an_answer_that_is_none_is_an_error(deltas: list[Any], why: str, api: str) -> None:
+    """Acceptance 10, 23."""
+    with LocalProvider(reply=deltas) as provider:
+        error, _ = failure(engine_of(provider, api=api))
+    assert re.search(why, str(error))
+
+
+def test_calls_that_are_no_list_are_an_error() -> None:
+    with LocalProvider(reply=[{"tool_calls": {"id": "a"}}]) as provider:
+        error, _ = failure(engine_of(provider))
+    assert re.search("malformed stream .tool_calls is not a list", str(error))
+
+
+@pytest.mark.parametrize("text", ['{"at": "P', '{"at": NaN}', "[1]", "Paris", '{"at": "\\ud800"}'])
+def test_arguments_that_are_no_json_object_go_to_the_tool_as_text_and_the_model_can_try_again(
+    text: str, api: str
+) -> None:
+    with LocalProvider(reply=tool_script([[("look", text)], "Sun."])) as provider:
+        said, _ = looped(provider, "Weather?", api=api)
+    assert isinstance(use := said[0], ToolUse)
+    assert use.input == {"unparsed": text}
+    assert said[-1] == Text(text="Sun.")
+
+
+@pytest.mark.parametrize("text", ["", '{"at": "Paris, France"}'])
+def test_a_call_that_met_the_output_limit_says_so(text: str, api: str) -> None:
+    calls = [{"id": at, "function": {"name": "look", "arguments": text}} for at in "abc"]
+    with LocalProvider(reply={"content": "Well:", "tool_calls": calls}) as provider:
+        error, context = failure(engine_of(provider, "length", api=api))
+    assert re.search("the arguments of 'look' are cut off; raise max_output_tokens=", str(error))
+    assert context.text == "Well:"
+
+
+def test_thoughts_that_met_the_output_limit_say_so(api: str) -> None:
+    with LocalProvider(reply={"reasoning_content": "la " * 20, "content": "Yes"}) as provider:
+        error, context = failure(engine_of(provider, api=api, max_output_tokens=16))
+    assert re.search("returned nothing .*: raise max_output_tokens=", str(error))
+    assert context.usage == Usage(input_tokens=1, output_tokens=16, reasoning_tokens=16, calls=1)
+
+
+def test_a_conversation_that_cannot_be_sent_is_not(provider: LocalProvider, api: str) -> None:
+    error, context = failure(engine_of(provider, api=api), "Hello", ToolUse(call_id="a", name="look"))
+    assert isinstance(error, InvalidRequestError)
+    assert "call 'a' has no result" in str(error)
+    assert provider.requests == []
+    assert context.usage is None
+
+
+# Events that the local provider does not send
+
+
+def event(kind: str, **values: Any) -> Any:
+    """Return an event of the Responses API, which the client library knows as one."""
+    found = {"type": kind, "sequence_number": 0, **values}
+    pydantic.TypeAdapter(ResponseStreamEvent).validate_python(found)
+    return found
+
+
+def response(**values: Any) -> dict[str, Any]:
+    given = {"id": "r", "object": "response", "created_at": 0, "model": "m", "output": [], "tools": []}
+    return {**given, "parallel_tool_calls": True, "tool_choice": "auto", **values}
+
+
+def thought(text: str, part: int) -> Any:
+    place = {"item_id": "rs", "output_index": 0, "summary_index": part}
+    return event("response.reasoning_summary_text.delta", **place, delta=text)
+
+
+def test_the_parts_of_a_thought_stand_apart_as_they_come_and_in_the_end() -> None:
+    growing = ResponsesAnswer()
+    parts = [growing.add(thought(text, part)) for text, part in (("Ra", 0), ("in?", 0), ("No.", 1))]
+    assert parts == [[Thinking(text=text)] for text in ("Ra", "in?", "\n\nNo.")]
+    assert growing.blocks() == [Thinking(text="Rain?\n\nNo.")]
+    summary = [{"type": "summary_text", "text": text} for text in ("Rain?", "No!")]
+    item = {"type": "reasoning", "id": "rs", "summary": summary, "encrypted_content": "xyz"}
+    assert growing.add(event("response.output_item.done", output_index=0, item=item)) == []
+    signature = pack_reasoning("rs", "xyz", parts=(5, 3))
+    assert growing.blocks() == [Thinking(text="Rain?\n\nNo!", signature=signature)]
+
+
+def test_reasoning_that_is_not_encrypted_is_shown_but_not_signed() -> None:
+    growing = ResponsesAnswer()
+    growing.add(event("response.reasoning_text.delta", item_id="rs", output_index=0, content_index=0, delta="Rain?"))
+    item = {"type": "reasoning", "id": "rs", "summary": []}
+    growing.add(event("response.output_item.done", output_index=0, item=item))
+    assert growing.blocks() == [Thinking(text="Rain?")]
+
+
+def test_reasoning_that_was_cut_off_is_shown_but_not_signed() -> None:
+    growing = ResponsesAnswer()
+    item = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "half"}
+    growing.add(event("response.output_item.added", output_index=0, item=item))
+    growing.add(thought("Rain?", 0))
+    assert growing.blocks() == [Thinking(text="Rain?")]
+
+
+def test_cached_tokens_are_counted() -> None:
+    usage = {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 12,
+    }
+    growing = ResponsesAnswer()
+    growing.add(event("response.completed", response=response(status="completed", usage=usage)))
+    assert growing.usage == Usage(input_tokens=7, output_tokens=5, cached_tokens=4, reasoning_tokens=2, calls=1)
+    assert growing.stop_reason == "stop"
+
+
+def test_an_answer_that_was_withheld_says_so() -> None:
+    growing = ResponsesAnswer()
+    details = {"reason": "content_filter"}
+    growing.add(event("response.incomplete", response=response(status="incomplete", incomplete_details=details)))
+    assert growing.stop_reason == "content_filter"
+    assert not growing.is_cut
+
+
+def test_a_response_that_failed_says_why() -> None:
+    error = {"code": "server_error", "message": "It broke."}
+    with pytest.raises(BrokenOffError) as caught:
+        ResponsesAnswer().add(event("response.failed", response=response(status="failed", error=error)))
+    assert (caught.value.message, caught.value.code) == ("It broke.", "server_error")
+
+
+# Keys and settings
+
+
+def test_no_key_and_no_base_url_is_an_error_at_build() -> None:
+    """Acceptance 10."""
+    with pytest.raises(EngineError, match="set OPENAI_API_KEY where the session runs, or pass api_key="):
+        OpenAIEngine("gpt-5-mini").build(SESSION)
+
+
+def test_a_server_of_ones_own_needs_no_key(provider: LocalProvider) -> None:
+    assert answer(engine_of(provider))[0]
+
+
+def test_key_and_base_url_come_from_the_environment_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalProvider(api_key=KEY) as provider:
+        engine = OpenAIEngine("local")
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
+        assert answer(engine)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OPENAI_API_KEY", f"{KEY}\n"), ("OPENAI_BASE_URL", "localhost:8000")], ids=["key", "url"]
+)
+def test_an_environment_that_cannot_be_used_is_an_error_at_build(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(EngineError, match=name) as caught:
+        OpenAIEngine("gpt-5-mini").build(SESSION)
+    assert KEY not in str(caught.value)
+
+
+def test_the_key_is_in_no_text_even_if_the_provider_quotes_it(caplog: pytest.LogCaptureFixture, api: str) -> None:
+    caplog.set_level(logging.DEBUG)
+    with LocalProvider(api_key="another") as provider:
+        engine = engine_of(provider, api=api, api_key=KEY)
+        error, _ = failure(engine)
+    assert "Error code: 401 - Incorrect API key provided: ***.; check api_key= or OPENAI_API_KEY" in str(error)
+    assert KEY not in "".join(traceback.format_exception(error))
+    assert KEY not in repr(engine)
+    assert KEY not in caplog.text
+    assert "HTTP" in caplog.text
+
+
+def test_the_key_is_in_no_text_even_if_the_answer_quotes_it(provider: LocalProvider, api: str) -> None:
+    error, _ = failure(engine_of(provider, "error", api=api, api_key="broke"))
+    assert "The model *** down" in str(error)
+    assert "broke down" not in "".join(traceback.format_exception(error))
+
+
+def test_an_engine_survives_pickling_key_included() -> None:
+    engine = OpenAIEngine("local", base_url="http://127.0.0.1:1/v1", api_key=KEY, system="Be brief.", extra={"seed": 7})
+    assert pickle.loads(pickle.dumps(engine)) == engine
+    assert pickle.loads(pickle.dumps(engine)).api_key == KEY
+
+
+def test_engine_and_runner_fulfil_their_protocols(provider: LocalProvider) -> None:
+    engine: EngineBuilder = engine_of(provider)
+    runner: InferenceRunner = engine.build(SESSION)
+    assert isinstance(engine, EngineBuilder)
+    assert isinstance(engine, Framed)
+    assert isinstance(runner, InferenceRunner)
+
+
+def test_the_client_library_is_not_imported_before_it_is_needed() -> None:
+    code = (
+        "import sys, turnwise.actors.inference.openai.engine as own; "
+        "own.OpenAIEngine('m').frame(); own.OpenAIEngine('m', api='responses').frame(); "
+        "print('openai' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": " "},
+        {"api": "completions"},
+        {"base_url": "localhost:8000"},
+        {"base_url": "ftp://localhost/v1"},
+        {"base_url": ""},
+        {"base_url": "http://"},
+        {"base_url": "http://localhost:port/v1"},
+        {"base_url": "http://[::1/v1"},
+        {"api_key": ""},
+        {"api_key": f"{KEY}\n"},
+        {"timeout_s": 0},
+        {"timeout_s": float("nan")},
+        {"max_retries": -1},
+        {"temperature": -0.1},
+        {"max_output_tokens": 0},
+        {"extra": {"stream": False}},
+        {"extra": {"messages": []}},
+        {"extra": {"stop": object()}},
+        {"extra": ["seed"]},
+    ],
+    ids=str,
+)
+def test_a_setting_out_of_range_is_an_error_that_names_it(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(ConfigError, match=f"{name}=") as caught:
+        OpenAIEngine(**{"model": "local", **settings})
+    assert KEY not in str(caught.value)
+
+
+def test_settings_cannot_be_changed() -> None:
+    extra = {"stop": ["END"]}
+    engine = OpenAIEngine("local", extra=extra)
+    extra["stop"].append("FIN")
+    assert engine.extra == {"stop": ("END",)}
+    with pytest.raises(AttributeError):
+        engine.model = "another"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_an_engine_that_answers_in_json_of_a_schema_calls_no_tools_and_says_so(api: Any) -> None:
+    properties = {"n": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
+    engine = OpenAIEngine("m", api=api, tools=[external_tool("look", "Look.", {"type": "object"})], extra={"seed": 1})
+    other = engine.answering(schema)
+    assert not other.registry.definitions() and other.model == "m" and other.extra and other.extra["seed"] == 1
+    output = OutputType.read(other.output_type)
+    assert output and output.schema == freeze(schema) and output.retries is None
+    assert engine.registry.definitions() and not engine.output_type
+
+
+def test_the_sessions_of_a_process_share_what_it_trusts() -> None:
+    """To load certificates for each of thousands of sessions would take a process minutes and gigabytes."""
+    runners = [OpenAIEngine("m", base_url="https://127.0.0.1:1/v1", api_key="key")._runner() for _ in range(2)]
+    trusted = {id(runner._client._client._transport._pool._ssl_context) for runner in runners}  # type: ignore[attr-defined]
+    assert len(trusted) == 1

@@ -1,0 +1,753 @@
+"""Answers of a type: how the model is asked for one, what is checked, sent back, and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field, field_validator
+from typing_extensions import TypedDict
+
+from local_provider import LocalProvider
+from quirks import EVENTS, JSON, QuirkServer, Reply, call, chunk, completed, events, function, item, message, spoken
+from schedules import SESSION
+from test_openai_engine import answer, failure
+from test_tool_loop import Stage
+from test_tool_loop import play as play_on_virtual_time
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.openai.structured_output import strict
+from turnwise.actors.inference.tools.loop import ToolLoop
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.signature import output_record
+from turnwise.actors.inference.tools.tool import tool
+from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.reads import Outcome
+from turnwise.errors import ConfigError, IdempotencyConflictError, InvalidInputError, OutputError, OutputInvalidError
+from turnwise.memory.conversation.blocks import Block, Text, User
+from turnwise.memory.conversation.events import Event, ModelCallEnded, TextDelta, ToolEnded
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, object_text, read_answer, sent_back
+from turnwise.memory.conversation.partial_output import Partials
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.steps import steps_of
+from turnwise.memory.conversation.transcript import messages_of
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.longterm.extraction import prompt as extraction
+from turnwise.memory.longterm.extraction import rerank as choosing
+from turnwise.memory.longterm.turn_items import Own, turn_item
+from turnwise.memory.providers.endpoints import PROFILES
+from turnwise.memory.providers.validation import CHAT, RESPONSES, check
+from turnwise.memory.stores.in_memory import InMemoryStore
+
+
+class City(BaseModel):
+    name: str
+    people: int = Field(ge=0)
+
+
+PARIS = '{"name": "Paris", "people": 2100000}'
+MINUS = '{"name": "Paris", "people": -1}'
+SCHEMA = json.loads(json.dumps(output_record(City, 2)["schema"]))
+
+
+def says(text: str, api: str = "chat") -> Reply:
+    """Return an answer with this text, in two pieces where it is streamed."""
+    if api == "responses":
+        deltas = [item("response.output_text.delta", item_id="msg_1", delta=part) for part in (text[:9], text[9:])]
+        return 200, EVENTS, events(*deltas, completed(spoken(text)))
+    return 200, EVENTS, events(chunk(content=text[:9]), chunk(content=text[9:]), chunk("stop"))
+
+
+def calls(name: str, arguments: str, api: str = "chat", call_id: str = "c1") -> Reply:
+    """Return an answer that calls a tool, with its arguments in two pieces."""
+    first, rest = arguments[:9], arguments[9:]
+    if api == "responses":
+        given = {"type": "function_call", "id": "fc_1", "call_id": call_id, "name": name}
+        deltas = [item("response.function_call_arguments.delta", item_id="fc_1", delta=part) for part in (first, rest)]
+        added = item("response.output_item.added", item={**given, "arguments": ""})
+        return 200, EVENTS, events(added, *deltas, completed({**given, "arguments": arguments}))
+    pieces = call(index=0, id=call_id, function=function(name, first)), call(index=0, function=function(None, rest))
+    return 200, EVENTS, events(*pieces, chunk("tool_calls"))
+
+
+def refusal(text: str, status: int = 400) -> Reply:
+    return status, JSON, json.dumps({"error": {"message": text, "code": None}}).encode()
+
+
+def engine(server: QuirkServer, **settings: Any) -> OpenAIEngine:
+    return OpenAIEngine("local", **{"base_url": server.base_url, "max_retries": 0, **settings})
+
+
+def format_of(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Return how a request of either API asks for a schema."""
+    if "input" in request:
+        form = request.get("text", {}).get("format")
+        return {"type": form["type"], "json_schema": {**form, "type": None}} if form else None
+    return request.get("response_format")
+
+
+class Story:
+    """A session in memory, without Ray, and what became of its runs."""
+
+    def __init__(self, chosen: OpenAIEngine) -> None:
+        self.engine = chosen
+        self.store = InMemoryStore()
+        self.core: SessionCore
+        self.events: list[Event] = []
+
+    async def open(self) -> None:
+        await self.store.create(SessionRecord(session_id=SESSION))
+        self.core = SessionCore(SESSION, self.store, self.engine)
+
+    async def run(self, prompt: str = "What of Paris?", **settings: Any) -> Outcome:
+        started = await self.core.start([prompt], run_id=prompt, **settings)
+        outcome = await self.core.wait(started.run_id)
+        assert outcome
+        return outcome
+
+
+def play(chosen: OpenAIEngine, *prompts: str, **settings: Any) -> tuple[list[Outcome], Story]:
+    """Return how the runs of these prompts ended, one after the other."""
+
+    async def body() -> tuple[list[Outcome], Story]:
+        story = Story(chosen)
+        await story.open()
+        ended = [await story.run(prompt, **settings) for prompt in prompts or ("What of Paris?",)]
+        story.events = (await story.core.events())[0]
+        await story.core.leave()
+        return ended, story
+
+    return asyncio.run(body())
+
+
+def output(outcome: Outcome) -> Sequence[Block]:
+    assert outcome.turn
+    return outcome.turn.output
+
+
+# How the model is asked
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_server_that_takes_schemas_is_sent_the_schema_and_holds_the_model_to_it(api: Any) -> None:
+    with QuirkServer(says(PARIS, api)) as server:
+        said, context = answer(engine(server, api=api).answering(City))
+        (request,) = server.requests
+    assert said == [Text(text=PARIS)] and context.text == PARIS
+    form = format_of(request)
+    assert form and form["type"] == "json_schema"
+    assert form["json_schema"]["strict"] is True
+    assert form["json_schema"]["schema"] == {**SCHEMA, "additionalProperties": False}
+    assert "tools" not in request and "tool_choice" not in request
+
+
+class Loose(BaseModel):
+    name: str
+    people: int = 0
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_schema_that_strict_mode_does_not_take_is_sent_without_it(api: Any) -> None:
+    with QuirkServer(says(PARIS, api)) as server:
+        answer(engine(server, api=api).answering(Loose))
+        form = format_of(server.requests[0])
+    assert form and "strict" not in form["json_schema"]
+    assert form["json_schema"]["schema"] == json.loads(json.dumps(output_record(Loose, 2)["schema"]))
+
+
+class Inner(BaseModel):
+    at: datetime
+    kind: Literal["a", "b"] | None
+
+
+class Outer(BaseModel):
+    first: Inner = Field(description="The first.")
+    others: list[Inner] = Field(min_length=1)
+
+
+class Tree(BaseModel):
+    value: int
+    children: list[Tree]
+
+
+class Words(TypedDict):
+    words: dict[str, int]
+
+
+@pytest.mark.parametrize(
+    ("model", "takes"), [(City, True), (Loose, False), (Outer, True), (Tree, True), (Words, False)]
+)
+def test_strict_mode_takes_schemas_with_all_properties_named_and_required(model: Any, takes: bool) -> None:
+    found = strict(output_record(model, 2)["schema"])
+    assert (found is not None) is takes
+    if found:
+        assert found["additionalProperties"] is False
+        assert all(held["additionalProperties"] is False for held in found.get("$defs", {}).values())
+        assert '"$ref": ' not in json.dumps(found) or all(
+            len(each) == 1 for each in _objects(found) if "$ref" in each
+        ), "nothing stands beside a reference"
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("model", [City, Loose, Outer, Tree, Words])
+def test_a_provider_that_refuses_what_openai_refuses_takes_each_schema(api: Any, model: Any) -> None:
+    with LocalProvider(reply=PARIS) as provider:
+        answer(OpenAIEngine("local", api=api, base_url=provider.base_url).answering(model))
+        assert len(provider.requests) == 1, "it was not refused and sent in another way"
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, dict):
+        return [value, *(each for held in value.values() for each in _objects(held))]
+    return [each for held in value for each in _objects(held)] if isinstance(value, list | tuple) else []
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_model_answers_by_a_tool_where_its_server_takes_no_schemas(api: Any) -> None:
+    with QuirkServer(calls(ANSWER_TOOL, PARIS, api)) as server:
+        said, context = answer(engine(server, api=api, provider="groq").answering(City))
+        (request,) = server.requests
+    assert said == [Text(text=PARIS)]
+    assert context.text == PARIS, "its arguments are streamed as the answer's text"
+    (declared,) = request["tools"]
+    declared = declared.get("function", declared)
+    assert (declared["name"], declared["parameters"]) == (ANSWER_TOOL, SCHEMA)
+    assert request["tool_choice"] == "required" and format_of(request) is None
+
+
+@pytest.mark.parametrize("provider", sorted(PROFILES))
+def test_each_profile_leads_to_an_answer_of_the_type(provider: str) -> None:
+    mode = PROFILES[provider].json_mode
+    with QuirkServer(calls(ANSWER_TOOL, PARIS) if mode == "tool" else says(PARIS)) as server:
+        (outcome,), _ = play(engine(server, provider=provider).answering(City))
+        assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == PARIS
+        (request,) = server.requests
+    form = format_of(request)
+    assert (form["type"] if form else "tool") == mode
+
+
+def test_an_answer_in_a_fence_or_between_words_is_read() -> None:
+    for text in (PARIS, f"```json\n{PARIS}\n```", f"Here it is: {PARIS} Anything else?"):
+        assert read_answer(City, text) == City(name="Paris", people=2100000)
+    assert object_text("no object") == "no object"
+
+
+def test_a_schema_that_others_check_is_not_checked() -> None:
+    with QuirkServer(says(MINUS)) as server:
+        (outcome,), _ = play(engine(server).answering(SCHEMA))
+        assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == MINUS
+
+
+def test_an_answer_by_a_tool_in_the_last_event_alone_is_one() -> None:
+    given = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": ANSWER_TOOL, "arguments": PARIS}
+    with QuirkServer((200, EVENTS, events(completed(given)))) as server:
+        said, context = answer(engine(server, api="responses", provider="groq").answering(City))
+    assert said == [Text(text=PARIS)] and context.text == PARIS
+
+
+def test_an_answer_in_one_piece_is_one() -> None:
+    whole = message("tool_calls", tool_calls=[{"id": "c", "function": function(ANSWER_TOOL, PARIS)}])
+    with QuirkServer((200, JSON, json.dumps(whole).encode())) as server:
+        said, context = answer(engine(server, provider="groq", stream=False).answering(City))
+    assert said == [Text(text=PARIS)] and context.text == PARIS
+
+
+# What servers refuse
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This model does not support response format `json_schema`",
+        "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model.",
+        "[{'loc': ['body', 'text.format'], 'msg': 'Extra inputs are not permitted'}]",
+        "Function calling with a response mime type: 'application/json' is unsupported",
+    ],
+)
+def test_a_server_that_refuses_schemas_is_asked_by_a_tool_from_then_on(api: Any, said: str) -> None:
+    with QuirkServer(refusal(said), calls(ANSWER_TOOL, PARIS, api)) as server:
+        chosen = engine(server, api=api).answering(City)
+        for _ in range(2):
+            assert answer(chosen)[0] == [Text(text=PARIS)]
+        assert ["tools" in request for request in server.requests] == [False, True, True]
+
+
+def test_a_schema_that_is_refused_as_invalid_is_sent_without_strict_and_others_still_with_it() -> None:
+    said = "Invalid schema for response_format 'answer': In context=(), 'minimum' is not permitted."
+    with QuirkServer(refusal(said), says(PARIS)) as server:
+        for model in (City, City, Outer):
+            answer(engine(server).answering(model))
+        forms = [format_of(request) for request in server.requests]
+    assert ["strict" in form["json_schema"] for form in forms if form] == [True, False, False, True]
+
+
+def test_a_server_without_tools_and_schemas_is_told_in_the_instructions() -> None:
+    refusals = refusal("unknown field response_format"), refusal("local does not support tools")
+    with QuirkServer(*refusals, says(f"Sure! {PARIS}")) as server:
+        said, _ = answer(engine(server, system="Be brief.").answering(City))
+        request = server.requests[-1]
+    assert read_answer(City, said[0].text).name == "Paris"  # type: ignore[attr-defined]
+    assert request["messages"][0]["content"].startswith("Be brief.\n\nAnswer with one JSON object of this schema")
+    assert "tools" not in request and "response_format" not in request
+
+
+def test_a_model_that_cannot_be_made_to_call_a_tool_is_told_to() -> None:
+    with QuirkServer(refusal("Thinking mode does not support this tool_choice"), calls(ANSWER_TOOL, PARIS)) as server:
+        chosen = engine(server, provider="groq").answering(City)
+        for _ in range(2):
+            assert answer(chosen)[0] == [Text(text=PARIS)]
+        assert ["tool_choice" in request for request in server.requests] == [True, False, False]
+        assert f"by calling {ANSWER_TOOL}" in server.requests[-1]["messages"][0]["content"]
+
+
+def test_a_refusal_of_something_else_changes_nothing() -> None:
+    with QuirkServer(refusal("messages.0: too rude")) as server:
+        failure(engine(server).answering(City))
+        assert len(server.requests) == 1
+
+
+# Retries
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_an_answer_that_does_not_fit_is_sent_back_with_what_is_wrong(api: Any) -> None:
+    with QuirkServer(says(MINUS, api), says("I cannot say.", api), says(PARIS, api)) as server:
+        (outcome,), story = play(engine(server, api=api).answering(City))
+        _, second, third = server.requests
+    assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == PARIS
+    told = second["messages" if api == "chat" else "input"][-1]
+    assert told["role"] == "user" and "people: -1 is less than the minimum of 0" in json.dumps(told)
+    assert "no JSON object" in json.dumps(third), "each answer and what was said to it is there"
+    assert MINUS in json.dumps(third).replace("\\", "")
+    assert outcome.run.usage and (outcome.run.usage.calls, outcome.run.usage.tool_calls) == (3, 0)
+    kinds = [block.kind for block in output(outcome)]
+    assert kinds == ["tool_use", "tool_result", "tool_use", "tool_result", "text"]
+    stored = [event for event in story.events if not event.live]
+    assert [step.kind for step in steps_of(stored)] == ["model", "tool", "model", "tool", "model"]
+    assert [type(event) for event in stored][1:5] == [ModelCallEnded, ToolEnded, ModelCallEnded, ToolEnded]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_run_fails_when_its_answer_was_sent_back_as_often_as_it_may_be(retries: int) -> None:
+    with QuirkServer(*[says(MINUS)] * (retries + 1), says(PARIS)) as server:
+        (outcome, after), _ = play(engine(server).answering(City, retries=retries), "first", "second")
+        assert len(server.requests) == retries + 2
+        request = server.requests[-1]
+    assert (outcome.run.state, outcome.run.code) == ("failed", "output_invalid")
+    assert outcome.run.why and "people: -1 is less than the minimum of 0" in outcome.run.why
+    assert output(outcome)[-1] == Text(text=MINUS), "what the model said last stays, and is whole"
+    assert after.run.state == "completed" and after.turn
+    check(messages_of(after.turn.blocks), CHAT)
+    check(messages_of(after.turn.blocks), RESPONSES)
+    assert [each["role"] for each in request["messages"]] == ["user", "assistant"] * (retries + 1) + ["user"]
+
+
+def test_errors_are_told_within_bounds() -> None:
+    class Many(BaseModel):
+        numbers: list[int]
+
+    kept = OutputType.read(output_record(Many, 2))
+    assert kept
+    told = kept.errors(json.dumps({"numbers": ["x" * 5000] * 5000}))
+    assert told and len(told) < 4000 and told.endswith("and 4990 more") and told.startswith("numbers.0: ")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": }', "[1]", "nothing", "{" * 100_000, '{"name": NaN}', "null"])
+def test_what_is_no_object_is_no_answer(text: str) -> None:
+    kept = OutputType.read(output_record(City, 2))
+    assert kept and kept.errors(text)
+
+
+class Word(BaseModel):
+    letters: str = Field(pattern=r"^\p{L}+$")
+
+
+def test_a_pattern_is_checked_as_the_class_checks_it() -> None:
+    """By regular expressions of Rust, which know more than Python's and less; those that Rust lacks are Python's."""
+    kept = OutputType.read(output_record(Word, 2))
+    assert kept and kept.errors('{"letters": "été"}') is None
+    told = kept.errors('{"letters": "a1"}')
+    assert told and told.startswith("letters: 'a1' does not match")
+    ahead = OutputType(schema=freeze({"properties": {"a": {"pattern": "^(?!b)"}}}), retries=2)
+    assert ahead.errors('{"a": "a"}') is None and ahead.errors('{"a": "b"}')
+    slow = OutputType(schema=freeze({"properties": {"a": {"pattern": "^(a+)+$"}}}), retries=2)
+    assert slow.errors(json.dumps({"a": "a" * 10_000 + "!"})), "in linear time"
+
+
+def test_an_answer_that_is_nested_too_deeply_does_not_fit() -> None:
+    kept = OutputType.read(output_record(Tree, 2))
+    assert kept
+    found = [
+        kept.errors('{"value": 1, "children": [' * depth + '{"value": 1, "children": []}' + "]}" * depth)
+        for depth in (50, 5_000)
+    ]
+    assert found[0] is None and found[1] and "no JSON object" in found[1]
+
+
+class Times(BaseModel):
+    at: datetime
+
+
+def test_a_format_is_checked_as_the_class_checks_it() -> None:
+    kept = OutputType.read(output_record(Times, 2))
+    assert kept
+    assert kept.errors('{"at": "2026-01-02T03:04:05Z"}') is None
+    told = kept.errors('{"at": "yesterday"}')
+    assert told and told.startswith("at: 'yesterday' is not a 'date-time'")
+
+
+def test_a_budget_ends_retries() -> None:
+    from turnwise.actors.session.budget import Budget
+    from turnwise.actors.session.config import SessionConfig
+
+    async def body() -> Outcome:
+        with QuirkServer(says(MINUS)) as server:
+            story = Story(engine(server).answering(City, retries=9))
+            await story.store.create(SessionRecord(session_id=SESSION))
+            config = SessionConfig(run_budget=Budget(calls=2))
+            story.core = SessionCore(SESSION, story.store, story.engine, config)
+            outcome = await story.run()
+            assert len(server.requests) == 2
+            return outcome
+
+    assert asyncio.run(body()).run.code == "budget"
+
+
+# With tools
+
+
+@tool
+def weather(city: str) -> str:
+    """Say what the weather is."""
+    return f"Sun in {city}"
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_tools_come_first_and_the_answer_last(api: Any) -> None:
+    """Where a schema leaves the model its tools, and where it answers by a tool beside them."""
+    for provider in ("openai", "vllm"):
+        by_tool = provider == "vllm"
+        last = calls(ANSWER_TOOL, PARIS, api, "c2") if by_tool else says(PARIS, api)
+        with QuirkServer(calls("weather", '{"city": "Paris"}', api), last) as server:
+            chosen = replace(engine(server, api=api, provider=provider).answering(City), tools=[weather])
+            (outcome,), _ = play(chosen)
+            asked = [([each.get("function", each)["name"] for each in request["tools"]]) for request in server.requests]
+            forms = [format_of(request) for request in server.requests]
+        assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == PARIS
+        assert [block.kind for block in output(outcome)] == ["tool_use", "tool_result", "text"]
+        assert asked == [["weather", ANSWER_TOOL] if by_tool else ["weather"]] * 2
+        assert [form and form["type"] for form in forms] == [None if by_tool else "json_schema"] * 2
+
+
+def test_an_answer_that_comes_with_calls_of_tools_comes_too_early() -> None:
+    both = (
+        call(index=0, id="a", function=function(ANSWER_TOOL, MINUS)),
+        call(index=1, id="b", function=function("weather", '{"city": "Paris"}')),
+    )
+    served = 200, EVENTS, events(*both, chunk("tool_calls"))
+    with QuirkServer(served, calls(ANSWER_TOOL, PARIS)) as server:
+        (outcome,), _ = play(replace(engine(server, provider="vllm").answering(City), tools=[weather]))
+    assert [block.kind for block in output(outcome)] == ["tool_use", "tool_result", "text"]
+    assert outcome.turn and outcome.turn.text == PARIS
+
+
+def test_an_answer_is_sent_back_between_calls_of_tools() -> None:
+    looks = calls("weather", '{"city": "Paris"}')
+    with QuirkServer(looks, calls(ANSWER_TOOL, MINUS), looks, says(MINUS), calls(ANSWER_TOOL, PARIS)) as server:
+        (outcome, after), _ = play(
+            replace(engine(server, provider="vllm").answering(City), tools=[weather]), "first", "second"
+        )
+        last_request = server.requests[4]
+    assert outcome.turn and outcome.turn.text == PARIS and after.run.state == "completed"
+    roles = [each["role"] for each in last_request["messages"]]
+    looked = ["assistant", "tool"]
+    assert roles == ["user", *looked, "assistant", "user", *looked, "assistant", "user"]
+    assert outcome.run.usage and (outcome.run.usage.calls, outcome.run.usage.tool_calls) == (5, 2)
+
+
+def test_a_tool_of_the_same_name_keeps_it() -> None:
+    @tool(name=ANSWER_TOOL)
+    def own() -> str:
+        """Answer."""
+        return "mine"
+
+    with QuirkServer(calls(ANSWER_TOOL, "{}"), calls(f"{ANSWER_TOOL}_", PARIS)) as server:
+        (outcome,), _ = play(replace(engine(server, provider="vllm").answering(City), tools=[own]))
+        names = [each["function"]["name"] for each in server.requests[0]["tools"]]
+    assert names == [ANSWER_TOOL, f"{ANSWER_TOOL}_"]
+    assert outcome.turn and outcome.turn.text == PARIS
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", {"type": "function", "function": {"name": "weather"}}])
+def test_a_choice_of_a_tool_leaves_the_model_a_way_to_answer(choice: Any) -> None:
+    with QuirkServer(calls(ANSWER_TOOL, PARIS)) as server:
+        chosen = engine(server, provider="vllm", extra={"tool_choice": choice}).answering(City)
+        play(replace(chosen, tools=[weather]))
+        asked = server.requests[0]["tool_choice"]
+    of_answer = {"type": "function", "function": {"name": ANSWER_TOOL}}
+    assert asked == {"auto": "required", "none": of_answer}.get(str(choice), choice)
+
+
+# As it comes
+
+
+def test_partial_objects_grow_with_the_text_and_begin_anew_with_each_answer() -> None:
+    texts = ['{"name": "Rome", "people": -1}', f"Here: ```json\n{PARIS}\n```"]
+    with QuirkServer(*map(says, texts)) as server:
+        _, story = play(engine(server).answering(City))
+    found = list(Partials().add(story.events))
+    assert found[-1] == {"name": "Paris", "people": 2100000}
+    assert {"name": "Rome", "people": -1} in found
+    stored = [event for event in story.events if not event.live]
+    assert list(Partials().add(stored)) == found[-1:], "what is replayed later has the whole"
+
+
+def test_a_text_of_a_partial_object_may_be_cut_and_other_values_are_whole() -> None:
+    about: dict[str, Any] = {"session_id": SESSION, "seq": 1, "at": 0.0}
+    deltas = [TextDelta(text=part, **about) for part in PARIS]
+    found = list(Partials().add(deltas))
+    assert {"name": "Pa"} in found and found[-1] == {"name": "Paris", "people": 2100000}
+    assert all("Paris".startswith(each.get("name", "")) for each in found)
+
+
+# Refusals, and answers that are cut
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_refusal_of_the_model_is_no_reason_to_ask_again(api: Any) -> None:
+    served = events(chunk(refusal="I will "), chunk(refusal="not."), chunk("stop"))
+    if api == "responses":
+        content = [{"type": "refusal", "refusal": "I will not."}]
+        delta = item("response.refusal.delta", item_id="msg_1", delta="I will not.")
+        served = events(delta, completed({**spoken(""), "content": content}))
+    with QuirkServer((200, EVENTS, served), says(PARIS, api)) as server:
+        (outcome, after), _ = play(engine(server, api=api).answering(City), "first", "second")
+        assert len(server.requests) == 2
+    assert (outcome.run.state, outcome.run.code) == ("failed", "output_refused")
+    assert outcome.run.why and "I will not." in outcome.run.why
+    assert output(outcome) == (Text(text="I will not."),)
+    assert after.run.state == "completed"
+
+
+def test_a_refusal_in_a_whole_response_is_one() -> None:
+    content = [{"type": "refusal", "refusal": "I will not."}]
+    with QuirkServer((200, EVENTS, events(completed({**spoken(""), "content": content})))) as server:
+        error, _ = failure(engine(server, api="responses").answering(City))
+    assert isinstance(error, OutputError) and error.code == "output_refused"
+
+
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("a text", events(chunk(content='{"name": "Pa'), chunk("length"))),
+        ("a whole object", events(chunk(content=PARIS), chunk("length"))),
+        ("nothing", events(chunk(reasoning_content="Hm"), chunk("length"))),
+        ("a call", events(call(index=0, id="c", function=function(ANSWER_TOOL, '{"name": "Pa')), chunk("length"))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_answer_that_is_cut_is_an_error_of_its_own(name: str, served: bytes) -> None:
+    with QuirkServer((200, EVENTS, served), says(PARIS)) as server:
+        provider = "groq" if name == "a call" else "openai"
+        (outcome, after), _ = play(engine(server, provider=provider).answering(City), "first", "second")
+        assert len(server.requests) == 2
+    assert (outcome.run.state, outcome.run.code) == ("failed", "output_cut")
+    assert outcome.run.why and "max_output_tokens" in outcome.run.why
+    assert all(block.interrupted for block in output(outcome) if isinstance(block, Text))
+    assert after.run.state == "completed"
+
+
+def test_an_answer_that_is_filtered_is_a_refusal() -> None:
+    with QuirkServer((200, EVENTS, events(chunk(content='{"na'), chunk("content_filter")))) as server:
+        error, _ = failure(engine(server).answering(City))
+    assert isinstance(error, OutputError) and error.code == "output_refused"
+
+
+# Recorded with the run
+
+
+class Answers:
+    """A model that gives one text after the other; None never ends. The texts are of all its processes together."""
+
+    def __init__(self, *texts: str | None) -> None:
+        self.texts = list(texts)
+        self.given: list[tuple[Block, ...]] = []
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return ToolLoop(self, ToolRegistry())
+
+    def answering(self, schema: Any) -> Answers:
+        raise AssertionError("only what is asked aside from runs asks for this")
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        self.given.append(turn.blocks)
+        text = self.texts.pop(0)
+        if text is None:
+            await asyncio.Event().wait()
+        context.emit(text or "")
+        return [Text(text=text or "")]
+
+
+@pytest.mark.parametrize(("last", "code"), [(PARIS, None), (MINUS, "output_invalid")])
+def test_a_run_that_another_process_takes_up_has_the_same_type_and_the_retries_that_are_left(
+    last: str, code: str | None
+) -> None:
+    async def story() -> None:
+        model = Answers(MINUS, None, MINUS, last)
+        stage = Stage(model, on_lost="resume")
+        await stage.start(output=output_record(City, 2))
+        await stage.until(lambda: asked(model, 2))
+        stage.new_core()  # the first never hears of it
+        await stage.core.activate()
+        outcome = await stage.outcome()
+        assert (outcome.run.state, outcome.run.code) == ("failed" if code else "completed", code)
+        assert outcome.run.output == output_record(City, 2) and outcome.run.resumes == 1
+        assert [len(given) for given in model.given] == [1, 3, 3, 5], "what was sent back is there for the next process"
+        assert outcome.turn and outcome.turn.text == last
+
+    play_on_virtual_time(story())
+
+
+async def asked(model: Answers, times: int) -> bool:
+    return len(model.given) == times
+
+
+def test_an_engine_that_gives_no_answers_of_a_type_is_not_asked_for_one() -> None:
+    async def story() -> None:
+        stage = Stage(EchoEngine())
+        with pytest.raises(InvalidInputError, match="EchoEngine gives no answers of a type"):
+            await stage.start(output=output_record(City, 2))
+        assert await stage.core.runs() == []
+
+    play_on_virtual_time(story())
+
+
+@pytest.mark.parametrize("retries", [-1, 101, True, "2"])
+def test_a_number_of_retries_that_cannot_be_is_refused(retries: Any) -> None:
+    with pytest.raises(ConfigError, match="retries"):
+        OpenAIEngine("local").answering(City, retries=retries)
+
+
+def test_what_memories_ask_for_is_held_to_strictly() -> None:
+    assert strict(extraction.SCHEMA) == json.loads(json.dumps(extraction.SCHEMA))
+    assert strict(choosing.SCHEMA) == json.loads(json.dumps(choosing.SCHEMA))
+
+
+def test_the_type_of_an_answer_is_said_once() -> None:
+    async def story() -> None:
+        stage = Stage(OpenAIEngine("local", base_url="http://127.0.0.1:1/v1"))
+        await stage.store.create(
+            SessionRecord(session_id=SESSION, params=FrozenDict(response_format=FrozenDict(type="json_object")))
+        )
+        with pytest.raises(InvalidInputError, match="response_format"):
+            await stage.core.start(["go"], run_id="run", output=output_record(City, 2))
+        assert await stage.core.runs() == []
+
+    play_on_virtual_time(story())
+
+
+def test_the_same_key_with_another_type_is_a_conflict() -> None:
+    async def story() -> None:
+        stage = Stage(Answers(PARIS))
+        await stage.create()
+        for output_type in (City, City, Loose):
+            asking = stage.core.start(
+                ["go"], run_id=f"run-{output_type}", idempotency_key="k", output=output_record(output_type, 2)
+            )
+            if output_type is Loose:
+                with pytest.raises(IdempotencyConflictError):
+                    await asking
+            else:
+                await asking
+
+    play_on_virtual_time(story())
+
+
+def test_what_was_sent_back_is_not_remembered() -> None:
+    said, result = sent_back([Text(text=MINUS)], "people: wrong", "1")
+    blocks = [User(text="What of Paris?"), *said, result, Text(text=PARIS)]
+    found = turn_item(SESSION, Own(0, ()), (Span("log", 0, 4),), blocks)
+    assert found and found.text == f"user: What of Paris?\nassistant: {PARIS}"
+    assert found.blocks == (blocks[0], blocks[3])
+
+
+def test_a_turn_knows_the_class_of_its_answer_where_it_was_asked_for() -> None:
+    with QuirkServer(says(PARIS)) as server:
+        (outcome,), _ = play(engine(server).answering(City))
+    assert outcome.turn
+    assert outcome.turn.parsed is None
+    typed = outcome.turn.typed(City)
+    assert typed.parsed == City(name="Paris", people=2100000) == outcome.turn.parse(City)
+    assert typed.parsed is typed.parsed and typed == outcome.turn
+    assert pickle.loads(pickle.dumps(typed)).parsed is None
+    with pytest.raises(OutputInvalidError, match="at: Field required") as caught:
+        outcome.turn.parse(Times)
+    assert caught.value.turn == outcome.turn and caught.value.run_id == outcome.run.run_id
+
+
+# Input
+
+
+class Unspeakable(BaseModel):
+    call: Callable[[int], int]
+
+
+class Vast(BaseModel):
+    name: str = Field(description="x" * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [int, "x", 5, None, list[City], City | None, City(name="a", people=1), SCHEMA, Unspeakable, Vast, object, len],
+    ids=lambda given: repr(given)[:20],
+)
+def test_what_is_no_type_of_an_answer_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidInputError, match="output") as caught:
+        output_record(given, 2)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (Tree, '{"value": 1, "children": [{"value": 2, "children": []}]}'),
+        (Words, '{"words": {"a": 1}}'),
+        (
+            Outer,
+            '{"first": {"at": "2026-01-02T03:04:05", "kind": null}, "others": [{"at": "2026-01-02", "kind": "a"}]}',
+        ),
+    ],
+)
+def test_a_type_that_pydantic_knows_is_one(model: Any, text: str) -> None:
+    record = output_record(model, 2)
+    assert record["schema"]["type"] == "object"
+    kept = OutputType.read(record)
+    assert kept and kept.record == record and kept.errors(text) is None
+    assert read_answer(model, text)
+
+
+def test_a_class_may_take_less_than_its_schema_says() -> None:
+    class Even(BaseModel):
+        number: int
+
+        @field_validator("number")
+        @classmethod
+        def is_even(cls, value: int) -> int:
+            if value % 2:
+                raise ValueError("must be even")
+            return value
+
+    kept = OutputType.read(output_record(Even, 2))
+    assert kept and kept.errors('{"number": 3}') is None
+    with pytest.raises(ValueError, match="number: Value error, must be even"):
+        read_answer(Even, '{"number": 3}')

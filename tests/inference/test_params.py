@@ -1,0 +1,494 @@
+"""What runs ask of their model: checked, recorded, sent in the form of each API, refused where nobody takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from local_provider import LocalProvider
+from quirks import EVENTS, QuirkServer, chunk, completed, events, spoken
+from schedules import SESSION, DawdlingStore, explore
+from test_openai_engine import Recorder, turn
+from test_tool_loop import Scripted, Stage, play, use
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.engine import StepContext, check_taken
+from turnwise.actors.inference.middleware import SystemPrompt
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.openai.fields import Asked
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.tool import tool
+from turnwise.actors.session.approvals import Decision
+from turnwise.errors import EngineError, IdempotencyConflictError, InvalidInputError, RequestRefusedError
+from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.model_params import PARAMS, ModelParams, check_params, merged
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import Turn
+
+CHAT = (200, EVENTS, events(chunk(content="Hi there"), chunk("stop")))
+RESPONSES = (200, EVENTS, events(completed(spoken("Hi there"))))
+ANSWERS = {"chat": CHAT, "responses": RESPONSES}
+
+SCHEMA = {"name": "city", "schema": {"type": "object"}, "strict": True}
+KEYS = ("type", "function", "name", "json_schema", "schema", "strict", "team")
+LOOK = {"type": "function", "function": {"name": "look"}}
+
+
+@tool
+def look(at: str) -> str:
+    """Look."""
+    return f"saw {at}"
+
+
+# What is sent
+
+FORMS: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, Any] | None]] = {
+    "temperature": (0.2, {"temperature": 0.2}, {"temperature": 0.2}),
+    "top_p": (0.9, {"top_p": 0.9}, {"top_p": 0.9}),
+    "frequency_penalty": (-1, {"frequency_penalty": -1.0}, None),
+    "presence_penalty": (1.5, {"presence_penalty": 1.5}, None),
+    "max_output_tokens": (50, {"max_completion_tokens": 50}, {"max_output_tokens": 50}),
+    "seed": (7, {"seed": 7}, None),
+    "stop": ("END", {"stop": ["END"]}, None),
+    "reasoning_effort": ("low", {"reasoning_effort": "low"}, {"reasoning": {"effort": "low"}}),
+    "verbosity": ("low", {"verbosity": "low"}, {"text": {"verbosity": "low"}}),
+    "tool_choice": (LOOK, {"tool_choice": LOOK}, {"tool_choice": {"type": "function", "name": "look"}}),
+    "parallel_tool_calls": (False, {"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+    "response_format": (
+        {"type": "json_schema", **SCHEMA},
+        {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+        {"text": {"format": {"type": "json_schema", **SCHEMA}}},
+    ),
+    "service_tier": ("flex", {"service_tier": "flex"}, {"service_tier": "flex"}),
+    "metadata": ({"team": "blue"}, {"metadata": {"team": "blue"}}, {"metadata": {"team": "blue"}}),
+    "prompt_cache_key": ("k", {"prompt_cache_key": "k"}, {"prompt_cache_key": "k"}),
+    "safety_identifier": ("u-1", {"safety_identifier": "u-1"}, {"safety_identifier": "u-1"}),
+}
+"""Of each parameter a value, the fields by which the chat API has it, and those of the Responses API, if it has any."""
+
+
+def requests(
+    engine: OpenAIEngine, server: Any, params: Mapping[str, Any], model: str | None = None, *given: Block
+) -> dict[str, Any]:
+    """Return the request that the engine sends for a run that asks for these."""
+
+    async def body() -> None:
+        runner, context = engine._runner(engine.registry.definitions()), Recorder()
+        context.params, context.model = check_params("params", params), model
+        try:
+            await runner.run(turn("Hello", *given), context)
+        finally:
+            await runner.close()
+        assert context.model == (model or engine.model), "whose prices apply"
+
+    asyncio.run(body())
+    sent: dict[str, Any] = server.requests[-1] if isinstance(server, QuirkServer) else server.requests[-1].body
+    return sent
+
+
+def engine_at(server: QuirkServer, **settings: Any) -> OpenAIEngine:
+    return OpenAIEngine("local", **{"base_url": server.base_url, "max_retries": 0, "tools": [look], **settings})
+
+
+def test_every_parameter_has_its_forms() -> None:
+    assert list(FORMS) == list(PARAMS) == list(ModelParams.__annotations__)
+
+
+@pytest.mark.parametrize("api", ANSWERS)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_parameter_goes_out_in_the_form_of_the_api(name: str, api: Any) -> None:
+    value, *forms = FORMS[name]
+    form = forms[list(ANSWERS).index(api)]
+    with QuirkServer(ANSWERS[api]) as server:
+        engine = engine_at(server, api=api)
+        if form is None:
+            with pytest.raises(InvalidInputError, match=rf"^params\['{name}'\]=.*: the Responses API has no such"):
+                check_taken(engine, None, check_params("params", {name: value}))
+            return
+        check_taken(engine, None, check_params("params", {name: value}))
+        without, sent = requests(engine, server, {}), requests(engine, server, {name: value})
+    assert {field: sent[field] for field in sent if sent[field] != without.get(field)} == dict(form)
+
+
+@pytest.mark.parametrize("api", ANSWERS)
+def test_a_run_s_parameters_take_the_place_of_the_engine_s_settings(api: Any) -> None:
+    extra = {"top_p": 0.1, "metadata": {"a": "b"}, "reasoning": {"summary": "auto", "effort": "high"}}
+    with QuirkServer(ANSWERS[api]) as server:
+        engine = engine_at(server, api=api, temperature=1.0, max_output_tokens=9, extra=extra)
+        asked = {"temperature": 0, "max_output_tokens": 5, "top_p": 0.5, "reasoning_effort": "low"}
+        sent = requests(engine, server, asked, "another")
+    assert (sent["model"], sent["temperature"], sent["top_p"], sent["metadata"]) == ("another", 0.0, 0.5, {"a": "b"})
+    assert sent["max_completion_tokens" if api == "chat" else "max_output_tokens"] == 5
+    assert sent["reasoning"]["effort" if api == "responses" else "summary"] == ("low" if api == "responses" else "auto")
+
+
+def test_the_limit_of_an_answer_has_one_name_the_one_that_the_engine_was_told() -> None:
+    with QuirkServer(CHAT) as server:
+        sent = requests(
+            engine_at(server, max_output_tokens=9, extra={"max_tokens": 8}), server, {"max_output_tokens": 5}
+        )
+        assert (sent["max_tokens"], "max_completion_tokens" in sent) == (5, False)
+        sent = requests(engine_at(server, provider="mistral"), server, {"max_output_tokens": 5, "seed": 3})
+        assert (sent["max_tokens"], sent["random_seed"], "seed" in sent) == (5, 3, False)
+
+
+def refusal(text: str, param: str | None = None) -> tuple[int, str, bytes]:
+    return 400, "application/json", json.dumps({"error": {"message": text, "param": param, "code": None}}).encode()
+
+
+def test_the_name_of_a_run_s_limit_is_learned_for_the_model_that_refused_it() -> None:
+    refused = refusal("Unsupported parameter: 'max_completion_tokens' is not supported.")
+    with QuirkServer(refused, CHAT) as server:
+        engine = engine_at(server)
+        assert requests(engine, server, {"max_output_tokens": 5}, "older")["max_tokens"] == 5
+        assert requests(engine, server, {"max_output_tokens": 5}, "older")["max_tokens"] == 5
+        assert requests(engine, server, {"max_output_tokens": 5})["max_completion_tokens"] == 5
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize("api", ANSWERS)
+def test_a_parameter_that_the_model_refuses_is_no_fault_of_the_conversation(api: Any) -> None:
+    """Else later requests would leave its attachments out."""
+    with QuirkServer(refusal("'temperature' is not supported with this model.", "temperature")) as server:
+        with pytest.raises(EngineError, match=r"'another' at .* 'temperature' is not supported") as error:
+            requests(engine_at(server, api=api), server, {"temperature": 0.5}, "another")
+        assert not isinstance(error.value, RequestRefusedError)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("api", ANSWERS)
+def test_a_choice_that_forces_a_call_among_the_engine_s_fields_holds_until_the_first_result(api: Any) -> None:
+    """Else each step would have to call a tool, until the run has none left."""
+    with QuirkServer(ANSWERS[api]) as server:
+        engine = engine_at(server, api=api, extra={"tool_choice": "required"})
+        assert requests(engine, server, {})["tool_choice"] == "required"
+        called = (ToolUse(call_id="1", name="look", input={"at": "a"}), ToolResult(call_id="1", text="saw a"))
+        assert requests(engine, server, {}, None, *called)["tool_choice"] == "auto"
+
+
+@pytest.mark.parametrize("api", ANSWERS)
+def test_without_tools_nothing_is_said_of_them_since_providers_refuse_that(api: Any) -> None:
+    with LocalProvider() as provider:
+        settings = {"base_url": provider.base_url, "api": api, "max_retries": 0}
+        plain = OpenAIEngine("local", **settings)
+        choosy = OpenAIEngine("local", tools=[look], extra={"tool_choice": "required"}, **settings)
+        for engine, params in ((plain, {"tool_choice": "none"}), (choosy.answering(SCHEMA["schema"]), {})):
+            check_taken(engine, None, check_params("params", params))
+            sent = requests(engine, provider, params)
+            assert "tool_choice" not in sent
+
+
+# What is refused
+
+WRONG: dict[str, list[Any]] = {
+    "temperature": [-0.1, "0.2", True, float("nan"), float("inf"), []],
+    "top_p": [-0.1, 1.1, "1"],
+    "frequency_penalty": [-2.1, 2.1, "1"],
+    "presence_penalty": [-2.1, 2.1, None.__class__],
+    "max_output_tokens": [0, -1, 1.5, "5", True, 2**31],
+    "seed": [0.5, "7", True, 2**63],
+    "stop": ["", [], [""], ["a", 1], ["a"] * 17, {"a": "b"}, 5],
+    "reasoning_effort": ["much", "", 1],
+    "verbosity": ["some", 1],
+    "tool_choice": ["look", "", 1, {}, {"type": "function"}, {**LOOK, "x": 1}, {"type": "web_search"}, ["auto"]],
+    "parallel_tool_calls": [1, "yes"],
+    "response_format": [
+        *("json_object", {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_object", "schema": {}}),
+        *({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}, {"type": "json_schema", "name": "a"}),
+    ],
+    "service_tier": ["fastest", 1],
+    "metadata": ["a", {"a": 1}, {"a" * 65: "b"}, {"a": "b" * 513}, {str(at): "" for at in range(17)}, ["a"]],
+    "prompt_cache_key": ["", 1, "x" * 513],
+    "safety_identifier": ["", 1],
+}
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_wrong_value_is_refused_by_the_name_of_its_parameter(name: str) -> None:
+    for value in WRONG[name]:
+        with pytest.raises(InvalidInputError) as refused:
+            check_params("params", {"temperature": 0.5, name: value})
+        assert refused.value.field.startswith(f"params['{name}']"), value
+        assert len(str(refused.value)) < 500
+    assert check_params("params", {name: None}) == {name: None}
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("max_tokens", "it is called max_output_tokens"),
+        ("model", "pass it beside params: model="),
+        ("n", "one answer is kept"),
+        ("extra_body", r"OpenAIEngine\(extra="),
+        ("heat", "there are temperature, top_p"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_right_one(name: str, remedy: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^params\['{name}'\]=1: .*{remedy}"):
+        check_params("params", {name: 1})
+
+
+def test_parameters_come_out_in_one_form_and_checking_them_again_changes_nothing() -> None:
+    given = {"stop": "END", "tool_choice": {"type": "function", "name": "look"}, "temperature": 1}
+    once = check_params("params", {**given, "response_format": {"type": "json_schema", **SCHEMA}})
+    assert once == {
+        "stop": ("END",),
+        "tool_choice": LOOK,
+        "temperature": 1.0,
+        "response_format": {"type": "json_schema", "json_schema": SCHEMA},
+    }
+    assert check_params("params", once) == once == pickle.loads(pickle.dumps(once))
+    assert hash(once) == hash(check_params("params", once))
+
+
+LEAVES = (st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.sampled_from(["auto", "low"]))
+ANYTHING = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.sampled_from(["auto", "low"])
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)),
+    max_leaves=4,
+)
+
+
+@given(st.dictionaries(st.one_of(st.sampled_from(PARAMS), st.text(max_size=3)), ANYTHING, max_size=3))
+def test_whatever_is_passed_is_refused_by_its_name_or_can_be_stored_and_sent(passed: dict[str, Any]) -> None:
+    try:
+        found, refused = check_params("params", passed), ""
+    except InvalidInputError as error:
+        found, refused = freeze({}), error.field
+    if refused:
+        assert refused.startswith(("params", "a key of params"))
+        return
+    assert found.keys() == passed.keys()
+    stored = freeze(json.loads(json.dumps(found)))
+    assert check_params("params", stored) == found
+    for api in ANSWERS:
+        engine = OpenAIEngine("local", api=api, tools=[look])  # type: ignore[arg-type]
+        asked = engine._api((), "", "").asking(Asked("local", merged({}, found)))
+        if not engine.not_taken(None, merged({}, found)):
+            assert json.loads(json.dumps(asked.fields)) is not None
+
+
+def test_later_parameters_take_the_place_of_earlier_ones_and_none_takes_them_out() -> None:
+    assert merged({"seed": 1, "top_p": 0.5}, {"seed": None, "temperature": 0.0}) == {"top_p": 0.5, "temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "params", "why"),
+    [
+        ({"tools": ()}, {"tool_choice": "required"}, "the engine has no such tool; it has none"),
+        ({}, {"tool_choice": {"type": "function", "name": "paint"}}, "no such tool; it has look"),
+        ({"tools": ()}, {"parallel_tool_calls": True}, "the engine has no tools"),
+        ({"provider": "llama.cpp"}, {"tool_choice": LOOK}, "provider 'llama.cpp' does not take it"),
+        ({"provider": "deepseek"}, {"seed": 7}, "provider 'deepseek' does not take it: leave it out; see https://"),
+        ({"provider": "deepseek"}, {"response_format": {"type": "json_schema", **SCHEMA}}, "takes no schemas"),
+        ({"base_url": "https://api.deepseek.com"}, {"metadata": {"a": "b"}}, "provider 'deepseek' does not take it"),
+    ],
+    ids=str,
+)
+def test_what_an_engine_cannot_send_is_refused(settings: dict[str, Any], params: dict[str, Any], why: str) -> None:
+    engine = OpenAIEngine("local", **{"tools": [look], **settings})
+    with pytest.raises(InvalidInputError, match=rf"^params\['{next(iter(params))}'\]=.*{why}"):
+        check_taken(engine, None, check_params("params", params))
+    check_taken(engine, "another", check_params("params", {"temperature": 0.5, "tool_choice": "none"}))
+
+
+def test_a_tool_of_the_provider_s_own_may_be_chosen() -> None:
+    engine = OpenAIEngine("local", api="responses", extra={"tools": [{"type": "web_search"}]})
+    check_taken(engine, None, check_params("params", {"tool_choice": "required", "parallel_tool_calls": False}))
+
+
+# On a session
+
+
+class Steered(Scripted):
+    """A scripted model that takes all parameters and notes what each of its calls asks for."""
+
+    def __init__(self, script: Sequence[Sequence[Block]], registry: ToolRegistry) -> None:
+        super().__init__(script, registry)
+        self.asked: list[tuple[str | None, Mapping[str, Any]]] = []
+        self.waits: asyncio.Event | None = None
+
+    def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
+        return {"seed": "it throws dice"} if "seed" in params else {}
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        self.asked.append((context.model, dict(context.params)))
+        if self.waits and len(self.asked) > 1:
+            self.waits.set()
+            await asyncio.sleep(3600)
+        return await super().run(turn, context)
+
+
+APPROVED = Decision(verdict="approved")
+TWO_STEPS: list[list[Block]] = [[use("1", "look", at="a")], [Text(text="done")]]
+
+
+def steered(*settings: Any) -> Steered:
+    return Steered(TWO_STEPS, ToolRegistry(look, *settings))
+
+
+def test_a_forced_choice_holds_for_the_first_step_and_the_rest_for_all() -> None:
+    async def story() -> None:
+        engine = steered()
+        stage = Stage(engine)
+        await stage.start(model="large", params={"temperature": 0.5, "tool_choice": "required"})
+        assert (await stage.outcome()).run.state == "completed"
+        assert engine.asked == [
+            ("large", {"temperature": 0.5, "tool_choice": "required"}),
+            ("large", {"temperature": 0.5, "tool_choice": "auto"}),
+        ]
+        run = await stage.store.run("run")
+        assert (run.model, run.params) == ("large", {"temperature": 0.5, "tool_choice": "required"})
+
+    play(story())
+
+
+@pytest.mark.parametrize("after", ["the first call", "the first result"])
+def test_a_run_that_another_process_takes_up_asks_for_the_same(after: str) -> None:
+    async def story() -> None:
+        engine = steered()
+        stage = Stage(engine, on_lost="resume")
+        engine.waits = asyncio.Event()
+        params = {"temperature": 0.5, "tool_choice": "required", "metadata": {"team": "blue"}}
+        if after == "the first call":
+            engine.asked.append((None, {}))  # so that the first one waits
+        await stage.start(model="large", params=params)
+        await engine.waits.wait()
+        engine.waits = None
+        engine.asked.clear()
+        await stage.new_core().activate()
+        assert (await stage.outcome()).run.state == "completed"
+        later = {**params, "tool_choice": "auto"}
+        assert engine.asked == [("large", each) for each in ([params, later] if after == "the first call" else [later])]
+
+    play(story())
+
+
+def test_wherever_a_run_is_taken_over_it_asks_for_the_same_and_is_made_to_call_a_tool_only_at_first() -> None:
+    """Another process takes the session over at random moments, up to three times in a run."""
+    taken_over = Counter[int]()
+
+    async def story(seed: int) -> None:
+        dice = random.Random(seed)
+        asked: list[tuple[Mapping[str, Any], bool]] = []
+
+        class Slow(Steered):
+            async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+                asked.append((context.params, bool(turn.output)))
+                await asyncio.sleep(dice.random() * 0.02)
+                return await super().run(turn, context)
+
+        @tool(repeatable=True)
+        async def look(at: str) -> str:
+            """Look."""
+            await asyncio.sleep(dice.random() * 0.02)
+            return f"saw {at}"
+
+        script: list[list[Block]] = [[use("1", "look", at="a")], [use("2", "look", at="b")], [Text(text="done")]]
+        stage = Stage(Slow(script, ToolRegistry(look)), on_lost="resume")
+        stage.store = DawdlingStore(dice)
+        stage.new_core()
+        params = {"top_p": 0.5, "tool_choice": "required"}
+        await stage.start(params=params)
+        for _ in range(dice.randrange(4)):
+            await asyncio.sleep(dice.random() * 0.03)
+            await stage.new_core().activate()
+        outcome = await stage.outcome()
+        assert outcome.run.state == "completed" and outcome.run.params == params
+        taken_over[outcome.run.resumes] += 1
+        for found, has_output in asked:
+            assert found == {"top_p": 0.5, "tool_choice": "auto" if has_output else "required"}
+
+    assert explore(30, story) and all(taken_over[times] for times in range(3))
+
+
+def test_a_run_that_waited_for_approval_goes_on_with_what_it_asked_for() -> None:
+    @tool(approval=True)
+    def paint(at: str) -> str:
+        """Paint."""
+        return "painted"
+
+    async def story() -> None:
+        engine = Steered([[use("1", "paint", at="a")], [Text(text="done")]], ToolRegistry(paint))
+        stage = Stage(engine)
+        await stage.start(params={"top_p": 0.5, "tool_choice": {"type": "function", "function": {"name": "paint"}}})
+        await stage.until(stage.awaits)
+        assert await stage.core.leave()
+        core = stage.new_core()
+        await core.decide("run", "1", APPROVED)
+        assert (await stage.outcome()).run.state == "completed"
+        assert engine.asked[1:] == [(None, {"top_p": 0.5, "tool_choice": "auto"})]
+
+    play(story())
+
+
+def test_a_session_s_parameters_hold_for_its_runs_and_its_forks() -> None:
+    async def story() -> None:
+        engine = Steered([[Text(text="done")]], ToolRegistry())
+        stage = Stage(engine)
+        asked: dict[str, Any] = {"model": "large", "params": check_params("params", {"temperature": 0.5, "top_p": 0.5})}
+        await stage.store.create(SessionRecord(session_id=SESSION, **asked))
+        await stage.core.start(["go"], run_id="run")
+        await stage.outcome()
+        await stage.core.start(["go"], run_id="next", model="small", params={"temperature": 0.0, "top_p": None})
+        await stage.core.wait("next")
+        fork = await stage.core.fork(None, "fork")
+        assert engine.asked == [("large", {"temperature": 0.5, "top_p": 0.5}), ("small", {"temperature": 0.0})]
+        assert (fork.model, fork.params) == ("large", {"temperature": 0.5, "top_p": 0.5})
+
+    play(story())
+
+
+def test_a_run_that_asks_for_what_its_engine_does_not_take_is_refused_and_nothing_is_stored() -> None:
+    async def story() -> None:
+        for engine, asked, why in (
+            (EchoEngine(), {"params": {"temperature": 0.5}}, r"params\['temperature'\]=0.5: EchoEngine takes no param"),
+            (EchoEngine(), {"model": "large"}, "model='large': EchoEngine takes no parameters"),
+            (steered(), {"params": {"top_p": 0.5, "seed": 7}}, r"params\['seed'\]=7: it throws dice"),
+        ):
+            stage = Stage(engine)
+            await stage.create()
+            with pytest.raises(InvalidInputError, match=why):
+                await stage.core.start(["go"], run_id="run", **asked)
+            assert await stage.store.runs(SESSION) == [] and (await stage.store.get(SESSION)).log_size == 0
+            await stage.core.start(["go"], run_id="run")
+            assert (await stage.outcome()).run.state == "completed"
+
+    play(story())
+
+
+def test_a_key_that_comes_again_with_other_parameters_is_a_conflict() -> None:
+    async def story() -> None:
+        stage = Stage(steered())
+        await stage.create()
+        first = await stage.core.start(["go"], run_id="run", idempotency_key="k", params={"top_p": 0.5})
+        assert await stage.core.start(["go"], run_id="again", idempotency_key="k", params={"top_p": 0.5}) == first
+        with pytest.raises(IdempotencyConflictError):
+            await stage.core.start(["go"], run_id="other", idempotency_key="k", params={"top_p": 0.6})
+
+    play(story())
+
+
+def test_middleware_edits_requests_and_the_parameters_go_along() -> None:
+    async def story() -> None:
+        with QuirkServer(CHAT) as server:
+            engine = engine_at(server, middleware=[SystemPrompt("Be brief.")])
+            stage = Stage(engine)
+            await stage.start(params={"temperature": 0.5, "tool_choice": "required"})
+            assert (await stage.outcome()).run.state == "completed"
+            (request,) = server.requests
+        assert request["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert (request["temperature"], request["tool_choice"]) == (0.5, "required")
+
+    asyncio.run(story())

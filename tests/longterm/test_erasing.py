@@ -1,0 +1,543 @@
+"""Erasing: what is forgotten is in no file any more, and a search of all bytes says so; case 54."""
+
+import asyncio
+import json
+import pickle
+import sqlite3
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_extractive import Model, told
+from turnwise.errors import InvalidInputError
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
+from turnwise.memory.longterm.deletion import Erasing, Erasure, Scrubbing, erase
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.file_search import begin, erase_and_search
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.static import StaticMemory
+from turnwise.memory.longterm.vector import sqlite_rows as full_text_rows
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, VectorIndex
+from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.working.sql import SQLNotes
+from turnwise.testing.embedding import HashEmbedding
+from vector_memories import FlakyEmbedding, bytes_in, chroma_server, item
+
+pytestmark = pytest.mark.usefixtures("restless")
+
+Make = Callable[[], LongTermMemory]
+Look = Callable[..., Awaitable[Erasure]]
+
+ANN, BOB = Scope(user_id="ann"), Scope(user_id="bob")
+LONG = "\n".join(
+    f"Dear diary, page {at}: the {word} quokka said “hüpf!” to me."
+    for at, word in enumerate(
+        f"{first}{second}"
+        for first in ("xylo", "zyg", "quiz", "jinx")
+        for second in ("phone", "ote", "zical", "ed") * 20
+    )
+)
+
+
+@pytest.fixture(params=["lexical", "extractive", "vector"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Makes memories on the same files."""
+    name = f"test-{new_id()}"
+
+    def make() -> LongTermMemory:
+        if request.param == "vector":
+            index = VectorIndex(ChromaFolder(tmp_path / "chroma"), HashEmbedding(), name=name)
+            return VectorMemory(FullText(f"sqlite:///{tmp_path}/memory.db"), index)
+        facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+        return LexicalMemory(facts) if request.param == "lexical" else ExtractiveMemory(Model(), facts)
+
+    return make
+
+
+def vector_memory(folder: Path, place: ChromaPlace) -> VectorMemory:
+    return VectorMemory(
+        FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding(), name=f"test-{new_id()}")
+    )
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(story())  # type: ignore[arg-type]
+
+
+def of(session: str, turn: int, id: str, text: str, **more: Any) -> MemoryItem:
+    return item(id, text, source=Source(session_id=session, turn_index=turn), **{"created_at": 1.0, **more})
+
+
+ITEMS = [
+    of("s", 1, "1", "Her password hint is zyzzyva.", topic="kerfuffle"),
+    of("s", 1, "2", "Fährt “gern” nach Schlumpfhausen.", superseded_at=5.0, superseded_by="3"),
+    of("s", 2, "3", "休暇はシュルンプ村で取る。"),
+    of("t", 1, "4", LONG),
+]
+WORDS = {
+    "1": (b"zyzzyva", b"kerfuffle"),
+    "2": (b"Schlumpfhausen", b"Schlumpf"),
+    "3": ("シュルンプ".encode(), json.dumps("シュルンプ")[1:-1].encode()),
+    "4": (b"jinxzical", b"xylophone"),
+}
+
+
+WAYS: dict[str, tuple[Scope, list[str] | None, int | None, str]] = {
+    "user": (ANN, None, None, "1234"),
+    "session": (Scope(user_id="ann", session_id="s"), None, None, "123"),
+    "turn": (Scope(user_id="ann", session_id="s", agent="a"), None, 1, "12"),
+    "ids": (ANN, ["4", "3", "none"], None, "34"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("look", [erase, erase_and_search])
+def test_nothing_of_what_was_forgotten_is_in_any_file(make: Make, tmp_path: Path, way: str, look: Look) -> None:
+    scope, ids, turn, gone = WAYS[way]
+
+    def left() -> set[str]:
+        held = bytes_in(tmp_path)
+        return {name for name, words in WORDS.items() if any(word in held for word in words)}
+
+    def files() -> int:
+        return sum(file.stat().st_size > 0 and "search" not in file.name for file in tmp_path.rglob("*.*"))
+
+    async def story() -> None:
+        memory = make()
+        assert isinstance(memory, Erasing)
+        for user in ("bob", "cid"):
+            await memory.remember(
+                Scope(user_id=user), [item("1", f"{user} keeps a lighthouse."), item("2", "A kettle.")]
+            )
+        await memory.remember(ANN, ITEMS)
+        assert left() == set("1234")
+        erased = await look(memory, scope, ids, turn_index=turn)
+        assert (erased.items, erased.found, erased.verified, erased.why) == (len(gone), (), True, None)
+        assert erased.progress == 1
+        assert erased.files >= 1 if look is erase else erased.files >= files()
+        assert left() == set("1234") - set(gone)
+        for user in ("bob", "cid"):
+            (found,) = await memory.recall(Scope(user_id=user), "lighthouse")
+            assert found.text == f"{user} keeps a lighthouse."
+        await memory.close()
+        assert left() == set("1234") - set(gone)
+        memory = make()
+        await memory.remember(ANN, ITEMS)
+        for each in ITEMS:
+            there = {found.id for found in await memory.recall(ANN, each.text[:60], as_of=3.0)}
+            assert (each.id in there) == (each.id not in gone)
+        await memory.close()
+
+    run(story)
+
+
+def test_what_somebody_else_says_too_may_stay(make: Make) -> None:
+    """Word for word, or as a part of something longer; what is of tables and not of people, too."""
+
+    async def story() -> None:
+        memory = make()
+        mine = [
+            item("1", "The zyzzyva is a weevil.", topic="type"),
+            item("2", "quagga", topic="created_at"),
+            item("3", "a", topic="collections"),
+            item("4", "The quick brown fox\njumps over a very lazy dog.", topic="superseded_by"),
+        ]
+        theirs = [
+            item("1", "Did you know? The zyzzyva is a weevil."),
+            item("2", "a quagga is a zebra"),
+            item("4", "He wrote: jumps over a very lazy dog."),
+        ]
+        await memory.remember(ANN, mine)
+        await memory.remember(BOB, theirs)
+        erased = await erase(memory, ANN)
+        assert (erased.items, erased.found, erased.verified) == (4, (), True)
+        assert [found.id for found in await memory.recall(BOB, "zyzzyva weevil")] == ["1"]
+        again = await erase(memory, BOB)
+        assert (again.items, again.verified) == (3, True)
+        assert (await erase(memory, BOB)).items == 0
+        await memory.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "The zyzzyva is a “weevil”.".encode(),
+        json.dumps("The zyzzyva is a “weevil”.").encode(),
+        json.dumps({"a": "The zyzzyva is a “weevil”."}, ensure_ascii=False).encode(),
+        LONG[2450:2700].encode(),  # a part of it, as on a page
+        json.dumps(LONG.splitlines()[77]).encode(),
+        b"kerfuffle",
+    ],
+)
+def test_what_is_left_anywhere_is_found(make: Make, tmp_path: Path, rest: bytes) -> None:
+    async def story() -> None:
+        memory = make()
+        await memory.remember(ANN, [item("1", "The zyzzyva is a “weevil”.", topic="kerfuffle"), item("4", LONG)])
+        await memory.remember(BOB, [item("1", "A lighthouse.")])
+        main = next(path for path in memory.paths() if path.suffix == ".db")  # type: ignore[attr-defined]
+        with sqlite3.connect(main) as other:
+            other.execute("CREATE TABLE others (value BLOB)")
+            other.execute("INSERT INTO others VALUES (?)", (rest,))
+        other.close()
+        erased = await erase_and_search(memory, ANN)
+        assert (erased.items, erased.verified, erased.why) == (2, False, None)
+        assert str(main) in erased.found and {Path(file).name for file in erased.found} <= {
+            main.name,
+            f"{main.name}-wal",
+        }
+        await memory.close()
+
+    run(story)
+
+
+def test_what_is_left_in_a_folder_of_vectors_is_found(tmp_path: Path) -> None:
+    async def story() -> None:
+        memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
+        await memory.remember(ANN, [item("1", "The Zyzzyva: a weevil!")])
+        left = tmp_path / "chroma" / "some" / "where" / "notes.txt"
+        left.parent.mkdir(parents=True)
+        left.write_text("nothing\n" * 10_000 + "The Zyzzyva: a weevil!")
+        erased = await erase_and_search(memory, ANN)
+        assert (erased.items, erased.found, erased.verified) == (1, (str(left),), False)
+        await memory.close()
+
+    run(story)
+
+
+def test_facts_that_a_model_found_are_looked_for(tmp_path: Path) -> None:
+    """By the turn or the item that they were made of; what is asked about tells nothing of what was read."""
+
+    async def story() -> None:
+        facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+        memory = ExtractiveMemory(Model(), facts)
+        items = [told(at, f"I own zyzzyva {at}.", f"I own quokka {at}.") for at in range(3)]
+        await memory.remember(ANN, items)
+        session = Scope(user_id="ann", session_id="s")
+        assert sorted(await memory.texts(session, turn_index=1)) == ["I own quokka 1.", "I own zyzzyva 1."]
+        assert sorted(await memory.texts(ANN, [items[0].id, "none"])) == ["I own quokka 0.", "I own zyzzyva 0."]
+        assert len(await memory.texts(ANN)) == len(await memory.texts(session)) == 6
+        erased = await erase(memory, ANN, [items[0].id])
+        assert (erased.items, erased.verified) == (2, True)
+        erased = await erase(memory, session, turn_index=1)
+        assert (erased.items, erased.verified) == (2, True)
+        held = bytes_in(tmp_path)
+        assert b"zyzzyva 2" in held and b"zyzzyva 1" not in held and b"zyzzyva 0" not in held
+        await memory.remember(ANN, items)
+        assert sorted(found.text for found in await memory.recall(ANN, "zyzzyva")) == ["I own zyzzyva 2."]
+        await memory.close()
+
+    run(story)
+
+
+def test_forgetting_batch_upon_batch_leaves_nothing(tmp_path: Path, small_batches: int) -> None:
+    """More than one batch of everything: pages of SQLite, vectors of Chroma, words."""
+    many = 2500 // small_batches
+
+    async def story() -> None:
+        memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
+        await memory.remember(BOB, [item(str(at), f"a lighthouse {at}") for at in range(many // 2)])
+        await memory.remember(ANN, [of(f"s{at % 2}", at, str(at), f"zyzzyva number {at}.") for at in range(many)])
+        erased = await erase(memory, Scope(user_id="ann", session_id="s0"))
+        assert (erased.items, erased.found, erased.verified) == (many // 2, (), True)
+        held = bytes_in(tmp_path)
+        assert b"zyzzyva number 149." in held and b"zyzzyva number 150." not in held
+        erased = await erase(memory, ANN)
+        assert (erased.items, erased.verified) == (many // 2, True)
+        assert b"zyzzyv" not in bytes_in(tmp_path)  # nor the stem that words are indexed by
+        assert len(await memory.recall(BOB, "lighthouse", limit=2000)) == many // 2
+        assert (await memory.check()).ok
+        await memory.close()
+        assert b"zyzzyv" not in bytes_in(tmp_path)
+
+    run(story)
+
+
+def test_a_copy_that_is_left_in_a_page_that_was_written_is_found_and_overwritten(tmp_path: Path) -> None:
+    """SQLite leaves one now and then, when it moves a row to another page."""
+
+    async def story() -> None:
+        memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
+        await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.")])
+        await memory.remember(BOB, [item("1", "A lighthouse.")])
+        with closing(sqlite3.connect(tmp_path / "memory.db")) as other, other:
+            other.execute("PRAGMA secure_delete = OFF")
+            other.execute("CREATE TEMP TABLE copy AS SELECT * FROM turnwise_vector_items WHERE id = '1' LIMIT 1")
+            other.execute("UPDATE copy SET row = (3 << 32), digest = 'copy'")
+            other.execute("INSERT INTO turnwise_vector_items SELECT * FROM copy")
+            other.execute("DELETE FROM turnwise_vector_items WHERE row = (3 << 32)")
+        await memory._text.forget(ANN, [])
+        with closing(sqlite3.connect(tmp_path / "memory.db")) as other:
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert (tmp_path / "memory.db").read_bytes().count(b"The zyzzyva is a weevil.") == 2
+        erased = await erase(memory, ANN)
+        assert (erased.items, erased.found, erased.verified) == (1, (), True)
+        assert b"zyzzyva" not in bytes_in(tmp_path)
+        await memory.close()
+
+    run(story)
+
+
+def test_vectors_of_the_forgotten_are_in_no_file_of_chroma(tmp_path: Path) -> None:
+    """Neither in its index, nor in its database; those of others are where they were."""
+
+    async def story() -> None:
+        memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
+        index = memory._index
+        for at in range(10):
+            for scope, count in ((ANN, 20), (BOB, 100)):
+                of_them = [
+                    item(f"{at}-{each}", f"{scope.user_id} saw {new_id()} and {new_id()}") for each in range(count)
+                ]
+                await memory.remember(scope, of_them)
+        vectors = list(index.get(await memory.keys(ANN)).values())
+        others = index.get(await memory.keys(BOB))
+
+        def left() -> int:
+            held = bytes_in(tmp_path / "chroma")
+            return sum(vector.tobytes()[400:440] in held for vector in vectors)
+
+        assert left() > 100
+        erased = await erase(memory, ANN)
+        assert (erased.items, erased.verified, erased.why) == (200, True, None)
+        assert left() == 0
+        assert index.get(list(others)).keys() == others.keys() and index.count() == len(others) == 1000
+        await memory.close()
+        assert left() == 0
+
+    run(story)
+
+
+def test_to_erase_one_user_of_many_makes_nothing_of_others_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in texts that are embedded and in items that are read: as many with two users as with twenty."""
+    read = 0
+    decode = full_text_rows._decode
+
+    def counted(user_id: str, values: Sequence[Any]) -> full_text_rows.Row:
+        nonlocal read
+        read += 1
+        return decode(user_id, values)
+
+    monkeypatch.setattr(full_text_rows, "_decode", counted)
+
+    async def story(users: int) -> tuple[int, int]:
+        nonlocal read
+        embedding = FlakyEmbedding()
+        index = VectorIndex(ChromaFolder(tmp_path / f"chroma-{users}"), embedding)
+        memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/{users}.db"), index)
+        for user in range(users):
+            items = [item(str(at), f"user {user} has {new_id()}") for at in range(30)]
+            await memory.remember(Scope(user_id=str(user)), items)
+        embedding.calls.clear()
+        read = 0
+        erased = await erase(memory, Scope(user_id="1"))
+        assert (erased.items, erased.verified) == (30, True)
+        count = read
+        await memory.close()
+        return sum(embedding.calls), count
+
+    few, many = asyncio.run(story(2)), asyncio.run(story(20))
+    assert few == many and few[0] == 0 and 30 <= few[1] <= 200
+
+
+def test_others_recall_and_save_while_a_user_is_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is done for it holds the event loop, the file or the index to its end."""
+    monkeypatch.setattr("turnwise.memory.longterm.vector.memory.DELETED", 4)
+    monkeypatch.setattr("turnwise.memory.longterm.vector.memory.REST", 2)
+
+    async def story() -> None:
+        memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
+        await memory.remember(ANN, [item(str(at), f"zyzzyva {at}") for at in range(300)])
+        await memory.remember(BOB, [item("1", "a lighthouse")])
+        erasing = asyncio.create_task(erase(memory, ANN))
+        done = 0
+        while not erasing.done():
+            await memory.remember(BOB, [item(f"more-{done}", f"kettle {done}")])
+            assert [found.id for found in await memory.recall(BOB, "lighthouse")] == ["1"]
+            done += 1
+        assert (await erasing).verified and done >= 5 and memory.trouble is None
+        assert len(await memory.recall(BOB, "kettle", limit=done + 1)) == done
+        await memory.close()
+
+    run(story)
+
+
+def test_a_search_of_all_files_goes_on_where_it_was_killed(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it writes down of it says nothing of what was forgotten, and its end is told again."""
+    monkeypatch.setattr("turnwise.memory.longterm.file_search.STEP_BYTES", 100_000)
+
+    async def story() -> None:
+        memory = make()
+        await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.", topic="kerfuffle"), item("4", LONG)])
+        await memory.remember(BOB, [item(str(at), f"A lighthouse {at}. {'x' * at}") for at in range(300)])
+        (tmp_path / "chroma").mkdir(exist_ok=True)
+        (first, search) = await begin(memory, ANN)
+        assert search is not None and isinstance(memory, Erasing)
+        assert (first.items, first.progress, first.verified) == (2, 0, False) and "ask again" in (first.why or "")
+        await search.step()
+        before = search.report()
+        assert 0 < before.progress < 1
+        await memory.close()
+        assert not {name for name, words in WORDS.items() if any(word in bytes_in(tmp_path) for word in words)}
+        memory = make()
+        after, search = await begin(memory, ANN)
+        assert after == before and search is not None
+        steps = 0
+        while search.is_under_way:
+            await search.step()
+            steps += 1
+        assert steps > 1
+        done = search.report()
+        assert (done.items, done.verified, done.progress, done.why) == (2, True, 1, None)
+        assert await erase_and_search(memory, ANN) == done
+        await memory.remember(ANN, [item("5", "A quokka.")])
+        assert (await erase_and_search(memory, ANN)).items == 1
+        await memory.close()
+
+    run(story)
+
+
+def test_a_search_that_finds_something_has_the_file_written_anew(make: Make, tmp_path: Path) -> None:
+    async def story() -> None:
+        memory = make()
+        assert isinstance(memory, Erasing)
+        await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.")])
+        main = memory.paths()[0]
+        with closing(sqlite3.connect(main)) as other, other:
+            other.execute("PRAGMA secure_delete = OFF")
+            other.execute("CREATE TABLE others (value TEXT)")
+            other.execute("INSERT INTO others VALUES ('The zyzzyva is a weevil.')")
+            other.execute("INSERT INTO others VALUES ('rest')")
+            other.execute("DELETE FROM others WHERE value <> 'rest'")
+        assert b"zyzzyva is" in bytes_in(tmp_path)
+        erased = await erase_and_search(memory, ANN)
+        assert (erased.items, erased.found, erased.verified) == (1, (), True)
+        assert b"zyzzyva is" not in bytes_in(tmp_path)
+        await memory.close()
+
+    run(story)
+
+
+def test_what_a_server_keeps_is_deleted_there_and_not_verified(tmp_path: Path) -> None:
+    async def story() -> None:
+        with chroma_server(tmp_path) as server:
+            index = VectorIndex(server, HashEmbedding(), name="test")
+            memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/memory.db"), index)
+            await memory.remember(ANN, [item("1", "zyzzyva")])
+            await memory.remember(BOB, [item("1", "a lighthouse")])
+            await memory.flush()
+            assert index.count() == 2
+            erased = await erase(memory, ANN)
+            assert erased == Erasure(items=1, files=0, found=(), verified=False, why=erased.why)
+            assert "not kept in files of this machine" in (erased.why or "")
+            assert index.count() == 1
+            assert b"zyzzyva" not in (tmp_path / "memory.db").read_bytes()
+            await memory.close()
+
+    run(story)
+
+
+def test_facts_of_a_server_are_not_verified(database: str) -> None:
+    async def story() -> None:
+        memory = LexicalMemory(SQLFacts(database))
+        await memory.remember(ANN, [item("1", "zyzzyva")])
+        erased = await erase(memory, ANN)
+        assert (erased.items, erased.files, erased.verified) == (1, 0, False)
+        await memory.close()
+
+    run(story)
+
+
+class Plain:
+    """A memory that says nothing of files, and knows no turns."""
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
+        return []
+
+    async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
+        return []
+
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
+        return False
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None) -> int:
+        return 3
+
+    async def close(self) -> None:
+        pass
+
+
+def test_memories_without_files_say_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        assert await erase(StaticMemory(["a fact"]), ANN) == Erasure(items=0, files=0, found=(), verified=True)
+        erased = await erase(Plain(), ANN)  # type: ignore[arg-type]
+        assert (erased.items, erased.verified) == (3, False)
+        assert erased.why == "Plain does not say where it keeps what it is told"
+        memory = LexicalMemory(InMemoryFacts())
+        await memory.remember(ANN, [item("1", "zyzzyva")])
+        erased = await erase(memory, ANN)
+        assert (erased.items, erased.verified) == (1, False) and "not kept in files" in (erased.why or "")
+        vectors = vector_memory(tmp_path, ChromaInMemory())
+        await vectors.remember(ANN, [item("1", "zyzzyva")])
+        erased = await erase_and_search(vectors, ANN)
+        assert (erased.items, erased.verified, erased.found) == (1, True, ())
+        await vectors.close()
+
+    run(story)
+
+
+def test_who_cannot_be_scrubbed_or_searched_has_forgotten_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        url = f"sqlite:///{tmp_path}/facts.db"
+        memory, hasty = LexicalMemory(SQLFacts(url)), LexicalMemory(SQLFacts(url, lock_timeout_s=0.5))
+        await memory.remember(ANN, [item("1", "zyzzyva"), item("2", "quokka")])
+        reader = sqlite3.connect(tmp_path / "facts.db", isolation_level=None)
+        reader.execute("BEGIN")
+        assert len(reader.execute("SELECT * FROM turnwise_facts").fetchall()) == 2
+        erased = await erase(hasty, ANN, ["1"])
+        assert (erased.items, erased.files, erased.verified) == (1, 0, False)
+        assert "try again" in (erased.why or "")
+        reader.close()
+        await hasty.close()
+        assert [found.id for found in await memory.recall(ANN, "zyzzyva quokka")] == ["2"]
+        await memory.scrub()
+        assert b"zyzzyva" not in bytes_in(tmp_path)
+        monkeypatch.setattr("sys.executable", "/bin/false")
+        erased = await erase(memory, ANN)
+        assert (erased.items, erased.files, erased.verified) == (1, 0, False)
+        assert "ended with 1" in (erased.why or "")
+        with pytest.raises(InvalidInputError):
+            await erase(memory, ANN, turn_index=1)
+        await memory.close()
+
+    run(story)
+
+
+def test_what_is_pickled_names_the_same_files_wherever_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The actors that own memories have another working directory than the program that made them."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    kinds: tuple[Callable[[str], Scrubbing], ...] = (SQLStore, SQLFacts, SQLNotes, FullText)
+    made = [kind("sqlite:///made.db") for kind in kinds]
+    pickled = pickle.dumps([*made, ChromaFolder("vectors")])
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    *opened, folder = pickle.loads(pickled)
+    assert [store.paths()[0] for store in opened] == [tmp_path / "made.db"] * 4
+    assert folder.path == tmp_path / "vectors"

@@ -1,0 +1,266 @@
+"""The laws of `FactStore` on every store of facts that turnwise has, and what is the databases' own."""
+
+import asyncio
+import pickle
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.items import conformance as contract
+from turnwise.memory.longterm.items.base import ALL, BURIED_S, FactFilter, FactStore
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.conformance.laws import Law, check_law
+from turnwise.memory.stores.sql.store import SQLStore
+
+MakeFacts = Callable[[], FactStore]
+
+USER = Scope(user_id="u")
+
+
+def items(count: int, **values: Any) -> list[MemoryItem]:
+    return [MemoryItem(id=str(at), text=f"text {at}", created_at=float(at), **values) for at in range(count)]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database, empty at first."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/facts.db"
+    return str(request.getfixturevalue("database"))
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def make_facts(request: pytest.FixtureRequest, tmp_path: Path) -> MakeFacts:
+    """Opens stores on the same data, empty at first."""
+    if request.param == "memory":
+        facts = InMemoryFacts()
+        return lambda: facts
+    url = f"sqlite:///{tmp_path}/facts.db" if request.param == "sqlite" else request.getfixturevalue("database")
+    return partial(SQLFacts, url)
+
+
+def using(url: str, use: Callable[[SQLFacts], Awaitable[Any]]) -> Any:
+    """Return what `use` returns of a store that is open for it."""
+
+    async def call() -> Any:
+        facts = SQLFacts(url)
+        try:
+            return await use(facts)
+        finally:
+            await facts.close()
+
+    return asyncio.run(call())
+
+
+@pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
+def test_the_store_of_facts_holds_to_the_law_that(law: Law, make_facts: MakeFacts) -> None:
+    """Cases 50, 51, 53 and 54, as each law says."""
+    asyncio.run(check_law(law, make_facts))
+
+
+def test_a_store_of_facts_that_breaks_a_law_is_told_which() -> None:
+    class Forgetful(InMemoryFacts):
+        def _forget(self, user_id: str, ids: Any) -> None:
+            """Keep them, and say they are gone."""
+
+    stores: dict[str, FactStore] = {}
+    with pytest.raises(AssertionError, match=r"^check_an_agent_sees_its_own.*: |^check_what_was_deleted.*: "):
+        asyncio.run(contract.check_facts_contract(lambda law: stores.setdefault(law, Forgetful())))
+
+
+def test_the_contract_is_all_of_its_laws() -> None:
+    checks = [value for name, value in vars(contract).items() if name.startswith("check_")]
+    assert [check for check in checks if check not in (contract.check_facts_contract, check_law)] == list(contract.LAWS)
+
+
+def test_facts_and_sessions_share_a_database(url: str) -> None:
+    async def use() -> None:
+        store, facts = SQLStore(url), SQLFacts(url)
+        await asyncio.gather(store.create(SessionRecord(session_id="s")), facts.put(USER, items(3)))
+        await store.delete("s")
+        assert await facts.count(USER) == 3
+        await store.create(SessionRecord(session_id="s"))
+        await facts.purge("u")
+        assert (await store.get("s")).session_id == "s"
+        await asyncio.gather(store.close(), facts.close())
+
+    asyncio.run(use())
+
+
+def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
+    async def use() -> None:
+        stores = [SQLFacts(url) for _ in range(6)]
+        await asyncio.gather(*(facts.put(Scope(user_id=f"u{at}"), items(3)) for at, facts in enumerate(stores)))
+        for at in range(6):
+            assert await stores[0].count(Scope(user_id=f"u{at}")) == 3
+        await asyncio.gather(*(facts.close() for facts in stores))
+
+    asyncio.run(use())
+
+
+def test_what_was_kept_and_deleted_is_so_when_it_is_opened_again(url: str) -> None:
+    using(url, lambda facts: facts.put(USER, items(2000)))
+    assert len(using(url, lambda facts: facts.delete(USER, [str(at) for at in range(1000)]))) == 1000
+    assert using(url, lambda facts: facts.put(USER, items(2001))) == ["2000"]
+    assert list(using(url, lambda facts: facts.query(USER, limit=2000))) == items(2001)[:999:-1]
+
+
+def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
+    facts = SQLFacts(url, lock_timeout_s=3.0, connections=2)
+    again = pickle.loads(pickle.dumps(facts))
+    assert repr(again) == repr(facts) and again._settings == facts._settings
+    asyncio.run(facts.close())
+    asyncio.run(again.close())
+    with pytest.raises(TypeError, match="cannot be sent to another: use SQLFacts"):
+        pickle.dumps(InMemoryFacts())
+
+
+def test_what_is_deleted_is_in_no_file_any_more(tmp_path: Path) -> None:
+    """Case 54: neither in SQLite's file nor in its log, while the store is open; nor is it legible who had it."""
+    text = "She was born in Trondheim. " * 300
+    sarah = Scope(user_id="sarah-connor", agent="agent-x")
+
+    source = Source(session_id="sarah-session")
+    about = [MemoryItem(id=f"sarah-{at}", text=text, topic="Trondheim", source=source) for at in range(20)]
+
+    def words() -> set[bytes]:
+        found = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        return {word for word in (b"Trondheim", b"sarah", b"once-more", b"agent-x") if word in found}
+
+    async def use() -> None:
+        facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+        await facts.put(USER, items(50))
+        await facts.put(sarah, about)
+        assert words() == {b"Trondheim", b"sarah"}
+        await facts.purge("sarah-connor")
+        assert words() == set()
+        await facts.put(sarah, [MemoryItem(id="once-more", text=text, type=MemoryType.SKILL)])
+        assert words() == {b"Trondheim", b"sarah", b"once-more", b"agent-x"}
+        await facts.delete(sarah, ["once-more", "sarah-5"])
+        assert words() == set()
+        assert await facts.count(USER) == 50
+        await facts.close()
+
+    asyncio.run(use())
+
+
+def edit(path: Path, statement: str) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        assert connection.execute(statement).rowcount == 1
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [*("text = '{'", "text = ''", "text = '5'", "text = 'null'"), "type = 'no'", "topic = '{'", "spans = '[[1]]'"],
+)
+def test_a_corrupt_fact_is_named_never_skipped_and_can_be_deleted(tmp_path: Path, change: str) -> None:
+    url = f"sqlite:///{tmp_path}/facts.db"
+    using(url, lambda facts: facts.put(USER, items(4)))
+    edit(tmp_path / "facts.db", f"UPDATE turnwise_facts SET {change} WHERE id = '0'")
+    for use in (lambda facts: facts.query(USER), lambda facts: facts.get(USER, ["1", "0"]), lambda facts: facts.scan()):
+        with pytest.raises(CorruptRecordError, match=r"^corrupt record fact '0' of user 'u' in the store: ") as error:
+            using(url, use)
+        assert error.value.key == "fact '0' of user 'u'"
+    assert list(using(url, lambda facts: facts.query(USER, limit=2))) == items(4)[:1:-1]
+    assert using(url, lambda facts: facts.purge("u")) == ["0", "1", "2", "3"]
+
+
+def test_ids_of_deleted_facts_are_known_for_ninety_days_and_do_not_add_up(
+    make_facts: MakeFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    async def story() -> None:
+        nonlocal now
+        facts = make_facts()
+        await facts.put(USER, items(3))
+        assert await facts.delete(USER, ["0", "never there"]) == ["0"]
+        now += BURIED_S - 60
+        assert await facts.purge("u", session_id="of nobody") == []
+        assert await facts.delete(USER, ["1"]) == ["1"]
+        late = [*items(2), replace(items(1)[0], id="never there")]
+        assert await facts.put(USER, late) == [], "given again by who was away for long"
+        now += 120
+        assert await facts.delete(USER, ["2"]) == ["2"]
+        assert await facts.put(USER, late) == ["0", "never there"]
+        await facts.close()
+
+    asyncio.run(story())
+
+
+def test_ids_that_an_earlier_turnwise_deleted_are_known_for_ninety_days_from_the_next_deletion_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, now = f"sqlite:///{tmp_path}/facts.db", time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    using(url, lambda facts: facts.put(USER, items(3)))
+    using(url, lambda facts: facts.delete(USER, ["0"]))
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as connection:
+        connection.executescript("""
+            DROP INDEX turnwise_facts_deleted_at;
+            ALTER TABLE turnwise_facts_deleted DROP COLUMN at;
+            ALTER TABLE turnwise_facts DROP COLUMN name;
+            ALTER TABLE turnwise_facts DROP COLUMN aliases;
+            ALTER TABLE turnwise_facts DROP COLUMN expires_at;
+            ALTER TABLE turnwise_facts DROP COLUMN status;
+            ALTER TABLE turnwise_facts DROP COLUMN pinned;
+            UPDATE turnwise_meta SET value = '1' WHERE name = 'facts_version';
+        """)
+    assert using(url, lambda facts: facts.put(USER, items(1))) == []
+    using(url, lambda facts: facts.delete(USER, ["1"]))
+    now += BURIED_S - 60
+    assert using(url, lambda facts: facts.put(USER, items(1))) == []
+    now += 120
+    using(url, lambda facts: facts.delete(USER, ["2"]))
+    assert using(url, lambda facts: facts.put(USER, items(1))) == ["0"]
+
+
+def test_facts_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/facts.db"
+    using(url, lambda facts: facts.put(USER, items(2)))
+    edit(tmp_path / "facts.db", "UPDATE turnwise_meta SET value = '5' WHERE name = 'facts_version'")
+    with pytest.raises(SchemaVersionError, match="has schema version 5, this turnwise writes 4"):
+        using(url, lambda facts: facts.query(USER))
+
+
+def test_a_database_that_is_not_there_is_a_store_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"unable to open database file; is it reachable, writable"):
+        using(f"sqlite:///{tmp_path}/missing/facts.db", lambda facts: facts.query(USER))
+    with pytest.raises(StoreURLError):
+        SQLFacts("redis://h")
+
+
+def test_a_page_is_read_by_the_index_of_its_question(tmp_path: Path) -> None:
+    """So that a user's facts cost the same however many others have."""
+
+    async def plans(facts: SQLFacts) -> list[str]:
+        await facts.put(USER, items(2))
+        seen: list[str] = []
+        with facts._engine.connect() as connection:
+            execute = connection.exec_driver_sql
+
+            for which in (ALL, FactFilter(session_id="s", turn_index=1)):
+                select = facts._page(USER, which, None, 10).compile(
+                    facts._engine, compile_kwargs={"literal_binds": True, "render_postcompile": True}
+                )
+                seen.append(str(execute(f"EXPLAIN QUERY PLAN {select}").all()))
+        return seen
+
+    whole, of_turn = using(f"sqlite:///{tmp_path}/facts.db", plans)
+    assert "turnwise_facts_created (user_id=?)" in whole and "TEMP B-TREE" not in whole
+    assert "turnwise_facts_session (user_id=? AND session_id=?)" in of_turn

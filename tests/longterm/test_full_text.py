@@ -1,0 +1,308 @@
+"""`FullText`: items of users in a SQLite file, found by word."""
+
+import asyncio
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedError, StoreURLError
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm import deletion as erasing
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.items.base import BURIED_S
+from turnwise.memory.longterm.search.analyzer import words
+from turnwise.memory.longterm.search.ranking import Weights
+from turnwise.memory.longterm.search.user_index import find, shelf_of
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, key_of
+from vector_memories import bytes_in, item, sync
+
+ANN = Scope(user_id="ann")
+LOOKALIKES = [
+    "user-1",
+    "user-10",
+    "user_1",
+    "user%",
+    "%",
+    "_",
+    "'",
+    '"',
+    "'; DROP TABLE x; --",
+    "User-1",
+    " user-1",
+    "ü",
+    "文",
+]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> FullText:
+    return FullText(f"sqlite:///{tmp_path}/memory.db")
+
+
+async def ids_with(text: FullText, user: str, query: str) -> list[str]:
+    """Return the ids of the user's items that have a word of the query."""
+    found = await text.load([user], {})
+    items = [row.item for row in found[user].more]
+    loose = Weights(reach=0, margin=float("-inf"), part=0.0)
+    return [item.id for item in find(shelf_of(items), query, limit=1000, weights=loose)]
+
+
+@sync
+async def test_items_are_found_by_forms_accents_scripts_and_days(text: FullText) -> None:
+    items = [
+        item("go", "She goes hiking"),
+        item("cafe", "Das Café ist zu"),
+        item("tokyo", "東京タワーに行った"),
+        item("may", "nothing to see", created_at=1683547200.0),
+    ]
+    await text.add([(ANN, items)])
+    assert await ids_with(text, "ann", "Did she go on a hike?") == ["go"]
+    assert await ids_with(text, "ann", "cafe") == ["cafe"]
+    assert await ids_with(text, "ann", "東京") == ["tokyo"]
+    assert await ids_with(text, "ann", "What was in May?") == ["may"]
+
+
+@sync
+async def test_nobody_finds_what_is_anothers(text: FullText) -> None:
+    await text.add([(Scope(user_id=user), [item("1", f"secret {at}")]) for at, user in enumerate(LOOKALIKES)])
+    for at, user in enumerate(LOOKALIKES):
+        found = await text.load([user], {})
+        assert [row.item.text for row in found[user].more] == [f"secret {at}"]
+    assert await ids_with(text, "user", "secret") == []
+
+
+@sync
+async def test_ids_of_forgotten_items_are_known_for_ninety_days_and_do_not_add_up(
+    text: FullText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    both = [item("1", "a zebra"), item("2", "a zebra")]
+    await text.add([(ANN, both)])
+    await text.forget(ANN, ["1"])
+    now += BURIED_S - 60
+    await text.forget(ANN, ["2"])
+    await text.add([(ANN, both)])
+    assert await ids_with(text, "ann", "zebra") == []
+    now += 120
+    await text.forget(ANN, ["3"])
+    await text.add([(ANN, both)])
+    assert await ids_with(text, "ann", "zebra") == ["1"]
+
+
+@sync
+async def test_items_come_out_as_they_went_in(text: FullText) -> None:
+    whole = MemoryItem(
+        id="'%_",
+        text="NUL \0 and 🦀",
+        type=MemoryType.SKILL,
+        topic="t",
+        source=Source(session_id="s", turn_index=3, spans=(Span("log", 1, 2),)),
+        created_at=1.5,
+        superseded_at=2.5,
+        superseded_by="x",
+    )
+    await text.add([(Scope(user_id="ann", agent="hr"), [whole])])
+    found = (await text.load(["ann"], {}))["ann"]
+    (row,) = found.more
+    assert (row.item, row.agent, row.key) == (whole, "hr", key_of("ann", whole.id, whole.text))
+    found = (await text.load(["ann"], {"ann": found.revision}))["ann"]
+    assert (found.base, found.more) == (found.revision, ())
+    await text.add([(ANN, [item("2")])])
+    later = (await text.load(["ann"], {"ann": found.revision}))["ann"]
+    assert (later.base, [row.item.id for row in later.more]) == (found.revision, ["2"])
+    await text.forget(ANN, ["2"])
+    last = (await text.load(["ann"], {"ann": later.revision}))["ann"]
+    assert (last.base, [row.item.id for row in last.more]) == (NOTHING, [whole.id])
+
+
+@sync
+async def test_an_id_is_kept_once_and_never_comes_back(text: FullText) -> None:
+    assert len(await text.add([(ANN, [item("1"), item("1", "again"), item("2")])])) == 2
+    assert await text.add([(ANN, [item("1", "again")])]) == []
+    assert await text.forget(ANN, ["1", "3", "4"]) == 1
+    assert await text.add([(ANN, [item("1"), item("3")])]) == []
+    assert await text.forget(ANN, ["1"]) == 0
+    assert await text.count() == 1
+
+
+@sync
+async def test_one_bad_item_keeps_all_out(text: FullText) -> None:
+    for bad in (" ", "\ud800"):
+        with pytest.raises(InvalidMemoryError):
+            await text.add([(ANN, [item("1"), item("2", bad)])])
+    assert await text.count() == 0
+
+
+@sync
+async def test_forgetting_a_session_or_a_user_leaves_the_rest(text: FullText) -> None:
+    for user in ("ann", "bob"):
+        items = [item(f"{name}{at}", source=Source(session_id=name)) for name in "st" for at in range(3)]
+        await text.add([(Scope(user_id=user, agent="hr"), items)])
+    assert await text.forget(Scope(user_id="ann", session_id="s"), None) == 3
+    assert await text.forget(Scope(user_id="ann"), None) == 3
+    assert await text.forget(Scope(user_id="ann"), None) == 0
+    assert await text.count() == 6
+    assert len(await text.dropped()) == 6
+
+
+@sync
+async def test_agents_change_only_what_they_see(text: FullText) -> None:
+    hr, it = Scope(user_id="ann", agent="hr"), Scope(user_id="ann", agent="it")
+    await text.add([(hr, [item("1", type=MemoryType.SKILL), item("2")])])
+    assert await text.update(it, "1", "x", None, 9.0) is None
+    assert await text.forget(it, ["1"]) == 0
+    assert await text.update(it, "2", "changed", None, 9.0) is not None
+    assert await text.update(hr, "1", "shared now", MemoryType.FACTS, 9.0) is not None
+    assert await text.forget(it, ["1"]) == 1
+
+
+@sync
+async def test_what_needs_vectors_is_told_until_it_has_them(text: FullText) -> None:
+    await text.add([(ANN, [item("1"), item("2")])])
+    pending = await text.pending("a", 10)
+    assert [one.key for one in pending] == [key_of("ann", "1", "A fact"), key_of("ann", "2", "A fact")]
+    await text.update(ANN, "2", "B fact", None, 9.0)
+    await text.mark(pending, "a")
+    assert [one.text for one in await text.pending("a", 10)] == ["B fact"]
+    assert len(await text.pending("b", 10)) == 2
+    assert await text.dropped() == [key_of("ann", "2", "A fact")]
+    await text.update(ANN, "2", "A fact", None, 9.0)
+    assert await text.dropped() == [key_of("ann", "2", "B fact")]
+
+
+@sync
+async def test_words_of_what_was_forgotten_are_in_no_file_either(text: FullText, tmp_path: Path) -> None:
+    await text.add(
+        [(ANN, [item(str(at), f"xylophone{at} quizzical") for at in range(50)] + [item("stays", "lighthouse")])]
+    )
+    await text.forget(ANN, [str(at) for at in range(50)])
+    await text.close()
+    held = bytes_in(tmp_path)
+    assert b"lighthouse" in held
+    assert b"xylophon" not in held
+    assert b"quizzic" not in held
+
+
+OLD_TERMS = (
+    "CREATE TABLE turnwise_vector_terms (owner INTEGER NOT NULL, word TEXT NOT NULL, row INTEGER NOT NULL, "
+    "PRIMARY KEY (owner, word, row)) WITHOUT ROWID"
+)
+OLD_WORDS = (
+    "CREATE VIRTUAL TABLE turnwise_vector_words "
+    "USING fts5(words, day, columnsize = 0, tokenize = \"porter unicode61 categories 'L* N* M* Co'\")"
+)
+
+
+def as_it_was(path: Path, version: int) -> None:
+    """Make of a file one of version 1, which had words in FTS5, or of version 2, which had a table of them."""
+    with closing(sqlite3.connect(path)) as database, database:
+        if version == 2:
+            database.execute(OLD_TERMS)
+            database.execute(
+                "INSERT INTO turnwise_vector_terms SELECT row >> 32, 'xylophon', row FROM turnwise_vector_items"
+            )
+            database.execute("UPDATE turnwise_meta SET value = '2' WHERE name = 'vector_memory'")
+            return
+        database.execute(OLD_WORDS)
+        rows = database.execute("SELECT row, text FROM turnwise_vector_items").fetchall()
+        for row, text in rows:
+            values = row, " ".join(words(text)), "2023 may 8 monday"
+            database.execute("INSERT INTO turnwise_vector_words (rowid, words, day) VALUES (?, ?, ?)", values)
+        database.execute("DROP INDEX turnwise_vector_forgotten_at")
+        database.execute("ALTER TABLE turnwise_vector_forgotten DROP COLUMN at")
+        database.execute("UPDATE turnwise_meta SET value = '1' WHERE name = 'vector_memory'")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@sync
+async def test_a_file_of_an_earlier_version_finds_the_same(text: FullText, tmp_path: Path, version: int) -> None:
+    path = tmp_path / "memory.db"
+    await text.add([(ANN, [item("go", "She hiked in Žilina", created_at=1683547200.0), item("x", "A xylophone")])])
+    await text.add([(Scope(user_id="bob"), [item("go", "Bob hikes")])])
+    await text.close()
+    as_it_was(path, version)
+    later = FullText(f"sqlite:///{path}")
+    for query in ("hike", "zilina", "May", "2023"):
+        assert await ids_with(later, "ann", query) == ["go"]
+    assert await ids_with(later, "bob", "hiking") == ["go"]
+    assert await later.forget(ANN, None) == 2
+    await later.close()
+    held = bytes_in(tmp_path)
+    assert b"xylophon" not in held and b"zilina" not in held and b"turnwise_vector_words" not in held
+    assert b"turnwise_vector_terms" not in held
+
+
+@sync
+async def test_to_delete_one_user_of_many_writes_what_that_user_has_and_no_more(tmp_path: Path) -> None:
+    """In pages of the file that were written, and in rows: as many when others have ten times as much."""
+    counts = []
+    for others in (10, 100):
+        text = FullText(f"sqlite:///{tmp_path}/{others}.db")
+        for user in range(others):
+            items = [item(str(at), f"fact {at} of user {user}: the zyzzyva is a weevil {at}") for at in range(20)]
+            await text.add([(Scope(user_id=f"user-{user}"), items)])
+
+        async def changes(text: FullText = text) -> int:
+            return await text._read(lambda connection: cast(Any, connection.connection.dbapi_connection).total_changes)
+
+        await text._on_thread(text._empty_log)
+        before = await changes()
+        pages: dict[Path, set[int]] = {}
+        token = erasing._touched.set(pages)
+        assert await text.forget(Scope(user_id="user-5"), None) == 20
+        erasing._touched.reset(token)
+        counts.append((sum(map(len, pages.values())), await changes() - before))
+        assert await text.count() == 20 * (others - 1)
+        await text.close()
+        assert b"of user 5:" not in (tmp_path / f"{others}.db").read_bytes()
+    (few, rows), (many, more_rows) = counts
+    assert few > 0 and many < 2 * few and rows == more_rows
+
+
+@sync
+async def test_many_items_are_deleted_in_transactions_between_which_others_write(
+    text: FullText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnwise.memory.longterm.vector.sqlite_items.AT_ONCE", 3)
+    await text.add([(ANN, [item(str(at), f"xylophone {at}") for at in range(20)])])
+    done: list[str] = []
+
+    async def forget() -> None:
+        assert await text.forget(ANN, None) == 20
+        done.append("forgotten")
+
+    async def write() -> None:
+        for at in range(3):
+            await text.add([(Scope(user_id="bob"), [item(str(at))])])
+            done.append("written")
+
+    await asyncio.gather(forget(), write())
+    assert done == ["written", "written", "written", "forgotten"]
+    assert await text.count() == 3
+    assert await ids_with(text, "ann", "xylophone") == []
+
+
+@sync
+async def test_a_corrupt_record_is_told(text: FullText, tmp_path: Path) -> None:
+    await text.add([(ANN, [item("1")])])
+    with sqlite3.connect(tmp_path / "memory.db") as database:
+        database.execute("UPDATE turnwise_vector_items SET record = '{}'")
+    with pytest.raises(CorruptRecordError, match="'1'"):
+        await text.load(["ann"], {})
+
+
+@sync
+async def test_other_databases_are_refused_and_closing_is_final(tmp_path: Path) -> None:
+    with pytest.raises(StoreURLError):
+        FullText("postgresql://user@host/name")
+    text = FullText(f"sqlite:///{tmp_path}/memory.db")
+    await text.close()
+    with pytest.raises(StoreClosedError):
+        await text.count()

@@ -1,0 +1,83 @@
+"""The laws of `LongTermMemory` on the memory that finds by words, on each store of facts."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.errors import InvalidMemoryError
+from turnwise.memory.longterm import conformance as contract
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, is_read_only
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.conformance.laws import Law, check_law
+
+USER = Scope(user_id="u")
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def make_memory(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], LongTermMemory]:
+    """Opens memories on the same data, empty at first."""
+    if request.param == "memory":
+        facts = InMemoryFacts()
+        return lambda: LexicalMemory(facts)
+    url = f"sqlite:///{tmp_path}/facts.db" if request.param == "sqlite" else request.getfixturevalue("database")
+    return lambda: LexicalMemory(SQLFacts(url))
+
+
+@pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
+def test_the_memory_holds_to_the_law_that(law: Law, make_memory: Callable[[], LongTermMemory]) -> None:
+    """Cases 50, 51, 52 and 54, as each law says."""
+    asyncio.run(check_law(law, make_memory))
+
+
+def test_a_memory_that_breaks_a_law_is_told_which() -> None:
+    class Chatty(LexicalMemory):
+        async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:
+            return len(ids or ())
+
+    memories: dict[str, LongTermMemory] = {}
+    make = partial(Chatty, InMemoryFacts())
+    with pytest.raises(AssertionError, match=r"^check_an_agent_recalls_its_own.*: how many were there of another"):
+        asyncio.run(contract.check_long_term_contract(lambda law: memories.setdefault(law, Chatty(InMemoryFacts()))))
+    assert not is_read_only(make())
+
+
+def test_the_contract_is_all_of_its_laws() -> None:
+    checks = [value for name, value in vars(contract).items() if name.startswith("check_")]
+    laws = [check for check in checks if check not in (contract.check_long_term_contract, check_law)]
+    assert laws == list(contract.LAWS)
+
+
+def test_what_has_no_time_gets_that_of_its_coming() -> None:
+    async def use() -> None:
+        times = iter((5.0, 5.5, 6.0, 7.0))
+        memory = LexicalMemory(InMemoryFacts(), clock=lambda: next(times))
+        await memory.remember(
+            USER, [MemoryItem(id="1", text="Likes figs."), MemoryItem(id="2", text="Figs", created_at=1.0)]
+        )
+        found = {item.id: item.created_at for item in await memory.recall(USER, "figs")}
+        assert found == {"1": 5.0, "2": 1.0}
+        assert await memory.update(USER, "1", "Loves figs.", type=MemoryType.PREFERENCES)
+        (item,) = await memory.recall(USER, "figs", types=[MemoryType.PREFERENCES])
+        assert (item.text, item.created_at, item.updated_at) == ("Loves figs.", 5.0, 6.0)
+
+    asyncio.run(use())
+
+
+def test_what_cannot_be_remembered_is_refused_whole() -> None:
+    async def use() -> None:
+        memory = LexicalMemory(InMemoryFacts())
+        no_type = MemoryItem(id="2", text="x", type="no")  # type: ignore[arg-type]
+        for wrong in (MemoryItem(id="2", text=" "), MemoryItem(id="", text="x"), no_type):
+            with pytest.raises(InvalidMemoryError):
+                await memory.remember(USER, [MemoryItem(id="1", text="figs"), wrong])
+        assert await memory.recall(USER, "figs") == []
+        assert repr(memory).startswith("LexicalMemory(<turnwise.memory.longterm.items.in_memory.InMemoryFacts")
+
+    asyncio.run(use())

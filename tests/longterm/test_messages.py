@@ -1,0 +1,101 @@
+"""The messages and facts that long-term memory is measured with."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+
+import fact_set
+from messages import KINDS, WORDS, Conversation, Kind, half_of, messages_of, misspelt
+from turnwise.memory.longterm.base import MemoryItem
+
+FUNCTION_WORDS = {*WORDS["function words"], "s", "up", "get", "gets", "go", "goes", "not", "no", "out", "user"}
+
+ASKED = {
+    "When did Ada paint the barn?": frozenset({"1"}),
+    "What instruments does Bo play?": frozenset({"2"}),
+    "What is Ada's favourite cheese?": frozenset({"3"}),
+    "Would Ada move to Lima?": frozenset({"4"}),
+}
+TALK = Conversation(
+    "ada-and-bo", [MemoryItem(id="1", text="Ada: I painted it"), MemoryItem(id="2", text="Bo: I did")], [*ASKED.items()]
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_gives_the_same_messages_and_another_half_gives_others(kind: Kind) -> None:
+    made = messages_of([TALK], kind, seed=3)
+    assert made == messages_of([TALK], kind, seed=3)
+    if kind not in ("bare", "changed subject"):
+        assert made != messages_of([TALK], kind, "held out", seed=3)
+    if kind != "nothing":
+        assert [message.evidence for message in made] == [*ASKED.values()]
+
+
+def test_the_halves_have_no_way_of_writing_and_no_message_in_common() -> None:
+    for ways in (*WORDS["no_need"].values(), WORDS["short"], WORDS["long"], WORDS["telegram"], WORDS["lower"]):
+        dev, held_out = half_of(ways, "dev"), half_of(ways, "held out")
+        assert len(dev) >= 7 and len(held_out) >= 7
+        assert not any(way in held_out for way in dev)
+    needless = [message for half in ("dev", "held out") for message in messages_of([TALK], "nothing", half)]
+    assert len({message.prompts[-1] for message in needless}) >= 150
+    assert not any(message.evidence for message in needless)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_newest_prompt_of_a_follow_up_leaves_out_what_the_one_before_names(seed: int) -> None:
+    for message, question in zip(messages_of([TALK], "follow-up", seed=seed), ASKED, strict=True):
+        before, newest = message.prompts
+        (name,) = {"Ada", "Bo"}.intersection(question.replace("'", " ").split())
+        assert name in before and name not in newest
+        if message.group == "matter":
+            assert all(word in before for word in question.rstrip("?").split()[-2:])
+
+
+def test_the_questions_about_meaning_share_no_content_word_with_what_answers_them() -> None:
+    pairs = json.loads((Path(__file__).parents[1] / "bench/paraphrases.json").read_text(encoding="utf-8"))
+    assert len(pairs) >= 60
+    for pair in pairs:
+        item, question = (
+            {word[:5] for word in re.findall(r"[a-z]+", text.casefold()) if word not in FUNCTION_WORDS}
+            for text in (pair["item"], pair["question"])
+        )
+        assert not item & question, pair
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_typo_changes_one_word_by_at_most_a_letter_swapped_added_or_missing(seed: int) -> None:
+    spelt, _ = misspelt("instruments", Random(seed))
+    assert spelt != "instruments" and abs(len(spelt) - len("instruments")) <= 1
+    same = sum(one == other for one, other in zip(spelt, "instruments", strict=False))
+    same_from_behind = sum(one == other for one, other in zip(spelt[::-1], "stnemurtsni", strict=False))
+    assert same + same_from_behind >= len("instruments") - 2
+
+
+def test_each_answer_of_the_fact_set_is_one_that_its_asker_may_see_and_that_holds() -> None:
+    given = {each["id"]: each for each in fact_set.SET["facts"]}
+    items = {item.id: (scope, item) for scope, item in fact_set.facts()}
+    asked = [question for half in ("dev", "held out") for question in fact_set.questions(half)]
+    assert len(given) == len(items) >= 120 and len({scope.user_id for scope, _ in items.values()}) == 6
+    assert len(asked) == len(fact_set.SET["questions"]) >= 120
+    for question in asked:
+        for name in question.answer:
+            scope, item = items[name]
+            assert scope.user_id == question.user and scope.agent in (None, question.agent), question
+            assert question.types is None or item.type in question.types, question
+            ends = item.superseded_at or fact_set.seconds(given[name].get("expires_at", "9999-01-01"))
+            assert item.created_at <= (question.as_of or fact_set.NOW) < ends, question
+            assert given[name].get("status") != "resolved", question
+
+
+def test_a_score_of_facts_counts_exact_answers_and_what_should_not_be_there() -> None:
+    right, wrong, none = fact_set.questions("dev")[:3]
+    answers = [(right, [*right.answer]), (wrong, [*wrong.answer, "another"]), (none, [])]
+    found = fact_set.score_facts(answers)
+    assert (found.precision, found.recall, found.whole) == pytest.approx((2 / 3, 2 / 3, 1 / 3))
+    assert [question for question, _ in found.wrong] == [wrong, none]

@@ -1,0 +1,740 @@
+"""The laws of `FactStore` on a Redis, and what is Redis's own."""
+
+import asyncio
+import json
+import pickle
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redis_server import Line, RedisServer
+from turnwise.errors import (
+    ConfigError,
+    CorruptRecordError,
+    StoreClosedError,
+    StoreError,
+    StoreURLError,
+)
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.items import conformance as contract
+from turnwise.memory.longterm.items.base import BURIED_S, FactFilter, FactStore, all_items, digest_of
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.redis import RedisFacts
+from turnwise.memory.longterm.items.redis_scripts import KEYS
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.stores.conformance.fixtures import TEXT
+from turnwise.memory.stores.conformance.laws import Law, check_law
+from turnwise.memory.stores.urls import open_facts, open_notes
+from turnwise.memory.working.base import InMemoryNotes
+from turnwise.memory.working.redis import RedisNotes
+from turnwise.memory.working.sql import SQLNotes
+
+USER = Scope(user_id="u")
+EVER = FactFilter(superseded=True)
+ITEMS, TEXTS, TIMES, ORDER, USED, SUCCESSORS, DELETED, LAST, BURIED = (f"{{turnwise:facts}}:{key}" for key in KEYS)
+
+
+def items(count: int, **values: Any) -> list[MemoryItem]:
+    return [MemoryItem(id=str(at), text=f"text {at}", created_at=float(at), **values) for at in range(count)]
+
+
+def using(url: str, use: Callable[[RedisFacts], Awaitable[Any]], **settings: Any) -> Any:
+    """Return what `use` returns of a store that is open for it."""
+
+    async def call() -> Any:
+        facts = RedisFacts(url, **settings)
+        try:
+            return await use(facts)
+        finally:
+            await facts.close()
+
+    return asyncio.run(call())
+
+
+def audit(server: RedisServer) -> int:
+    """Return how many facts there are; fails unless every key says the same of each."""
+    with server.client as client:
+        facts: Any = {key.decode(): json.loads(raw) for key, raw in client.hgetall(ITEMS).items()}
+        texts: Any = client.hkeys(TEXTS)
+        names: dict[str, list[Any]] = {
+            key: [name.decode() for name in client.zrange(key, 0, -1)] for key in (TIMES, ORDER, USED, SUCCESSORS)
+        }
+        deleted: Any = client.zrange(BURIED, 0, -1)
+        assert not client.exists(DELETED)
+        last = int(client.get(LAST) or 0)
+    assert {digest.decode() for digest in texts} == set(facts)
+    assert sorted(names[TIMES]) == sorted(fact["place"] + digest for digest, fact in facts.items())
+    assert sorted(names[USED]) == sorted(names[ORDER]) == sorted(facts)
+    numbers = [int(facts[digest]["place"][-16:]) for digest in names[ORDER]]
+    assert numbers == sorted(set(numbers)) and max(numbers, default=0) <= last
+    assert sorted(names[SUCCESSORS]) == sorted(
+        fact["successor"] + digest for digest, fact in facts.items() if "superseded_by" in fact
+    )
+    assert not {digest.decode() for digest in deleted} & set(facts)
+    return len(facts)
+
+
+def changed(raw: Any, change: dict[str, Any]) -> str:
+    """Return a record with these changes; None takes a value away."""
+    return json.dumps({name: value for name, value in (json.loads(raw) | change).items() if value is not None})
+
+
+@pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
+def test_a_redis_of_facts_holds_to_the_law_that(law: Law, redis_url: str, redis_server: RedisServer) -> None:
+    """Cases 48, 50, 51, 53 and 54, as each law says."""
+    asyncio.run(check_law(law, partial(RedisFacts, redis_url)))
+    audit(redis_server)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_done_it_says_what_a_store_in_memory_says(
+    seed: int, redis_url: str, redis_server: RedisServer
+) -> None:
+    chance = random.Random(seed)
+    kinds = (MemoryType.FACTS, MemoryType.SKILL, MemoryType.CONTEXT)
+    names = [f"i{at}" for at in range(12)]
+
+    def scope() -> Scope:
+        return Scope(user_id=chance.choice("uv"), agent=chance.choice((None, "a", "b")))
+
+    def item(name: str | None = None) -> MemoryItem:
+        return MemoryItem(
+            id=name or chance.choice(names),
+            text=f"text {chance.random()}",
+            type=chance.choice(kinds),
+            topic=chance.choice((None, "t")),
+            source=Source(session_id=chance.choice((None, "s", "t")), turn_index=chance.choice((None, 1, 10))),
+            created_at=chance.choice((-1.5, -0.0, 0.0, 1.0, 2.0, 2.5)),
+            superseded_at=chance.choice((None, None, 3.0)),
+            superseded_by=chance.choice((None, None, *names)),
+        )
+
+    def verb() -> Callable[[FactStore], Awaitable[Any]]:
+        where, some, at, limit = scope(), chance.sample(names, 3), chance.uniform(0, 30), chance.randint(1, 4)
+        given, kind = [item() for _ in range(3)], chance.choice((None, *kinds))
+        successor = replace(given[0], id=f"n{chance.randint(0, 9)}", created_at=2.0)
+        which = FactFilter(
+            types=chance.choice((None, kinds[:1], kinds[1:])),
+            session_id=chance.choice((None, "s")),
+            as_of=chance.choice((None, 0.0, 1.0, 2.0, 5.0)),
+            superseded=chance.random() < 0.5,
+            used_since=chance.choice((None, 15.0)),
+        )
+        session = chance.choice((None, "s", "t"))
+        turn = chance.choice((None, 1)) if session else None
+        return chance.choice(
+            (
+                *[lambda facts: facts.put(where, given, at=at)] * 6,
+                *[lambda facts: facts.supersede(where, some[0], successor)] * 3,
+                lambda facts: facts.update(where, some[0], "else", at=at, type=kind),
+                lambda facts: facts.delete(where, some[:1]),
+                lambda facts: facts.purge(where.user_id, session_id=session, turn_index=turn),
+                lambda facts: facts.touch(where.user_id, some, at),
+                lambda facts: facts.sweep(at / 3, types=which.types, limit=limit),
+                lambda facts: facts.get(where, some),
+                *[lambda facts: pages(facts, where, which, limit)] * 3,
+                lambda facts: facts.count(where, which),
+            )
+        )
+
+    async def use(facts: RedisFacts) -> None:
+        model = InMemoryFacts()
+        for step in range(250):
+            call = verb()
+            assert await call(facts) == await call(model), step
+            if step % 40 == 0:
+                names[:] = [f"{step}-{at}" for at in range(12)]
+                assert list(await facts.scan()) == list(await model.scan()), step
+                assert list(await facts.scan("u")) == list(await model.scan("u")), step
+
+    using(redis_url, use)
+    audit(redis_server)
+
+
+async def pages(facts: FactStore, scope: Scope, which: FactFilter, limit: int) -> list[list[MemoryItem]]:
+    page = await facts.query(scope, which, limit=limit)
+    found = [list(page)]
+    while page.cursor is not None:
+        page = await facts.query(scope, which, cursor=page.cursor, limit=limit)
+        found.append(list(page))
+    return found
+
+
+def test_what_a_filter_leaves_in_is_found_behind_all_that_it_leaves_out(redis_url: str) -> None:
+    async def use(facts: RedisFacts) -> None:
+        wanted = items(3, type=MemoryType.GOALS)
+        await facts.put(USER, wanted)
+        await facts.put(USER, [replace(item, id=f"m{item.id}", created_at=9.0) for item in items(1700)])
+        which = FactFilter(types=[MemoryType.GOALS])
+        assert [item for page in await pages(facts, USER, which, 2) for item in page] == wanted[::-1]
+        assert len(await all_items(facts, USER)) == 1703
+        await facts.touch("u", [f"m{at}" for at in range(1700)], 1.0)
+        assert await facts.sweep(1e10, types=[MemoryType.GOALS], limit=2) == 2
+        assert await facts.count(USER, which) == 1
+
+    using(redis_url, use)
+
+
+def test_what_is_changed_keeps_all_that_is_not(redis_url: str, redis_server: RedisServer) -> None:
+    async def use(facts: RedisFacts) -> None:
+        source = Source(session_id="s'%\"\\/ü\x7f", turn_index=2**52, spans=(Span("7", 2**52, 2**60), Span("ü", 0, 1)))
+        whole = replace(items(1)[0], id="i'%\"\\/ü\u2028", topic=TEXT, source=source, created_at=0.1 + 0.2)
+        await facts.put(USER, [whole])
+        changed = replace(whole, text=TEXT, updated_at=1763700000.1234567)
+        assert await facts.update(USER, whole.id, TEXT, at=1763700000.1234567)
+        assert await facts.get(USER, [whole.id]) == {whole.id: changed}
+        await facts.supersede(USER, whole.id, MemoryItem(id="j'\"\\ü", text="x", created_at=1763700001.7654321))
+        ended = replace(changed, superseded_at=1763700001.7654321, superseded_by="j'\"\\ü")
+        assert await facts.get(USER, [whole.id]) == {whole.id: ended}
+        await facts.delete(USER, ["j'\"\\ü"])
+        assert await facts.get(USER, [whole.id]) == {whole.id: changed}
+
+    using(redis_url, use)
+    audit(redis_server)
+
+
+def test_a_name_that_utf_8_cannot_say_is_nobody_s(redis_url: str) -> None:
+    async def use(facts: RedisFacts) -> None:
+        await facts.put(USER, items(2, source=Source(session_id="s")))
+        odd = Scope(user_id="u", agent="\ud800")
+        assert await facts.count(odd) == 2 and await facts.delete(odd, ["\ud800", "1"]) == ["1"]
+        assert await facts.count(USER, FactFilter(session_id="\ud800")) == 0
+        assert await facts.purge("u", session_id="\ud800") == await facts.purge("\ud800") == []
+        assert not await facts.update(USER, "\ud800", "x", at=1.0)
+
+    using(redis_url, use)
+
+
+def test_a_time_that_is_none_is_refused_and_nothing_is_written(redis_url: str, redis_server: RedisServer) -> None:
+    nan = float("nan")
+    with pytest.raises(ConfigError, match="at=nan: is no time"):
+        using(redis_url, lambda facts: facts.put(USER, items(2), at=nan))
+    assert audit(redis_server) == 0
+    assert using(redis_url, lambda facts: facts.put(USER, items(2), at=1.0)) == ["0", "1"]
+    for call in (lambda facts: facts.touch("u", ["0"], nan), lambda facts: facts.sweep(nan)):
+        with pytest.raises(StoreError, match="not a"):
+            using(redis_url, call)
+    assert audit(redis_server) == 2
+
+
+def test_those_used_equally_long_ago_are_swept_in_the_order_in_which_they_were_put(redis_url: str) -> None:
+    async def use(facts: RedisFacts) -> None:
+        for at in range(30):
+            await facts.put(Scope(user_id=f"u{at % 3}"), [MemoryItem(id=f"{at}", text="x")], at=5.0)
+        await facts.put(USER, [MemoryItem(id="later", text="x")], at=6.0)
+        left = [str(at) for at in range(30)] + ["later"]
+        for limit in (1, 4, 2):
+            assert await facts.sweep(7.0, limit=limit) == limit
+            del left[:limit]
+            assert [fact.item.id for fact in await facts.scan()] == left
+
+    using(redis_url, use)
+
+
+def test_stores_of_different_prefixes_and_databases_see_nothing_of_each_other(redis_url: str) -> None:
+    async def use() -> None:
+        stores = [RedisFacts(redis_url), RedisFacts(redis_url, prefix="other:1"), RedisFacts(redis_url[:-1] + "1")]
+        notes = [RedisNotes(redis_url), RedisNotes(redis_url, prefix="other:1"), RedisNotes(redis_url[:-1] + "1")]
+        for at, (facts, pad) in enumerate(zip(stores, notes, strict=True)):
+            assert await facts.put(USER, items(at + 1)) == [str(n) for n in range(at + 1)]
+            assert await pad.change(USER, f"{at} {{}}".format) == f"{at} None"
+        assert [await facts.count(USER) for facts in stores] == [1, 2, 3]
+        assert await stores[1].purge("u") == ["0", "1"] and await notes[1].purge("u") == 1
+        assert [await facts.count(USER) for facts in stores] == [1, 0, 3]
+        assert [await pad.read(USER) for pad in notes] == ["0 None", None, "2 None"]
+        await asyncio.gather(*(each.close() for each in (*stores, *notes)))
+
+    asyncio.run(use())
+
+
+def test_a_store_serves_several_event_loops_and_ends_what_runs_before_it_closes(redis_url: str) -> None:
+    facts = RedisFacts(redis_url, connections=2)
+    first = asyncio.Runner()
+    assert first.run(facts.put(USER, items(3))) == ["0", "1", "2"]
+    assert asyncio.run(facts.count(USER)) == 3
+    assert first.run(facts.delete(USER, ["1"])) == ["1"]
+
+    async def close() -> list[Any]:
+        puts = [asyncio.ensure_future(facts.put(USER, items(200 + at))) for at in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.gather(facts.close(), facts.close())
+        return await asyncio.gather(*puts)
+
+    assert sum(map(len, first.run(close()))) == 216
+    for call in (facts.put(USER, []), facts.count(USER)):
+        with pytest.raises(StoreClosedError, match=r"store redis://127\.0\.0\.1:\d+/0 is closed"):
+            first.run(call)
+    first.close()
+    assert using(redis_url, lambda again: again.count(USER)) == 218
+
+
+def test_stores_in_a_redis_pickle_as_their_settings(redis_url: str) -> None:
+    for kind in (RedisFacts, RedisNotes):
+        store: Any = kind(redis_url, prefix="p", timeout_s=3.0, connections=2)
+        again = pickle.loads(pickle.dumps(store))
+        assert type(again) is kind and again._settings == store._settings == (redis_url, "p", 3.0, 2)
+        assert repr(again) == repr(store) == f"{kind.__name__}({redis_url!r})"
+
+
+@pytest.mark.parametrize(
+    ("key", "raw"),
+    [
+        *[(ITEMS, raw) for raw in ("", "{", "5", "null", "[]", "{}", '{"id": 5}')],
+        *[(TEXTS, raw) for raw in ("", "{", "5", "null")],
+        *[(ITEMS, change) for change in ({"type": "no"}, {"spans": "[[1]]"}, {"user": "v"}, {"turn": "x"})],
+        *[
+            (ITEMS, change)
+            for change in ({"created_at": "x"}, {"place": "0"}, {"superseded_at": "x"}, {"id": None}, {"id": "7"})
+        ],
+    ],
+)
+def test_a_corrupt_fact_is_named_never_skipped_and_can_be_deleted(
+    redis_url: str, redis_server: RedisServer, key: str, raw: Any
+) -> None:
+    digest = digest_of("u", "0").hex()
+    using(redis_url, lambda facts: facts.put(USER, items(4, source=Source(turn_index=1, session_id="s"))))
+    with redis_server.client as client:
+        if isinstance(raw, dict):
+            raw = changed(client.hget(ITEMS, digest), raw)
+        client.hset(key, digest, raw)
+    calls: list[Callable[[RedisFacts], Awaitable[Any]]] = [
+        lambda facts: facts.query(USER, EVER),
+        lambda facts: facts.get(USER, ["1", "0"]),
+        lambda facts: facts.scan(),
+        lambda facts: facts.scan("u"),
+    ]
+    for call in calls:
+        with pytest.raises(CorruptRecordError, match=r"^corrupt record ") as error:
+            using(redis_url, call)
+        assert error.value.key == f"{ITEMS} {digest}"
+    assert [item.id for item in using(redis_url, lambda facts: facts.query(USER, limit=2))] == ["3", "2"]
+    assert len(using(redis_url, lambda facts: facts.purge("u"))) == 4
+    assert using(redis_url, lambda facts: facts.put(USER, items(4))) == []
+    assert audit(redis_server) == 0
+
+
+@pytest.mark.parametrize("change", [None, {"agent": 5}, {"superseded_at": "x"}, {"type": None}])
+def test_what_has_to_read_a_corrupt_fact_to_write_writes_nothing(
+    redis_url: str, redis_server: RedisServer, change: dict[str, Any] | None
+) -> None:
+    using(redis_url, lambda facts: facts.put(USER, items(3, source=Source(session_id="s")), at=1.0))
+    digest = digest_of("u", "0").hex()
+    with redis_server.client as client:
+        client.hset(ITEMS, digest, changed(client.hget(ITEMS, digest), change) if change else "{")
+        before = {key: client.dump(key) for key in client.scan_iter()}
+    calls: list[Callable[[RedisFacts], Awaitable[Any]]] = [
+        lambda facts: facts.update(USER, "0", "x", at=2.0),
+        lambda facts: facts.supersede(USER, "0", MemoryItem(id="n", text="x", created_at=1.0)),
+        lambda facts: facts.delete(USER, ["1", "0"]),
+        lambda facts: facts.purge("u", session_id="s"),
+        lambda facts: facts.sweep(2.0),
+    ]
+    for call in calls:
+        with pytest.raises(CorruptRecordError) as error:
+            using(redis_url, call)
+        assert error.value.key == f"{ITEMS} {digest}"
+    with redis_server.client as client:
+        assert {key: client.dump(key) for key in client.scan_iter()} == before
+
+
+def test_a_corrupt_note_is_named_and_can_be_deleted(redis_url: str, redis_server: RedisServer) -> None:
+    async def use() -> None:
+        notes = RedisNotes(redis_url)
+        scope = Scope(user_id="u", session_id="s")
+        await notes.change(scope, lambda _: "x")
+        with redis_server.client as client:
+            (key,) = client.keys("turnwise:notes:*")
+            (field,) = client.hkeys(key)
+            for raw in ("{", "", "5", "null"):
+                client.hset(key, field, raw)
+                for call in (notes.read(scope), notes.change(scope, lambda _: "y")):
+                    with pytest.raises(CorruptRecordError, match="record note of session 's' of user 'u' in the store"):
+                        await call
+        assert await notes.purge("u", session_id="s") == 1
+        assert await notes.read(scope) is None
+        await notes.close()
+
+    asyncio.run(use())
+
+
+def test_a_note_that_cannot_be_kept_or_made_changes_nothing(redis_url: str) -> None:
+    async def use() -> None:
+        notes = RedisNotes(redis_url)
+        await notes.change(USER, lambda _: "x\0")
+        with pytest.raises(StoreError, match="surrogates not allowed"):
+            await notes.change(USER, lambda _: "\ud800")
+        with pytest.raises(ZeroDivisionError):
+            await notes.change(USER, lambda _: str(1 / 0))
+        assert await notes.read(USER) == "x\0"
+        await notes.close()
+
+    asyncio.run(use())
+
+
+def test_a_change_of_a_note_is_made_anew_of_what_another_has_left(redis_url: str) -> None:
+    async def use() -> None:
+        notes, other = RedisNotes(redis_url), RedisNotes(redis_url)
+        seen: list[str | None] = []
+        loop = asyncio.get_running_loop()
+
+        def change(text: str | None) -> str | None:
+            seen.append(text)
+            if len(seen) < len(meanwhile):
+                work = asyncio.run_coroutine_threadsafe(other.change(USER, lambda _: meanwhile[len(seen)]), loop)
+                work.result()
+            return f"{text} and mine"
+
+        # The verb runs on a loop of its own thread here, so that another can be faster while it decides.
+        for meanwhile in (["", "theirs", None, "more"], ["", None], ["", "theirs"]):
+            seen.clear()
+            made = await asyncio.to_thread(asyncio.run, notes.change(USER, change))
+            assert made == await other.read(USER) == f"{meanwhile[-1]} and mine"
+            assert seen[1:] == meanwhile[1:]
+        await asyncio.gather(notes.close(), other.close())
+
+    asyncio.run(use())
+
+
+def test_of_fifty_writers_at_once_each_is_done_once_and_whole(redis_url: str, redis_server: RedisServer) -> None:
+    async def use() -> None:
+        stores = [RedisFacts(redis_url, connections=count) for count in (1, 4, 8)]
+        users = [Scope(user_id=f"u{at}") for at in range(5)]
+
+        async def write(at: int) -> list[str]:
+            facts, scope = stores[at % 3], users[at % 5]
+            mine = [MemoryItem(id=f"{at}-{n}", text="x", created_at=1.0) for n in range(6)]
+            shared = [MemoryItem(id=f"shared-{n}", text=f"{at}", created_at=2.0) for n in range(3)]
+            new = await facts.put(scope, [*mine, *shared])
+            await facts.supersede(scope, f"{at}-0", MemoryItem(id=f"{at}-new", text="y", created_at=3.0))
+            await asyncio.gather(
+                facts.delete(scope, [f"{at}-1", f"{at}-new"]),
+                facts.put(scope, mine),
+                facts.update(scope, f"{at}-2", "z", at=4.0),
+            )
+            return new
+
+        new = await asyncio.gather(*(write(at) for at in range(50)))
+        for at, scope in enumerate(users):
+            shared = sorted(name for names in new[at::5] for name in names if name.startswith("shared"))
+            assert shared == ["shared-0", "shared-1", "shared-2"]
+            found = {item.id: item for item in await all_items(stores[0], scope, EVER)}
+            assert len(found) == 53 and {item.text for item in found.values() if item.id.endswith("-2")} >= {"z"}
+            assert all(item.superseded_at is None for item in found.values())
+            assert not [name for name in found if name.endswith(("-1", "-new")) and "shared" not in name]
+        await asyncio.gather(*(facts.close() for facts in stores))
+
+    asyncio.run(use())
+    assert audit(redis_server) == 265
+
+
+@pytest.mark.parametrize("acknowledged", [3, 40, 150])
+def test_after_a_kill_all_that_was_acknowledged_is_there_once(
+    own_server: Callable[..., RedisServer], acknowledged: int
+) -> None:
+    server = own_server()
+    done: dict[tuple[int, int], list[MemoryItem]] = {}
+
+    async def load(facts: RedisFacts) -> list[Any]:
+        async def write(writer: int) -> None:
+            scope = Scope(user_id=f"u{writer % 3}")
+            for number in range(1000):
+                given = [MemoryItem(id=f"{writer}-{number}-{n}", text="x" * 99, created_at=1.0) for n in range(3)]
+                await facts.put(scope, given)
+                done[writer, number] = given
+                if len(done) == acknowledged:
+                    server.kill()
+
+        return await asyncio.gather(*(write(writer) for writer in range(8)), return_exceptions=True)
+
+    async def look(facts: RedisFacts) -> None:
+        found = [item.id for user in range(3) for item in await all_items(facts, Scope(user_id=f"u{user}"))]
+        scanned = [fact.item.id for fact in await facts.scan(limit=100_000)]
+        assert sorted(found) == sorted(set(found)) == sorted(scanned)
+        assert set(found) >= {item.id for given in done.values() for item in given}
+        unknown = {name.rpartition("-")[0] for name in found} - {f"{writer}-{number}" for writer, number in done}
+        assert len(unknown) <= 8 and len(found) == 3 * (len(done) + len(unknown))
+        for (writer, _), given in done.items():
+            assert await facts.put(Scope(user_id=f"u{writer % 3}"), given) == []
+
+    errors = using(server.url, load)
+    assert len(errors) == 8 and all(type(error) is StoreError for error in errors)
+    assert len(done) >= acknowledged
+    server.start()
+    using(server.url, look)
+    audit(server)
+
+
+def test_a_server_that_is_away_is_a_store_error_and_used_again_when_it_is_back(
+    own_server: Callable[..., RedisServer],
+) -> None:
+    server = own_server()
+
+    async def use(facts: RedisFacts) -> None:
+        notes = RedisNotes(server.url)
+        await facts.put(USER, items(3))
+        await notes.change(USER, lambda _: "kept")
+        server.kill()
+        for call in (facts.put(USER, items(4)), facts.query(USER), facts.purge("u"), notes.read(USER)):
+            with pytest.raises(StoreError, match=r"^store redis://127\.0\.0\.1:\d+/0: .*; is it reachable"):
+                await call
+        server.start()
+        assert await facts.put(USER, items(4)) == ["3"]
+        assert await facts.count(USER) == 4 and await notes.read(USER) == "kept"
+        await notes.close()
+
+    using(server.url, use)
+
+
+def test_a_server_that_does_not_answer_is_a_store_error(own_server: Callable[..., RedisServer]) -> None:
+    server = own_server()
+
+    async def use(facts: RedisFacts) -> None:
+        await facts.put(USER, items(3))
+        with server.frozen():
+            for call in (facts.count(USER), facts.put(USER, items(3))):
+                with pytest.raises(StoreError, match="Timeout"):
+                    await call
+        assert await facts.count(USER) == 3
+
+    using(server.url, use, timeout_s=0.3)
+
+
+def test_what_was_read_is_read_again_when_an_answer_is_lost_and_what_was_written_is_not_written_again(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    async def use() -> None:
+        async with Line(redis_server.port) as line:
+            facts = RedisFacts(f"{line.url}?retry_on_timeout=yes", connections=1)
+            notes = RedisNotes(line.url, connections=1)
+            await facts.put(USER, items(2))
+            await notes.change(USER, lambda _: "x")
+            assert await notes.read(USER) == "x" and await notes.purge("v") == 0
+            new = MemoryItem(id="9", text="x", created_at=9.0)
+            for call in (facts.delete(USER, ["9-9"]), facts.purge("v"), facts.sweep(0.0), facts.touch("u", [], 1.0)):
+                await call  # so that each script is there
+            again: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
+                (lambda: facts.count(USER), 2),
+                (lambda: facts.get(USER, ["1"]), {"1": items(2)[1]}),
+                (lambda: facts.update(USER, "1", "text 1", at=1.0), True),
+                (lambda: facts.supersede(USER, "1", new), True),
+                (lambda: facts.touch("u", ["1"], 1.0), None),
+                (lambda: notes.read(USER), "x"),
+            ]
+            for verb, expected in again:
+                line.lose = 1
+                assert await verb() == expected
+                assert line.lose == 0
+            once: list[Callable[[], Awaitable[Any]]] = [
+                lambda: facts.put(USER, [MemoryItem(id="once", text="x")], at=1.0),
+                lambda: facts.delete(USER, ["0"]),
+                lambda: facts.sweep(2.0),
+                lambda: facts.purge("u"),
+            ]
+            left = []
+            for verb in once:
+                line.lose = 1
+                with pytest.raises(StoreError):
+                    await verb()
+                left.append(await facts.count(USER, EVER))
+            assert left == [4, 3, 2, 0]
+
+            def change(text: str | None) -> str:
+                line.lose = 1
+                return f"{text}!"
+
+            with pytest.raises(StoreError):
+                await notes.change(USER, change)
+            assert await notes.read(USER) == "x!"
+            await asyncio.gather(facts.close(), notes.close())
+
+    asyncio.run(use())
+
+
+def test_what_redis_refuses_is_a_store_error_and_nothing_is_written(redis_url: str, redis_server: RedisServer) -> None:
+    async def use(facts: RedisFacts) -> None:
+        await facts.put(USER, items(3))
+        notes = RedisNotes(redis_url)
+        writes: list[Callable[[], Awaitable[Any]]] = [
+            lambda: facts.put(USER, items(9)),
+            lambda: facts.update(USER, "1", "else", at=1.0),
+            lambda: facts.supersede(USER, "1", MemoryItem(id="n", text="x", created_at=1.0)),
+            lambda: notes.change(USER, lambda _: "x"),
+        ]
+        with redis_server.client as client:
+            try:
+                client.config_set("maxmemory", 1)
+                for write in writes:
+                    with pytest.raises(StoreError, match=r"maxmemory.*out of memory"):
+                        await write()
+                assert list(await facts.query(USER)) == items(3)[::-1]
+                assert await facts.delete(USER, ["0"]) == ["0"]  # or nobody could make room
+                client.config_set("maxmemory", 0)
+                audit(redis_server)
+                client.replicaof("127.0.0.1", 1)
+                for write in (*writes, lambda: facts.purge("u")):
+                    with pytest.raises(StoreError, match="read only replica"):
+                        await write()
+                assert list(await facts.query(USER)) == items(3)[:0:-1]
+            finally:
+                client.config_set("maxmemory", 0)
+                client.replicaof("NO", "ONE")
+        assert await facts.put(USER, items(4)) == ["3"]
+        await notes.close()
+
+    using(redis_url, use)
+
+
+def test_a_password_is_needed_and_not_shown(own_server: Callable[..., RedisServer]) -> None:
+    server = own_server(requirepass="right secret")
+    url = server.url.replace("//", "//:{}@")
+    with pytest.raises(StoreError, match=r"^store redis://:\*\*\*@127") as error:
+        using(url.format("wrong%20secret"), lambda facts: facts.count(USER))
+    assert "secret" not in f"{error.value} {error.value.__cause__}"
+    assert using(url.format("right%20secret"), lambda facts: facts.put(USER, items(1))) == ["0"]
+    assert "secret" not in f"{RedisFacts(url.format('right%20secret'))!r}"
+
+
+def test_on_a_cluster_every_verb_keeps_to_one_node(own_server: Callable[..., RedisServer]) -> None:
+    server = own_server(**{"cluster-enabled": "yes"})
+    with server.client as client:
+        client.execute_command("CLUSTER ADDSLOTS", *range(16384))
+        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
+            time.sleep(0.01)
+
+    async def use(facts: RedisFacts) -> None:
+        notes = RedisNotes(server.url)
+        await facts.put(USER, items(5), at=1.0)
+        await facts.supersede(USER, "1", items(3)[2])
+        assert await facts.update(USER, "0", "else", at=2.0) and await facts.count(USER) == 4
+        assert await facts.delete(USER, ["2"]) == ["2"] and await facts.sweep(2.0, limit=1) == 1
+        await facts.touch("u", ["3"], 9.0)
+        assert len(await facts.scan()) == len(await facts.get(USER, "0123456")) == 3
+        assert len(await facts.purge("u")) == 3
+        assert await notes.change(USER, lambda _: "x") == await notes.read(USER) == "x"
+        assert await notes.purge("u") == 1
+        await notes.close()
+
+    using(server.url, use)
+
+
+def test_ids_of_deleted_facts_are_known_for_ninety_days_also_those_that_an_earlier_turnwise_deleted(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    async def use(facts: RedisFacts) -> None:
+        await facts.put(USER, items(4))
+        await facts.delete(USER, ["0"])
+        with redis_server.client as client:
+            client.delete(BURIED)
+            client.sadd(DELETED, digest_of("u", "0").hex())  # as it was kept before
+            assert await facts.put(USER, items(1)) == []
+            await facts.delete(USER, ["1"])
+            assert client.zcard(BURIED) == 2 and not client.exists(DELETED)
+            for name, age_s in (("0", BURIED_S + 60), ("1", BURIED_S - 60)):
+                client.zadd(BURIED, {digest_of("u", name).hex(): time.time() - age_s})
+        await facts.delete(USER, ["2"])
+        assert await facts.put(USER, items(2)) == ["0"]
+
+    using(redis_url, use)
+
+
+def test_what_is_deleted_is_in_no_key_and_in_no_file_that_is_written_anew(
+    own_server: Callable[..., RedisServer],
+) -> None:
+    server = own_server(**{"aof-use-rdb-preamble": "no"})
+    sarah = Scope(user_id="sarah-connor", session_id="sarah-session", agent="agent-x")
+    source = Source(session_id="sarah-session")
+
+    def words(found: bytes) -> set[bytes]:
+        return {word for word in (b"Trondheim", b"sarah", b"agent-x") if word in found}
+
+    def files() -> bytes:
+        return b"".join(path.read_bytes() for path in server.folder.iterdir())
+
+    async def use(facts: RedisFacts) -> None:
+        notes = RedisNotes(server.url)
+        given = [
+            MemoryItem(id=f"sarah-{at}", text="Trondheim", type=MemoryType.SKILL, source=source) for at in range(9)
+        ]
+        await facts.put(sarah, given)
+        await notes.change(sarah, lambda _: "Trondheim")
+        assert words(files()) == {b"Trondheim", b"sarah", b"agent-x"}
+        await facts.purge("sarah-connor")
+        await notes.purge("sarah-connor")
+        await notes.close()
+        with server.client as client:
+            keys: Any = client.keys()
+            assert sorted(keys) == sorted([BURIED.encode(), LAST.encode()])
+            client.bgrewriteaof()
+            while client.info("persistence")["aof_rewrite_in_progress"]:
+                await asyncio.sleep(0.01)
+        assert words(files()) == set()
+
+    using(server.url, use)
+
+
+def test_a_url_opens_the_store_of_facts_or_notes_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kinds: dict[str, tuple[type, type]] = {
+        "memory://": (InMemoryFacts, InMemoryNotes),
+        "memory://name": (InMemoryFacts, InMemoryNotes),
+        "sqlite:///a.db": (SQLFacts, SQLNotes),
+        "postgresql://u@h/x": (SQLFacts, SQLNotes),
+        "redis://h": (RedisFacts, RedisNotes),
+        "rediss://u:p@h:1/2?ssl_cert_reqs=none": (RedisFacts, RedisNotes),
+    }
+    for url, expected in kinds.items():
+        assert (type(open_facts(url)), type(open_notes(url))) == expected
+    assert repr(open_facts("sqlite:///a.db")) == f"SQLFacts('sqlite:///{tmp_path}/a.db')"
+    assert repr(open_notes("sqlite:///a.db")) == f"SQLNotes('sqlite:///{tmp_path}/a.db')"
+    wrong: Any
+    opens: Callable[[str], Any]
+    for wrong in ("", "mysql://h", "redis:h", "sqlite://", "Redis://h", None):
+        for opens in (open_facts, open_notes):
+            with pytest.raises(StoreURLError, match=r"or redis://host:6379/0"):
+                opens(wrong)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://:secret@h/x", "redis://u:a/secret@h", "redis://u:se/cret-secret@h", "redis://:secret@h:port"),
+        *("redis://:secret@h?retries=1", "redis://h?password=secret&socket_timeout=x", "sqlite:///secret.db"),
+    ],
+)
+def test_a_url_of_no_redis_is_refused_and_shown_without_its_password(url: str) -> None:
+    for kind in (RedisFacts, RedisNotes):
+        with pytest.raises(StoreURLError) as error:
+            kind(url)
+        assert "secret" not in f"{error.value} {error.value.__cause__}".replace("sqlite:///secret.db", "")
+
+
+def test_a_setting_out_of_its_range_is_refused() -> None:
+    wrong: list[dict[str, Any]] = [
+        *[{"prefix": prefix} for prefix in ("", "a b", "{x}", "ä", "x" * 65)],
+        *[{"timeout_s": timeout_s} for timeout_s in (0, -1, float("nan"))],
+        {"connections": 0},
+    ]
+    for settings in wrong:
+        with pytest.raises(ConfigError, match=next(iter(settings))):
+            RedisFacts("redis://h", **settings)
+
+
+def test_how_it_reads_answers_is_no_matter_of_the_url(redis_url: str) -> None:
+    url = f"{redis_url}?decode_responses=yes&protocol=3&retry_on_timeout=yes"
+    assert using(url, lambda facts: facts.put(USER, items(3))) == ["0", "1", "2"]
+    assert list(using(url, lambda facts: facts.query(USER))) == items(3)[::-1]
+
+
+def test_without_the_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    with pytest.raises(StoreURLError, match=r"pip install 'turnwise\[redis\]'"):
+        open_facts("redis://h")

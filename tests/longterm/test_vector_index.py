@@ -1,0 +1,107 @@
+"""`VectorIndex` on every place where Chroma keeps data."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from turnwise.errors import ConfigError, StoreError
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer, VectorIndex
+from turnwise.testing.embedding import HashEmbedding
+from vector_memories import FlakyEmbedding, chroma_server, constant, free_port
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromaServer]:
+    with chroma_server(tmp_path_factory.mktemp("chroma")) as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "folder", "server"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> ChromaPlace:
+    if request.param == "memory":
+        return ChromaInMemory()
+    return ChromaFolder(tmp_path / "chroma") if request.param == "folder" else request.getfixturevalue("server")
+
+
+def test_vectors_are_kept_found_and_deleted_everywhere(place: ChromaPlace) -> None:
+    index = VectorIndex(place, HashEmbedding(), name=f"test-{new_id()}")
+    vectors = index.embed([f"word{at}" for at in range(50)])
+    keys = [f"key{at}" for at in range(50)]
+    users = ["user-1", "user-10"] * 25
+    index.add(keys, users, vectors)
+    index.add(keys, users, vectors)
+    assert index.count() == 50
+    assert index.keys() == set(keys)
+    found = index.get(["key7", "missing"])
+    assert list(found) == ["key7"]
+    assert np.allclose(found["key7"], vectors[7], atol=1e-6)
+    assert index.search("user-10", vectors[7], 50)[0] == "key7"
+    assert set(index.search("user-1", vectors[7], 50)) == set(keys[::2])
+    assert index.check(keys, 50).ok
+    index.delete(["key7", "missing"])
+    index.delete(["key7"])
+    health = index.check(keys, 50)
+    assert (health.ok, health.missing, health.count) == (False, 1, 49)
+    index.drop()
+    assert index.count() == 0
+    index.close()
+    index.close()
+
+
+def test_embedding_functions_have_collections_of_their_own(tmp_path: Path) -> None:
+    place = ChromaFolder(tmp_path)
+    one, other = VectorIndex(place, FlakyEmbedding(64, "one")), VectorIndex(place, FlakyEmbedding(128, "other"))
+    stranger = VectorIndex(place, FlakyEmbedding(64, "one"), name="turnwise-mine")
+    for index in (one, other, stranger):
+        index.add(["key"], ["ann"], index.embed(["text"]))
+    assert other.drop_others() == 1
+    with pytest.raises(StoreError):
+        one.count()
+    assert (one.count(), other.count(), stranger.count()) == (0, 1, 1)
+
+
+def test_another_dimension_under_the_same_name_is_a_typed_error(tmp_path: Path) -> None:
+    VectorIndex(ChromaFolder(tmp_path), constant(4)).add(["1"], ["ann"], np.eye(1, 4, dtype=np.float32))
+    index = VectorIndex(ChromaFolder(tmp_path), constant(5))
+    with pytest.raises(ConfigError, match=r"5 dimensions.* 4"):
+        index.add(["2"], ["ann"], index.embed(["text"]))
+    index.drop()
+    index.add(["2"], ["ann"], index.embed(["text"]))
+
+
+@pytest.mark.parametrize("result", [None, [], [[1.0]], [1.0, 2.0], [["a"], ["b"]], [[float("nan")], [1.0]]])
+def test_what_is_no_vector_for_each_text_is_refused(result: Any) -> None:
+    index = VectorIndex(ChromaInMemory(), lambda _: result)
+    with pytest.raises(StoreError):
+        index.embed(["one", "two"])
+
+
+def test_a_server_that_is_down_is_used_once_it_is_up(server: ChromaServer) -> None:
+    index = VectorIndex(ChromaServer(host="127.0.0.1", port=free_port()), name=f"test-{new_id()}")
+    with pytest.raises(StoreError):
+        index.count()
+    index._place = server
+    assert index.count() == 0
+    index.close()
+
+
+def test_a_scrub_blanks_the_room_for_vectors_to_come(tmp_path: Path) -> None:
+    """Chroma fills it with what was in its memory."""
+    index = VectorIndex(ChromaFolder(tmp_path), HashEmbedding())
+    vectors = index.embed(["a", "b"])
+    index.add(["a", "b"], ["ann", "ann"], vectors)
+    index.close()
+    files = [file for name in ("data_level0.bin", "length.bin") for file in tmp_path.glob(f"*/{name}")]
+    sizes = [file.stat().st_size for file in files]
+    for file, size in zip(files, sizes, strict=True):
+        file.write_bytes(b"zyzzyva." * (size // 8))
+    index.scrub()
+    assert len(files) == 2 and [file.stat().st_size for file in files] == sizes
+    assert not any(b"zyzzyva" in file.read_bytes() for file in files)
+    assert index.check(["a", "b"], 2).ok
+    assert np.allclose(index.get(["b"])["b"], vectors[1], atol=1e-6)
+    index.close()

@@ -1,0 +1,525 @@
+"""`VectorMemory`: items found by their words and their vectors together."""
+
+import asyncio
+import logging
+import random
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.errors import ConfigError, InvalidMemoryError, StoreError
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.longterm import conformance as contract
+from turnwise.memory.longterm.base import Scope, Source, trouble_of
+from turnwise.memory.longterm.deletion import erase
+from turnwise.memory.longterm.search.passages import vectors_of
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.vector.chroma import (
+    MAX_EMBEDDED,
+    ChromaFolder,
+    ChromaInMemory,
+    ChromaPlace,
+    ChromaServer,
+    VectorIndex,
+)
+from turnwise.memory.longterm.vector.memory import Recall, VectorMemory
+from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.longterm.vector.sqlite_rows import key_of
+from turnwise.memory.stores.conformance.laws import Law, check_law
+from turnwise.testing.embedding import HashEmbedding
+from vector_memories import FlakyEmbedding, bytes_in, constant, free_port, item, sync
+
+pytestmark = pytest.mark.usefixtures("restless")
+
+ANN = Scope(user_id="ann")
+USERS = ["user-1", "user-10", "user_1", "user%", "%", "_", "'", '"', "'; DROP TABLE x; --", "User-1", " user-1", "文"]
+
+MakeMemory = Callable[..., VectorMemory]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> MakeMemory:
+    """Makes memories on the same data."""
+    name = f"test-{new_id()}"
+
+    def make(embedding: Any = None, place: ChromaPlace | None = None, **settings: Any) -> VectorMemory:
+        index = VectorIndex(place or ChromaFolder(tmp_path / "chroma"), embedding or HashEmbedding(), name=name)
+        return VectorMemory(FullText(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
+
+    return make
+
+
+@pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
+def test_the_memory_holds_to_the_law_that(law: Law, make: MakeMemory) -> None:
+    """Cases 50, 51, 52 and 54, as each law says."""
+    asyncio.run(check_law(law, lambda: make(place=ChromaInMemory())))
+
+
+async def ids(memory: VectorMemory, query: str, scope: Scope = ANN, **asked: Any) -> list[str]:
+    return [found.id for found in await memory.recall(scope, query, **asked)]
+
+
+@sync
+async def test_everything_that_was_saved_can_be_recalled_by_default(make: MakeMemory) -> None:
+    memory = make()
+    saved = [item(f"{kind}", f"The {kind} of the walrus", type=kind) for kind in MemoryType]
+    assert set(await memory.remember(ANN, saved)) == {one.id for one in saved}
+    for one in saved:
+        found = await memory.recall(ANN, one.text)
+        assert found[0] == one
+        assert 0 < (found[0].score or 0) <= 1
+    assert await ids(memory, "walrus", limit=3, types=[MemoryType.SKILL]) == ["skill"]
+    assert len(await ids(memory, "walrus", limit=3)) == 3
+    assert await ids(memory, "walrus", limit=0) == []
+    await memory.close()
+
+
+@sync
+async def test_an_item_whose_text_stays_keeps_its_vector(make: MakeMemory) -> None:
+    memory = make(keep_s=0)
+    await memory.remember(ANN, [item("dog", "My dog is called Max")])
+    embedding = memory._index.embedding
+    assert await memory._text.pending(embedding, 10) == []
+    assert await memory.update(ANN, "dog", name="Max", expires_at=9e9)
+    assert await memory._text.pending(embedding, 10) == [] == await memory._text.dropped()
+    assert (await memory.check()).missing == 0
+    assert await memory.update(ANN, "dog", "My dog is called Rex")
+    assert await ids(memory, "Rex") == ["dog"] and (await memory.check()).missing == 0
+    await memory.close()
+
+
+@sync
+async def test_one_item_is_enough_and_what_is_not_about_it_is_not_found(make: MakeMemory) -> None:
+    memory = make()
+    assert await ids(memory, "anything") == []
+    await memory.remember(ANN, [item("dog", "My dog is called Max")])
+    assert await ids(memory, "What is my dog's name?") == ["dog"]
+    assert await ids(memory, "dgo Max") == ["dog"]
+    for query in ("What is the capital of Mongolia?", "Who is it?", "", "?!", "🦀", "x" * 1_000_000):
+        assert await ids(memory, query) == []
+    await memory.close()
+
+
+@sync
+async def test_a_named_speaker_comes_first(make: MakeMemory) -> None:
+    memory = make()
+    texts = ["Ann: I bought a violin", "Bob: I bought a violin", "Ann: how nice", "Bob: it rains"]
+    await memory.remember(ANN, [item(str(at), text) for at, text in enumerate(texts)])
+    assert (await ids(memory, "Which violin does Ann have?"))[0] == "0"
+    assert (await ids(memory, "Which violin does Bob have?"))[0] == "1"
+    await memory.close()
+
+
+@sync
+async def test_100_interleaved_users_never_see_each_other(make: MakeMemory) -> None:
+    memory = make()
+    users = [*USERS, *(f"user-{number}" for number in range(100, 188))]
+    await memory.remember_many([(Scope(user_id=user), [item("1", f"{user} has a walrus")]) for user in users])
+    together = await memory.recall_many([Recall(scope=Scope(user_id=user), query="walrus") for user in users])
+    assert [[found.text for found in each] for each in together] == [[f"{user} has a walrus"] for user in users]
+    assert await ids(memory, "walrus", Scope(user_id="user")) == []
+    assert await memory.forget(Scope(user_id="user-1")) == 1
+    assert await ids(memory, "walrus", Scope(user_id="user-1")) == []
+    assert await ids(memory, "walrus", Scope(user_id="user-10")) == ["1"]
+    await memory.close()
+
+
+@sync
+async def test_what_others_have_changes_no_score(make: MakeMemory) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("1", "a walrus and a lighthouse"), item("2", "a walrus")])
+    before = await memory.recall(ANN, "walrus lighthouse")
+    await memory.remember(Scope(user_id="bob"), [item(str(at), "lighthouse") for at in range(50)])
+    after = await memory.recall(ANN, "walrus lighthouse")
+    assert [(found.id, found.score) for found in before] == [(found.id, found.score) for found in after]
+    await memory.close()
+
+
+@sync
+async def test_an_agents_own_is_seen_by_it_alone_and_by_times(make: MakeMemory) -> None:
+    memory = make()
+    hr = Scope(user_id="ann", agent="hr")
+    items = [
+        item("skill", "walrus skill", type=MemoryType.SKILL, created_at=10.0),
+        item("fact", "walrus fact", created_at=20.0),
+        item("old", "walrus once", created_at=5.0, superseded_at=15.0, superseded_by="fact"),
+    ]
+    await memory.remember(hr, items)
+    assert set(await ids(memory, "walrus", hr)) == {"skill", "fact"}
+    assert set(await ids(memory, "walrus", Scope(user_id="ann", agent="it"))) == {"fact"}
+    assert set(await ids(memory, "walrus")) == {"fact"}
+    assert set(await ids(memory, "walrus", hr, as_of=12.0)) == {"skill", "old"}
+    assert set(await ids(memory, "walrus", hr, as_of=7.0)) == {"old"}
+    await memory.close()
+
+
+@sync
+async def test_a_restart_keeps_items_and_vectors(make: MakeMemory) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("1", "a walrus", source=Source(session_id="s", turn_index=1))])
+    before = await memory.recall(ANN, "walrus")
+    await memory.close()
+    memory = make()
+    after = await memory.recall(ANN, "walrus")
+    assert [(one, one.score) for one in before] == [(one, one.score) for one in after]
+    assert (await memory.check()).ok
+    await memory.close()
+
+
+@sync
+async def test_updates_and_deletions_reach_words_and_vectors(make: MakeMemory) -> None:
+    memory = make(FlakyEmbedding())
+    await memory.remember(ANN, [item("1", "a walrus", created_at=7.0), item("2", "a lighthouse")])
+    assert await memory.update(ANN, "1", "a penguin", type=MemoryType.SKILL)
+    assert not await memory.update(ANN, "missing", "text")
+    assert not await memory.update(Scope(user_id="bob"), "1", "text")
+    assert await ids(memory, "walrus") == []
+    (found,) = await memory.recall(ANN, "penguin")
+    assert (found.type, found.created_at) == (MemoryType.SKILL, 7.0)
+    assert found.updated_at
+    assert await memory.forget(Scope(user_id="bob"), ["1", "2"]) == 0
+    assert await memory.forget(ANN, ["1", "missing"]) == 1
+    assert await ids(memory, "penguin") == []
+    health = await memory.check()
+    assert (health.ok, health.count, health.strays) == (True, 1, 0)
+    await memory.remember(ANN, [item("1", "a penguin")])
+    assert await ids(memory, "penguin") == []
+    await memory.close()
+
+
+@sync
+async def test_the_same_id_is_embedded_and_kept_once(make: MakeMemory) -> None:
+    memory = make()
+    for _ in range(2):
+        assert set(await memory.remember(ANN, [item("1", "a walrus"), item("1", "a penguin")])) == {"1"}
+    assert await ids(memory, "penguin") == []
+    assert await ids(memory, "walrus") == ["1"]
+    assert (await memory.check()).count == 1
+    with pytest.raises(InvalidMemoryError):
+        await memory.remember(ANN, [item("2", " ")])
+    await memory.close()
+
+
+@sync
+async def test_while_embeddings_are_down_items_are_kept_and_found_by_words(make: MakeMemory) -> None:
+    embedding = FlakyEmbedding()
+    memory = make(embedding, pause_s=0.0)
+    await memory.remember(ANN, [item("1", "a walrus")])
+    embedding.down = True
+    await memory.remember(ANN, [item("2", "a lighthouse")])
+    assert "down" in (memory.trouble or "")
+    assert await ids(memory, "lighthouse") == ["2"]
+    assert await memory.forget(ANN, ["1"]) == 1
+    with pytest.raises(StoreError):
+        await memory.catch_up()
+    embedding.down = False
+    assert await memory.catch_up() == 0
+    assert memory.trouble is None
+    health = await memory.check()
+    assert (health.ok, health.count) == (True, 1)
+    await memory.close()
+
+
+@sync
+async def test_while_embeddings_hang_items_are_kept_and_found_by_words(make: MakeMemory) -> None:
+    """Case 55."""
+    embedding = FlakyEmbedding()
+    memory = make(embedding, embed_s=0.2, query_s=0.1, pause_s=0.0)
+    embedding.goes_on.clear()
+    for number in range(3):
+        assert await memory.remember(ANN, [item(f"{number}", f"Walrus {number} is fed")])
+        assert await ids(memory, f"walrus {number}") and "not answered within 0.1 s" in str(memory.trouble)
+    with pytest.raises(StoreError, match=r"not answered within 0\.2 s"):
+        await memory.catch_up()
+    embedding.goes_on.set()
+    memory._embed_s = 60.0  # on a busy machine those that hung take a while to end
+    while await memory.catch_up():
+        pass
+    assert memory.trouble is None and (await memory.check()).ok
+    await memory.close()
+
+
+@sync
+async def test_only_who_lacks_vectors_while_chroma_is_away_is_told_so(make: MakeMemory) -> None:
+    memory = make(pause_s=0.0)
+    await memory.remember(ANN, [item("1", "a walrus")])
+    bob = Scope(user_id="bob")
+    await memory.remember(bob, [item("1", "a walrus")])
+    await memory.recall(ANN, "walrus")
+    await memory.flush()
+
+    def away(keys: object) -> None:
+        raise StoreError("Chroma is away")
+
+    memory._index.get = away  # type: ignore[method-assign, assignment]
+    asked = [Recall(scope=scope, query="walrus") for scope in (ANN, bob)]
+    found = await memory.recall_many(asked)
+    assert [trouble_of(each) for each in found] == [None, "Chroma is away"] and all(found)
+    await memory.close()
+
+
+@sync
+async def test_after_a_failure_nobody_waits_for_vectors_for_a_while(make: MakeMemory) -> None:
+    embedding = FlakyEmbedding()
+    memory = make(embedding, pause_s=60.0)
+    embedding.down = True
+    await memory.remember(ANN, [item("1", "a walrus")])
+    for _ in range(3):
+        assert await ids(memory, "walrus") == ["1"]
+    assert len(embedding.calls) == 1
+    await memory.close()
+
+
+@sync
+async def test_while_chroma_is_down_items_are_kept_and_found_by_words(make: MakeMemory, tmp_path: Path) -> None:
+    memory = make(place=ChromaServer(host="127.0.0.1", port=free_port()), pause_s=0.0)
+    await memory.remember(ANN, [item("1", "a walrus")])
+    await memory.flush()
+    assert memory.trouble
+    assert await ids(memory, "walrus") == ["1"]
+    assert await memory.forget(ANN) == 1
+    await memory.close()
+
+
+@sync
+async def test_another_embedding_function_or_dimension_is_a_rebuild_away(make: MakeMemory) -> None:
+    memory = make(constant(4))
+    await memory.remember(ANN, [item(str(at), f"walrus {at}") for at in range(600)])
+    await memory.close()
+    memory = make(constant(5))
+    await memory.recall(ANN, "walrus")
+    with pytest.raises(ConfigError, match="rebuild"):
+        await memory.remember(ANN, [item("new", "a walrus")])
+    with pytest.raises(ConfigError, match="rebuild"):
+        await memory.recall(ANN, "walrus")
+    assert await memory.rebuild() == 600
+    assert len(await ids(memory, "walrus", limit=20)) == 20
+    await memory.close()
+    memory = make()
+    assert await memory.catch_up(limit=1000) == 0
+    assert await ids(memory, "walrus 77", limit=1) == ["77"]
+    assert (await memory.check()).ok
+    await memory.close()
+
+
+@sync
+async def test_a_scrub_leaves_nothing_of_the_forgotten_in_any_file(
+    make: MakeMemory, tmp_path: Path, small_batches: int
+) -> None:
+    many = 2500 // small_batches
+    memory = make(FlakyEmbedding(64))
+    bob = Scope(user_id="bob-the-forgotten")
+    await memory.remember(bob, [item(f"{at}", f"xylophone number {at}") for at in range(many)])
+    await memory.remember(ANN, [item("1", "a lighthouse")])
+    await memory.flush()
+    key = key_of(bob.user_id, "7", "xylophone number 7").encode()
+
+    def held() -> bytes:
+        return bytes_in(tmp_path)
+
+    assert b"xylophon" in held() and key in held()
+    assert await memory.forget(bob) == many
+    await memory.scrub()
+    assert await ids(memory, "lighthouse") == ["1"]
+    assert (await memory.check()).ok
+    await memory.close()
+    assert b"xylophon" not in held()
+    assert b"bob-the-forgotten" not in held()
+    assert key not in held()
+
+
+@sync
+async def test_many_at_once_take_one_call_of_the_embedding_function_and_give_the_same(make: MakeMemory) -> None:
+    embedding = FlakyEmbedding()
+    memory = make(embedding)
+    scopes = [Scope(user_id=f"user-{at}") for at in range(20)]
+    await memory.remember_many([(scope, [item("1", "a walrus"), item("2", "lighthouse")]) for scope in scopes])
+    alone = [await memory.recall(scope, "walrus") for scope in scopes]
+    embedding.calls.clear()
+    asked = [Recall(scope=scope, query="walrus") for scope in scopes]
+    together = await memory.recall_many(asked)
+    assert [[(one.id, one.score) for one in found] for found in together] == [
+        [(one.id, one.score) for one in found] for found in alone
+    ]
+    assert embedding.calls == [20]
+    assert await memory.recall_many([]) == []
+    await memory.close()
+
+
+@sync
+async def test_few_are_held_in_memory_and_all_are_found(make: MakeMemory) -> None:
+    memory = make(cache_bytes=1)
+    scopes = [Scope(user_id=f"user-{at}") for at in range(5)]
+    for _ in range(2):
+        for scope in scopes:
+            await memory.remember(scope, [item("1", "a walrus")])
+            assert await ids(memory, "walrus", scope) == ["1"]
+            assert len(memory._shelves) == 1
+    await memory.close()
+
+
+@sync
+async def test_readers_and_writers_at_once_agree_in_the_end(make: MakeMemory) -> None:
+    memory = make()
+    chance = random.Random(5)
+
+    async def act(at: int) -> None:
+        scope = Scope(user_id=f"user-{at % 3}")
+        await memory.remember(scope, [item(str(at), f"walrus {at}")])
+        await memory.recall(scope, f"walrus {chance.randrange(60)}")
+        if at % 4 == 0:
+            assert await memory.forget(scope, [str(at)]) == 1
+
+    await asyncio.gather(*map(act, range(60)))
+    await memory.catch_up()
+    for at in range(60):
+        found = await ids(memory, f"walrus {at}", Scope(user_id=f"user-{at % 3}"), limit=1)
+        assert (found == [str(at)]) == (at % 4 != 0)
+    health = await memory.check()
+    assert (health.ok, health.count, health.strays) == (True, 45, 0)
+    await memory.close()
+
+
+@settings(max_examples=100)
+@given(query=st.text(max_size=100), texts=st.lists(st.text(max_size=60), min_size=1, max_size=4))
+def test_no_text_and_no_query_breaks_it(tmp_path_factory: pytest.TempPathFactory, query: str, texts: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("any")
+
+    @sync
+    async def check() -> None:
+        index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
+        memory = VectorMemory(FullText(f"sqlite:///{folder}/memory.db"), index)
+        kept = [item(str(at), text) for at, text in enumerate(texts) if text.strip()]
+        await memory.remember(ANN, kept)
+        assert memory.trouble is None
+        for one in kept:
+            await memory.recall(ANN, one.text)
+        assert len(await memory.recall(ANN, query)) <= len(kept)
+        await memory.close()
+
+    check()
+
+
+@sync
+async def test_what_is_forgotten_is_deleted_from_the_vectors_of_other_embedding_functions_too(
+    make: MakeMemory,
+) -> None:
+    memory = make(FlakyEmbedding(64, "before"))
+    await memory.remember(ANN, [item("1", "a walrus"), item("2", "a lighthouse")])
+    await memory.close()
+    memory = make(FlakyEmbedding(128, "after"))
+    while await memory.catch_up():
+        pass
+    keys = await memory.keys(ANN, ["1"])
+    erased = await erase(memory, ANN, ["1"])
+    assert (erased.items, erased.verified, erased.why) == (1, True, None)
+    assert await ids(memory, "lighthouse") == ["2"]
+    await memory.close()
+    before = make(FlakyEmbedding(64, "before"))
+    assert before._index.count() == 1 and not before._index.get(keys)
+    await before.close()
+
+
+@sync
+async def test_new_vectors_are_found_at_once_and_go_to_chroma_together(make: MakeMemory) -> None:
+    memory = make(constant(4))
+    given: list[int] = []
+    add = memory._index.add
+
+    def counted(keys: Any, *args: Any, **options: Any) -> None:
+        given.append(len(keys))
+        add(keys, *args, **options)
+
+    memory._index.add = counted  # type: ignore[method-assign]
+    for at in range(5):
+        await memory.remember(ANN, [item(f"{at}", f"walrus {at}")])
+    assert sorted(await ids(memory, "an embedding that finds an elephant and is the same for all")) == list("01234")
+    assert not given and await memory._text.lacking(memory._index.embedding) == 5
+    assert await memory.forget(ANN, ["0"]) == 1
+    await memory.flush()
+    assert given == [5] and await memory._text.lacking(memory._index.embedding) == 0
+    health = await memory.check()
+    assert (health.ok, health.count, health.strays) == (True, 4, 0)
+    await memory.close()
+
+
+@sync
+async def test_vectors_that_a_kill_takes_along_are_made_anew(make: MakeMemory) -> None:
+    killed = make(constant(4))
+    await killed.remember(ANN, [item("1", "a walrus")])
+    killed._fresh.clear()  # as when its process is lost before Chroma is given them
+    await killed.close()
+    memory = make(constant(4))
+    assert (await memory.check()).count == 0
+    assert await memory.catch_up() == 0
+    health = await memory.check()
+    assert (health.ok, health.count) == (True, 1)
+    await memory.close()
+
+
+STORY = "user: " + " ".join(f"Sentence {at} of this long story says nothing of note." for at in range(80))
+
+
+class Spotting:
+    """Gives texts that speak of what one looks for one vector, and all others another one."""
+
+    def __call__(self, input: Any) -> Any:
+        return [[1.0, 0.0] if "crab" in text or "crustacean" in text else [0.0, 1.0] for text in input]
+
+
+@sync
+async def test_meaning_deep_in_a_long_item_is_found_and_forgotten_with_it(make: MakeMemory) -> None:
+    memory = make(Spotting())
+    deep = STORY + " Somewhere there was a crab." + STORY
+    assert len(deep) > MAX_EMBEDDED
+    others = [item(f"{at}", f"A lighthouse, number {at}") for at in range(20)]
+    await memory.remember(ANN, [item("deep", deep), *others])
+    for _ in range(2):
+        (found, *_) = await memory.recall(ANN, "Which edible crustaceans inhabit saltwater, crustacean-wise?")
+        assert found.id == "deep" and "there was a crab" in (found.passage or "")
+        await memory.close()
+        memory = make(Spotting())  # where the vectors are those that Chroma has
+    keys = await memory.keys(ANN, ["deep"])
+    assert len(keys) > 10 and len(memory._index.get(keys)) == len(keys) - 1  # none is of the item as a whole
+    erased = await erase(memory, ANN, ["deep"])
+    assert (erased.items, erased.verified, erased.why) == (1, True, None)
+    assert not memory._index.get(keys) and memory._index.count() == len(others)
+    await memory.close()
+
+
+@sync
+async def test_a_long_item_with_one_vector_of_an_earlier_version_has_it_until_its_passages_have_their_own(
+    make: MakeMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = make(Spotting())
+    text = STORY + " Somewhere there was a crab."
+    others = [item(f"other-{at}", f"A lighthouse, number {at}") for at in range(30)]
+    await memory.remember(ANN, [*(item(f"{at}", text) for at in range(3)), *others])
+    await memory.flush()
+    pending = [one for one in await memory._text.pending("another", 10) if one.text == text]
+    memory._index.delete([one.key for one in pending])
+    vectors = np.array([[0.6, 0.8]] * 3, np.float32)
+    memory._index.add([one.key for one in pending], ["ann"] * 3, vectors)
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as database, database:
+        database.execute("UPDATE turnwise_vector_items SET embedded = ?", (memory._index.embedding,))
+    await memory.close()
+
+    memory = make(Spotting())
+    asked = "Which edible crustaceans inhabit saltwater, crustacean-wise?"
+    assert len(await ids(memory, asked)) == 3 and memory.trouble is None
+    with caplog.at_level(logging.INFO, "turnwise.memory.longterm.vector.memory"):
+        while await memory.catch_up(limit=1):
+            assert len(await ids(memory, asked)) == 3
+    assert "3 of 3 items have their vectors" in caplog.text
+    health = await memory.check()
+    assert (health.ok, health.strays, health.count) == (True, 0, len(others) + 3 * len(vectors_of("", text)))
+    (found, *_) = await memory.recall(ANN, asked)
+    assert "there was a crab" in (found.passage or "")
+    await memory.close()

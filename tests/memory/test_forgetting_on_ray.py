@@ -1,0 +1,154 @@
+"""Forgetting, end to end: what real memories and the session store hold of a turn, a session, a user afterwards.
+
+The words that are to be forgotten are in no other text, so the bytes of all files are searched for them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from local_provider import LocalProvider
+from memory_engines import Plan
+from memory_manager import WAIT_S, House, answering, files_with, say, sections
+from turnwise.actors.client.manager import SessionManager
+from turnwise.errors import RunCancelledError, SessionNotFoundError
+from turnwise.memory.conversation.events import TextDelta
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.working.formats import JsonForm
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.memory.working.sql import SQLNotes
+
+MEMORY_FILES = ("facts.db", "words.db", "notes.db", "vectors")
+
+
+@pytest.fixture(scope="module")
+def house(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with LocalProvider(reply=answering) as provider:
+        house = House(ray_session, tmp_path_factory.mktemp("forgetting"), provider)
+        try:
+            yield house
+        finally:
+            house.close()
+
+
+def notes(house: House) -> WorkingMemory:
+    return WorkingMemory(SQLNotes(house.url("notes")), form=JsonForm(Plan))
+
+
+@pytest.fixture(scope="module")
+def manager(house: House) -> SessionManager:
+    """A manager whose user Bo has said something that is to be found whatever the others have forgotten."""
+    manager = house.manager(house.extractive(), house.vector(), working_memory=notes(house))
+    bo = manager.open("of bo", user_id="bo")
+    say(bo, "My lighthouse is painted red.")
+    assert bo.memory.wait(WAIT_S)
+    return manager
+
+
+def check_that_bo_has_everything(house: House, manager: SessionManager) -> None:
+    bo = manager.open("of bo", user_id="bo")
+    found = [item.text for item in bo.memory.recall("How is my lighthouse painted?")]
+    assert found == ["My lighthouse is painted red.", "user: My lighthouse is painted red.\nassistant: noted"]
+    assert files_with(house.folder, ["lighthouse"])
+
+
+def held(house: House, *words: str, everywhere: bool = True) -> list[str]:
+    """Return the files that hold one of the words in UTF-8 or as JSON; of memories only, unless everywhere."""
+    forms = {form for word in words for form in (word, json.dumps(word)[1:-1])}
+    names = [name.removeprefix(f"{house.folder}/") for name in files_with(house.folder, forms)]
+    return [name for name in names if everywhere or name.startswith(MEMORY_FILES)]
+
+
+def test_a_turn_is_forgotten_by_all_memories_and_files(house: House, manager: SessionManager) -> None:
+    """Case 54: the turn with its fact, what it superseded holding again; the rest of the session stays."""
+    chat = manager.open("of cy", user_id="cy")
+    say(chat, "My parrot lives in Ulmezia.")
+    assert chat.memory.wait(WAIT_S)
+    told = say(chat, "My parrot lives in Quaxolto now, in Žbluňkov.")
+    say(chat, "My canoe is made of birch.")
+    assert chat.memory.wait(WAIT_S)
+    assert "Ulmezia" not in "".join(item.text for item in chat.memory.recall("parrot", types=[MemoryType.FACTS]))
+    words = ("quaxolt", "Žbluňkov")
+    assert len(held(house, *words, everywhere=False)) >= 2
+    done = chat.memory.forget(told.index, verify=True)
+    assert (done.turns, done.items) == (1, {"ExtractiveMemory": 1, "VectorMemory": 1})
+    assert done.verified and all(erasure.files for erasure in done.erased.values())
+    assert held(house, *words, everywhere=False) == []
+    (fact,) = chat.memory.recall("parrot", types=[MemoryType.FACTS])
+    assert (fact.text, fact.superseded_at) == ("My parrot lives in Ulmezia.", None)
+    say(chat, "Where does my parrot live? cy-asks")
+    (request,) = house.sent("cy-asks")
+    assert "Quaxolto" not in request and "Ulmezia" in sections(request)["profile"] and "canoe" in request
+    again = chat.memory.forget(told.index, verify=True)
+    assert (again.turns, again.items, again.verified) == (0, {"ExtractiveMemory": 0, "VectorMemory": 0}, True)
+    assert chat.turn(told.index).record.forgotten and "Quaxolto" in chat.turn(told.index).blocks[-2].text  # type: ignore[attr-defined]
+    check_that_bo_has_everything(house, manager)
+
+
+def test_a_session_is_deleted_with_all_that_came_of_it(house: House, manager: SessionManager) -> None:
+    """Case 54: in memories, notes and the session store; what the user said elsewhere stays."""
+    gone, stays = (manager.open(f"chat-{name}", user_id="dee") for name in ("xyloquent", "stays"))
+    say(gone, "My gardener is called Wrexolby.")
+    say(gone, "Wrexolby pruned the vombulous hedge, shouting Grüßzölpel.")
+    gone.memory.save("The user pays in drachmixes.", type=MemoryType.PREFERENCES, topic="zorkling")
+    gone.memory.replace_notes({"stops": ["Frobnitzia"]})
+    say(stays, "My tractor is green.")
+    stays.memory.replace_notes({"stops": ["Malmö"]})
+    assert gone.memory.wait(WAIT_S) and stays.memory.wait(WAIT_S)
+    words = ("wrexolb", "vombulous", "Grüßzölpel", "drachmix", "zorkling", "frobnitz", "xyloquent")
+    assert {name.partition(".")[0] for name in held(house, *words)} == {"chats", "facts", "notes", "words"}
+    done = gone.delete(verify=True)
+    assert (done.sessions, done.notes, done.items) == (1, 1, {"ExtractiveMemory": 2, "VectorMemory": 2})
+    assert done.verified and all(erasure.files and not erasure.found for erasure in done.erased.values())
+    assert held(house, *words) == []
+    with pytest.raises(SessionNotFoundError):
+        manager.get("chat-xyloquent")
+    assert json.loads(stays.memory.read_notes())["stops"] == ["Malmö"]
+    said = [item.text for item in stays.memory.recall("What colour is my tractor?")]
+    assert said == ["My tractor is green.", "user: My tractor is green.\nassistant: noted"]
+    check_that_bo_has_everything(house, manager)
+
+
+def test_a_user_is_forgotten_whatever_their_sessions_are_doing(
+    house: House, manager: SessionManager, ray_session: ModuleType
+) -> None:
+    """Case 54: one session is idle, one has no process, one has a run in the midst of its answer, one waits behind."""
+    user = "quixotrix"
+    chats = [manager.open(f"snarkly-{number}", user_id=user) for number in range(3)]
+    say(chats[0], "My llama is called Bandersnatch.")
+    say(chats[1], "My llama eats jubjubs, in Třeskoprsk.")
+    chats[2].memory.replace_notes({"stops": ["Brilligton"]})
+    assert chats[0].memory.wait(WAIT_S) and chats[1].memory.wait(WAIT_S)
+    ray_session.kill(chats[1].actor)
+    stalled = house.manager(
+        house.extractive(), house.vector(), working_memory=notes(house), engine=house.engine("local/stall")
+    )
+    running = stalled.get(chats[2].id).run("My llama wears a momerath, vorpally.")
+    assert any(isinstance(event, TextDelta) for event in running.events())
+    waiting = stalled.get(chats[2].id).run("My llama is frabjous.", if_busy="enqueue")
+    words = (user, "snarkly", "bandersnatch", "jubjub", "Třeskoprsk", "brilligt", "momerath", "vorpal", "frabjous")
+    assert {name.partition(".")[0] for name in held(house, *words)} == {"chats", "facts", "notes", "words"}
+    done = manager.forget(user)
+    assert (done.sessions, done.notes, done.verified) == (3, 1, True)
+    assert done.items["VectorMemory"] >= 2 and done.items["ExtractiveMemory"] >= 2
+    assert set(done.erased) == {"ExtractiveMemory", "VectorMemory"}
+    assert held(house, *words) == []
+    assert manager.count(user_id=user) == 0
+    for run in (running, waiting):
+        with pytest.raises((RunCancelledError, SessionNotFoundError)):
+            run.wait(WAIT_S)
+    chat = manager.open("anew", user_id=user)
+    say(chat, "What is my llama called?")
+    (request,) = house.sent("What is my llama called?")
+    assert sections(request) == {}
+    assert chat.delete().sessions == 1
+    while (searched := manager.forget(user, verify="files")).progress < 1:
+        assert not searched.verified
+    assert (searched.sessions, searched.verified) == (0, True)
+    assert all(erasure.files >= 1 for erasure in searched.erased.values())
+    assert held(house, *words) == []
+    check_that_bo_has_everything(house, manager)

@@ -1,0 +1,269 @@
+"""Long-term memories that fail, end to end: dead processes, embeddings and a Chroma that are away, busy folders."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from local_provider import LocalProvider
+from memory_engines import SteeredEmbedding
+from memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
+from test_agents_on_ray import until
+from test_sessions_on_ray import kill
+from turnwise.actors.client.session import Session
+from turnwise.actors.memory.config import MemoryConfig
+from turnwise.errors import ConfigError
+from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryDegraded, MemoryFailed
+from turnwise.memory.longterm.extraction.memory import is_record
+from turnwise.memory.longterm.items.base import all_facts
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.vector.chroma import VectorIndex
+
+HASTY = {"memory": MemoryConfig(timeout_s=1.5), "compaction_timeout_s": 3.0}
+"""A run waits so long for memories, and a memory may take so long to save."""
+
+
+@pytest.fixture
+def house(ray_session: ModuleType, tmp_path: Path) -> Iterator[House]:
+    with LocalProvider(reply=answering) as provider:
+        house = House(ray_session, tmp_path, provider)
+        try:
+            yield house
+        finally:
+            house.close()
+
+
+@pytest.fixture
+def chroma(tmp_path: Path) -> Iterator[Chroma]:
+    chroma = Chroma(tmp_path / "server")
+    try:
+        yield chroma
+    finally:
+        chroma.kill()
+
+
+def turns_in(chat: Session) -> list[int]:
+    """Return of which turns its user's memories have what was said, in order."""
+    found = chat.memory.recall("walrus", limit=1000, types=[MemoryType.INTERACTION])
+    return sorted(item.source.turn_index or 0 for item in found if item.source.session_id == chat.id)
+
+
+def vectors_in(place: Any, embedding: SteeredEmbedding) -> int:
+    index = VectorIndex(place, embedding)
+    try:
+        return index.count()
+    finally:
+        index.close()
+
+
+def told_of(chat: Session, prompt: str, kind: type[Any]) -> list[Any]:
+    """Run a turn; return what it told of this kind. What memories tell of a run is live, and soon gone."""
+    run = chat.run(prompt)
+    run.wait(WAIT_S)
+    return [event for event in run.events() if isinstance(event, kind)]
+
+
+NUMBERS = itertools.count()
+
+
+def until_whole(chat: Session, kind: type[Any]) -> None:
+    """Talk until memories have nothing to tell of this kind any more."""
+    until(lambda: not told_of(chat, f"And walrus {next(NUMBERS)}?", kind), WAIT_S)
+
+
+@pytest.mark.timeout(400)
+def test_while_chroma_or_embeddings_are_away_words_are_found_and_vectors_follow(
+    house: House, chroma: Chroma, tmp_path: Path
+) -> None:
+    """Case 55: away from the first, killed in the midst, and back; an embedding function that raises for a while."""
+    embedding = SteeredEmbedding(tmp_path)
+    memory = house.vector(chroma.place, embedding, pause_s=0.1, keep_s=0)
+    chat = house.manager(memory).open("chat")
+    turns = 0
+
+    def tell_while_away(why: str) -> None:
+        nonlocal turns
+        say(chat, f"My walrus is named {why}{turns}.")
+        assert chat.memory.wait(WAIT_S), "items are durable"
+        (degraded,) = told_of(chat, f"Which walrus is named {why}{turns}?", MemoryDegraded)
+        assert degraded.memory == "VectorMemory" and why in degraded.why
+        request = house.sent(f"Which walrus is named {why}{turns}?")[-1]
+        assert f"My walrus is named {why}{turns}." in sections(request)["vector"]
+        turns = len(chat.turns(limit=1000))
+
+    def check_that_all_is_back() -> None:
+        nonlocal turns
+        until_whole(chat, MemoryDegraded)
+        assert chat.memory.wait(WAIT_S)
+        turns = len(chat.turns(limit=1000))
+        until(lambda: vectors_in(chroma.place, embedding) == turns, WAIT_S)
+
+    tell_while_away("Connection")
+    chroma.start()
+    check_that_all_is_back()
+    chroma.kill()
+    tell_while_away("127.0.0.1")
+    chroma.start()
+    check_that_all_is_back()
+    embedding.down.on()
+    tell_while_away("embeddings")
+    embedding.down.off()
+    check_that_all_is_back()
+    assert turns_in(chat) == list(range(turns))
+    assert not told(chat, MemoryBehind)
+
+
+@pytest.mark.timeout(400)
+def test_a_memory_that_hangs_is_gone_on_without_and_catches_up(house: House, tmp_path: Path) -> None:
+    """Case 55."""
+    embedding = SteeredEmbedding(tmp_path)
+    memory = house.vector(embedding=embedding, pause_s=0.1, embed_s=WAIT_S, query_s=WAIT_S)
+    chat = house.manager(memory, config=HASTY).open("chat")
+    until_whole(chat, MemoryFailed)  # until its process is up
+    assert chat.memory.wait(WAIT_S)
+    behind, caught_up = len(told(chat, MemoryBehind)), len(told(chat, MemoryCaughtUp))
+    embedding.held.on()
+    failed = [event for n in range(5) for event in told_of(chat, f"My walrus has {n} tusks.", MemoryFailed)]
+    assert [event.memory for event in failed] == ["VectorMemory"] * 5
+    assert "not answered within 1.5 s" in failed[0].why and "left alone for" in failed[-1].why
+    until(lambda: len(told(chat, MemoryBehind)) == behind + 1)
+    embedding.held.off()
+    assert chat.memory.wait(WAIT_S)
+    assert len(told(chat, MemoryCaughtUp)) == caught_up + 1
+    assert turns_in(chat) == list(range(len(chat.turns(limit=1000))))
+
+
+@pytest.mark.timeout(400)
+def test_memories_that_are_killed_under_load_have_each_turn_once(house: House, tmp_path: Path) -> None:
+    """Cases 55 and 63: SIGKILL while turns are recalled and saved, in vectors and in facts by a model."""
+    memories = [house.vector(embedding=SteeredEmbedding(tmp_path)), house.extractive()]
+    manager = house.manager(*memories, config=HASTY)
+    chats = [manager.open(f"chat {number}", user_id=f"user-{number}") for number in (1, 10, 2)]
+    said: Counter[str] = Counter()
+    arrived = threading.Condition()
+
+    def talk(chat: Session) -> None:
+        for number in range(12):
+            say(chat, f"My thing{number} of {chat.user_id} is a walrus.")
+            with arrived:
+                said[chat.id] += 1
+                arrived.notify_all()
+
+    def strike() -> None:
+        for number in range(4):
+            with arrived:
+                assert arrived.wait_for(lambda: sum(said.values()) >= 6 * number + 3, WAIT_S)  # noqa: B023 - at once
+            house.kill(memories[number % 2])
+
+    with ThreadPoolExecutor(4) as pool:
+        tasks = [pool.submit(strike), *(pool.submit(talk, chat) for chat in chats)]
+        for task in tasks:
+            task.result()
+    for chat in chats:
+        assert chat.memory.wait(WAIT_S)
+        assert turns_in(chat) == list(range(12))
+        things = [f"My thing{number} of {chat.user_id} is a walrus." for number in range(12)]
+        assert sorted(facts_of(house, chat.user_id)) == sorted(things)
+        behind, caught_up = told(chat, MemoryBehind), told(chat, MemoryCaughtUp)
+        assert Counter(event.memory for event in behind) == Counter(event.memory for event in caught_up)
+
+
+def facts_of(house: House, user: str) -> list[str]:
+    """Return the texts of a user's facts, superseded ones too."""
+
+    async def read() -> list[str]:
+        facts = house.facts()
+        found = [fact.item.text async for fact in all_facts(facts, user) if not is_record(fact.item.id)]
+        await facts.close()
+        return found
+
+    return asyncio.run(read())
+
+
+@pytest.mark.timeout(400)
+def test_a_turn_whose_processes_were_all_killed_behind_it_is_saved_when_they_are_back(
+    house: House, tmp_path: Path
+) -> None:
+    """Cases 55 and 63: the memory had taken the turn and not kept it, the session had not noted that."""
+    embedding = SteeredEmbedding(tmp_path)
+    memory = house.vector(embedding=embedding)
+    chat = house.manager(memory, config=HASTY).open("chat")
+    say(chat, "My walrus is small.")
+    assert chat.memory.wait(WAIT_S)
+    embedding.held.on()
+    say(chat, "My walrus has grown.")
+    kill(chat)
+    house.kill(memory)
+    embedding.held.off()
+    assert len(chat.turns()) == 2 and chat.memory.wait(WAIT_S)
+    assert turns_in(chat) == [0, 1]
+    say(chat, "My walrus is fed.")
+    kill(chat)
+    assert chat.info().session.session_id == "chat" and chat.memory.wait(WAIT_S)
+    assert turns_in(chat) == [0, 1, 2]
+
+
+@pytest.mark.timeout(400)
+def test_vectors_of_another_dimension_are_refused_with_the_remedy(house: House, chroma: Chroma, tmp_path: Path) -> None:
+    """Case 55: nothing is mixed, the chat goes on, and who goes back finds all."""
+    chroma.start()
+    manager, other = (
+        house.manager(house.vector(chroma.place, SteeredEmbedding(tmp_path, dimensions))) for dimensions in (64, 128)
+    )
+    chat = manager.open("chat")
+    say(chat, "My walrus is small.")
+    assert chat.memory.wait(WAIT_S)
+    changed = other.get("chat")
+    say(changed, "My walrus has grown.")
+    until(lambda: told(changed, MemoryBehind))
+    (failed,) = told_of(changed, "My walrus is fed.", MemoryFailed)
+    for told_why in (failed.why, told(changed, MemoryBehind)[0].why):
+        assert "128 dimensions, those that are kept 64: rebuild() makes them anew" in told_why
+    with pytest.raises(ConfigError, match="rebuild"):
+        changed.memory.save("My walrus is fed.")
+    assert not told_of(chat, "My walrus sleeps.", MemoryFailed)
+    assert chat.memory.wait(WAIT_S)
+    assert turns_in(chat) == [0, 1, 2, 3]
+
+
+HOLDER = """
+import sys
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex
+from turnwise.testing.embedding import HashEmbedding
+index = VectorIndex(ChromaFolder(sys.argv[1]), HashEmbedding())
+index.count()
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_folder_of_vectors_that_another_process_has_is_left_to_it_and_said_so(house: House, tmp_path: Path) -> None:
+    """Case 55: items are kept and found by words; when the other is gone, vectors are made."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "vectors")]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout and holder.stdin
+    try:
+        assert holder.stdout.readline() == "open\n"
+        chat = house.manager(house.vector(pause_s=0.1, keep_s=0)).open("chat")
+        say(chat, "My walrus is small.")
+        assert chat.memory.wait(WAIT_S)
+        (degraded,) = told_of(chat, "How is my walrus?", MemoryDegraded)
+        assert str(tmp_path / "vectors") in degraded.why and "another process" in degraded.why
+        assert "My walrus is small." in sections(house.sent("How is my walrus?")[-1])["vector"]
+    finally:
+        holder.communicate()
+    until_whole(chat, MemoryDegraded)
+    assert chat.memory.wait(WAIT_S)
+    assert turns_in(chat) == list(range(len(chat.turns())))

@@ -1,0 +1,164 @@
+"""The body of a memory's actor, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.actors.cluster.memory_actor import MemoryHost
+from turnwise.errors import InvalidMemoryError
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.deletion import Erasure
+from turnwise.memory.longterm.file_search import FileSearch
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex
+from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.testing.embedding import HashEmbedding
+
+pytestmark = pytest.mark.usefixtures("restless")
+
+ADA, BOB = Scope(user_id="ada"), Scope(user_id="bob")
+
+
+class Waiting:
+    """Keeps Ada waiting for as long as it is told to, as a model may that is asked."""
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+        self.kept: list[str] = []
+
+    async def _wait(self, scope: Scope) -> None:
+        if scope == ADA:
+            await self.goes_on.wait()
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
+        await self._wait(scope)
+        self.kept += [scope.user_id for _ in items]
+        return [item.id for item in items]
+
+    async def recall(self, scope: Scope, query: str, **filters: Any) -> Sequence[MemoryItem]:
+        await self._wait(scope)
+        return [MemoryItem(id="1", text=query)]
+
+    async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
+        return False
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, **which: Any) -> int:
+        count = self.kept.count(scope.user_id)
+        self.kept = [user for user in self.kept if user != scope.user_id]
+        return count
+
+    async def close(self) -> None:
+        pass
+
+
+def test_nobody_waits_for_what_another_asks_and_what_is_forgotten_stays_so() -> None:
+    async def story() -> None:
+        memory, host = Waiting(), MemoryHost(b"")
+        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        items = [MemoryItem(id="1", text="hello")]
+        given = asyncio.create_task(host.do_remember(ADA, items))
+        asked = asyncio.create_task(host.do_recall(ADA, "hello"))
+        await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(host.do_remember(BOB, items), 5) == ["1"]
+        assert (await asyncio.wait_for(host.do_recall(BOB, "hello"), 5))[0].text == "hello"
+        assert await asyncio.wait_for(host.do_forget(BOB, None, None), 5) == 1
+        forgotten = asyncio.create_task(host.do_forget(ADA, None, None))
+        await asyncio.sleep(0.01)
+        assert not (given.done() or asked.done() or forgotten.done())
+        memory.goes_on.set()
+        assert await given == ["1"] and await forgotten == 1 and not memory.kept
+        assert await asked and not host._gifts
+
+    asyncio.run(story())
+
+
+class Slow(LexicalMemory):
+    """Forgets when it is told to."""
+
+    def __init__(self, facts: InMemoryFacts) -> None:
+        super().__init__(facts)
+        self.goes_on = asyncio.Event()
+        self.forgets = 0
+
+    async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
+        self.forgets += 1
+        await self.goes_on.wait()
+        return await super().forget(scope, ids, turn_index=turn_index)
+
+
+def test_who_asks_again_for_what_is_being_erased_waits_for_the_same_answer() -> None:
+    """So a caller whose time is up does not begin anew."""
+
+    async def story() -> None:
+        memory, host = Slow(InMemoryFacts()), MemoryHost(b"")
+        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        await host.do_remember(ADA, [MemoryItem(id="1", text="a zyzzyva")])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(host.do_erase(ADA, None, None), 0.01)
+        again = asyncio.create_task(host.do_erase(ADA, None, None))
+        await asyncio.sleep(0)
+        memory.goes_on.set()
+        assert (await again).items == 1 and memory.forgets == 1
+        assert (await host.do_erase(ADA, None, None)).items == 0 and not host._erasing
+
+    asyncio.run(story())
+
+
+def test_a_gift_that_fails_is_told_to_its_giver_and_not_to_who_forgets_behind_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        memory, host = _vector_memory(tmp_path), MemoryHost(b"")
+        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        bad = host.do_remember(ADA, [MemoryItem(id="1", text=" ")])
+        given, erased = await asyncio.gather(bad, host.do_erase(BOB, None, None), return_exceptions=True)
+        assert isinstance(given, InvalidMemoryError)
+        assert isinstance(erased, Erasure) and erased.verified
+        await memory.close()
+
+    asyncio.run(story())
+
+
+def test_a_search_of_all_files_goes_on_in_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself; and who asks again is told how far it is."""
+    monkeypatch.setattr("turnwise.memory.longterm.file_search.STEP_BYTES", 100_000)
+    monkeypatch.setattr("turnwise.memory.longterm.file_search.FileSearch.step", _stuck)
+
+    async def first() -> None:
+        memory, host = _vector_memory(tmp_path), MemoryHost(b"")
+        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        await host.do_remember(ADA, [MemoryItem(id="1", text="The zyzzyva is a weevil.")])
+        begun = await host.do_erase(ADA, None, None, True)
+        assert (begun.items, begun.verified, begun.progress) == (1, False, 0)
+        assert (await host.do_erase(ADA, None, None, True)).items == 1 and len(host._searches) == 1
+        await memory.close()
+
+    async def second() -> None:
+        memory, host = _vector_memory(tmp_path), MemoryHost(b"")
+        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+        await host.do_recall(BOB, "weevil")
+        ((_, task),) = host._searches.values()
+        await task
+        done = await host.do_erase(ADA, None, None, True)
+        assert (done.items, done.verified, done.progress) == (1, True, 1) and done.files > 2
+        assert not host._searches
+        await memory.close()
+
+    asyncio.run(first())
+    monkeypatch.undo()
+    asyncio.run(second())
+
+
+async def _stuck(_: FileSearch) -> None:
+    await asyncio.Event().wait()
+
+
+def _vector_memory(folder: Path) -> VectorMemory:
+    return VectorMemory(
+        FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
+    )

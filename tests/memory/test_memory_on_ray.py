@@ -1,0 +1,234 @@
+"""Long-term memories in their actors, drawn on by sessions, on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from local_provider import LocalProvider
+from memory_engines import BrokenMemory, Mirror, SlowMemory
+from memory_manager import answering
+from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.cluster.memory_actor import RemoteMemory
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.memory.config import MemoryConfig
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import ConfigError, LongTermMemoryError
+from turnwise.memory.conversation.events import MemoryFailed, MemoryRecalled
+from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
+from turnwise.memory.longterm.conformance import LAWS
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.static import StaticMemory
+from turnwise.memory.longterm.types import MemoryType
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex
+from turnwise.memory.longterm.vector.memory import VectorMemory
+from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.stores.conformance.laws import Law, check_law
+from turnwise.memory.tokens.counter import ByteCounter
+from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.trim import Trim
+from turnwise.testing.embedding import HashEmbedding
+
+MakeManager = Callable[..., SessionManager]
+
+PATIENT = SessionConfig(memory=MemoryConfig(timeout_s=60.0))
+"""Runs wait for memories as long as their processes take to start."""
+
+
+def test_what_a_conversation_has_lost_is_recalled_in_another_of_the_same_user_only(
+    make_manager: MakeManager, tmp_path: Path
+) -> None:
+    """Cases 42, 49, 50: what was flushed by one session is in the next one's request, and not in its history."""
+    facts = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
+    handbook = StaticMemory(["Parental leave is sixteen weeks."])
+    manager = make_manager(
+        engine=Mirror(),
+        memory=[handbook, facts],
+        overflow=FlushToMemory([facts, handbook], max_ratio=0.3, otherwise=Trim()),
+        config=SessionConfig(
+            token_counter=ByteCounter(), max_context_tokens=2000, memory=MemoryConfig(max_tokens=600, timeout_s=60.0)
+        ),
+    )
+    first = manager.open("first", user_id="sarah")
+    first.run("My parental leave is booked from 2 March to 29 May.").wait(60)
+    for number in range(20):
+        first.run(f"What is rule {number} of the travel policy? {'x' * 60}").wait(60)
+    second = manager.open("second", user_id="sarah")
+    run = second.run("When does my parental leave begin?")
+    turn = run.wait(60)
+    assert "2 March" in turn.text and "sixteen weeks" in turn.text
+    assert [block.kind for block in turn.blocks] == ["user", "text"]
+    recalled = [event for event in run.events() if isinstance(event, MemoryRecalled)]
+    assert recalled and recalled[0].sent["LexicalMemory"] >= 1
+    other = manager.open("other", user_id="sara").run("When does my parental leave begin?").wait(60)
+    assert "2 March" not in other.text and "sixteen weeks" in other.text
+
+
+def test_a_memory_that_fails_stops_no_chat_and_is_told(make_manager: MakeManager) -> None:
+    memory = [BrokenMemory(), StaticMemory(["The office is in Ghent."])]
+    manager = make_manager(engine=Mirror(), memory=memory, config=PATIENT)
+    chat = manager.open()
+    run = chat.run("Where is the office?")
+    assert "Ghent" in run.wait(60).text
+    (failed,) = (event for event in run.events() if isinstance(event, MemoryFailed))
+    assert failed.memory == "BrokenMemory" and "the disk is full" in failed.why
+    assert [item.text for item in chat.memory.recall("Where is the office?")] == ["The office is in Ghent."]
+    with pytest.raises(LongTermMemoryError, match="the disk is full"):
+        chat.memory.delete("1")
+
+
+def test_a_run_without_memory_asks_none(make_manager: MakeManager) -> None:
+    """Case 50."""
+    chat = make_manager(engine=Mirror(), memory=[SlowMemory()], config=PATIENT).open()
+    assert [item.id for item in chat.memory.recall("0")] == ["1"]
+    chat.run("0", memory=False).wait(60)
+    assert [item.id for item in chat.memory.recall("0")] == ["2"]
+    chat.run("0", memory="read").wait(60)
+    assert [item.id for item in chat.memory.recall("0")] == ["4"]
+
+
+@pytest.fixture
+def remote(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[..., RemoteMemory]]:
+    """Makes memories in actors, which end with the test."""
+    namespace = f"memory-{tmp_path.name}"
+    yield lambda memory, **settings: RemoteMemory(memory, namespace=namespace, **settings)
+    for actor in ray_session.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == namespace:
+            ray_session.kill(ray_session.get_actor(actor["name"], namespace=namespace))
+
+
+USER = Scope(user_id="ada")
+
+
+def test_what_the_user_says_becomes_facts_in_their_memory_only(make_manager: MakeManager, tmp_path: Path) -> None:
+    """Cases 42 and 53: by a model over HTTP, in the memory's actor; what changed takes the old one's place."""
+    with LocalProvider(reply=answering) as provider:
+        engine = OpenAIEngine("local", base_url=provider.base_url)
+        facts = ExtractiveMemory(engine, SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
+        config = SessionConfig(
+            token_counter=ByteCounter(), max_context_tokens=2000, memory=MemoryConfig(max_tokens=600, timeout_s=60.0)
+        )
+        talk = make_manager(engine=engine, overflow=FlushToMemory([facts], max_ratio=0.3), config=config)
+        chat = talk.open("talk", user_id="sarah")
+        for number in range(40):
+            new = {0: "My office is in Ghent.", 20: "My office is in Porto now."}.get(number, "What of rule {number}?")
+            chat.run(f"{new} {'x' * 60}" if number not in (0, 20) else new).wait(60)
+        ask = make_manager(engine=Mirror(), memory=[facts], config=config)
+        text = ask.open(user_id="sarah").run("Where is my office?").wait(60).text
+        assert "Porto" in text and "Ghent" not in text
+        assert "Porto" not in ask.open(user_id="sara").run("Where is my office?").wait(60).text
+        asked = [request.body for request in provider.requests if "response_format" in request.body]
+        assert asked and asked[0]["response_format"]["json_schema"]["schema"]["required"] == ["facts"]
+
+
+def test_a_pin_holds_in_every_process_and_for_its_user_only(make_manager: MakeManager, tmp_path: Path) -> None:
+    facts = partial(SQLFacts, f"sqlite:///{tmp_path}/facts.db")
+    manager = make_manager(engine=Mirror(), memory=[LexicalMemory(facts())], config=PATIENT)
+    chat = manager.open("c", user_id="ada")
+    kept = chat.memory.save("Folds paper cranes.", type=MemoryType.SKILL)
+    assert "<profile_memory>" not in chat.run("Where?").wait(60).text
+    assert chat.memory.pin(kept) and not chat.memory.pin("nothing")
+    # the actor of a memory with other settings is another process
+    again = make_manager(engine=Mirror(), memory=[LexicalMemory(facts(connections=3))], config=PATIENT)
+    other = again.open("d", user_id="ada")
+    text = other.run("Where?").wait(60).text
+    assert "<profile_memory>" in text and "cranes" in text
+    assert "<profile_memory>" not in again.open("e", user_id="eve").run("Where?").wait(60).text
+    assert other.memory.unpin(kept)
+    assert "<profile_memory>" not in chat.run("Where now?").wait(60).text
+
+
+def test_a_memory_is_one_process_for_all_and_another_takes_its_place_when_it_is_lost(
+    remote: Callable[..., RemoteMemory],
+) -> None:
+    async def story() -> None:
+        one, other = remote(SlowMemory(), recall_s=30.0), pickle.loads(pickle.dumps(remote(SlowMemory())))
+        (first,) = await one.recall(USER, "0")
+        (again,) = await other.recall(USER, "0")
+        assert first.text == again.text != str(os.getpid()) and again.id == "2"
+        assert (await remote(SlowMemory("another")).recall(USER, "0"))[0].text != first.text
+        os.kill(int(first.text), signal.SIGKILL)
+        (later,) = await one.recall(USER, "0")
+        assert later.text != first.text and later.id == "1"
+
+    asyncio.run(story())
+
+
+def test_a_memory_that_is_slow_or_fails_is_given_up_in_time_and_then_left_alone(
+    remote: Callable[..., RemoteMemory],
+) -> None:
+    async def story() -> None:
+        slow = remote(SlowMemory(), recall_s=10.0)
+        await slow.recall(USER, "0")
+        slow = remote(SlowMemory(), recall_s=0.05)
+        for _ in range(3):
+            with pytest.raises(LongTermMemoryError, match=r"not answered within 0\.05 s"):
+                await slow.recall(USER, "5")
+        with pytest.raises(LongTermMemoryError, match="failed 3 times: left alone"):
+            await slow.recall(USER, "0")
+        broken = remote(BrokenMemory())
+        for _ in range(5):
+            with pytest.raises(LongTermMemoryError, match="OSError: the disk is full"):
+                await broken.remember(USER, [MemoryItem(id="1", text="hello")])
+
+    asyncio.run(story())
+
+
+class Tenant:
+    """A memory that shares its data with other tenants, whose users are others."""
+
+    def __init__(self, memory: RemoteMemory, name: str) -> None:
+        self._memory = memory
+        self._name = name
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        return lambda scope, *args, **options: getattr(self._memory, verb)(self._own(scope), *args, **options)
+
+    async def close(self) -> None:
+        await self._memory.close()
+
+    def _own(self, scope: Scope) -> Scope:
+        name = f"{self._name}/{scope.user_id}"
+        return replace(scope, user_id=name if len(name) <= 256 else hashlib.sha256(name.encode()).hexdigest())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["lexical", "vector"])
+def test_a_memory_in_its_actor_keeps_all_laws_at_once(
+    remote: Callable[..., RemoteMemory], tmp_path: Path, kind: str
+) -> None:
+    """Cases 50, 51, 52 and 54: all laws side by side on the data of one actor, each with users of its own."""
+    memory: LongTermMemory = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
+    if kind == "vector":
+        vectors = VectorIndex(ChromaFolder(tmp_path / "vectors"), HashEmbedding())
+        memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/words.db", lock_timeout_s=60.0), vectors)
+
+    async def check(law: Law) -> None:
+        await check_law(law, lambda: Tenant(remote(memory, deadline_s=250.0, recall_s=250.0), law.__name__))
+
+    async def story() -> None:
+        await asyncio.gather(*map(check, LAWS))
+
+    asyncio.run(story())
+
+
+def test_what_is_no_memory_or_cannot_travel_is_refused_at_once(make_manager: MakeManager) -> None:
+    with pytest.raises(ConfigError, match=r"^memory='type': pass LongTermMemory objects"):
+        make_manager(memory=[StaticMemory])
+    with pytest.raises(ConfigError, match=r"^memory='LexicalMemory': it cannot be pickled"):
+        make_manager(memory=[LexicalMemory(InMemoryFacts(), clock=threading.Lock().acquire)])

@@ -1,0 +1,141 @@
+"""The house rules: which way imports run, what is public, and what an error looks like."""
+
+import ast
+import inspect
+import pickle
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import turnwise
+from turnwise import errors
+
+ROOT = Path(__file__).parents[2]
+FLOORS = ["errors", "memory", "strategies", "actors", "testing"]
+ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
+
+
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    """Return the line and the full name of each import, wherever in the file it stands."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            found += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def type_checking_lines(path: Path) -> set[int]:
+    """Return the lines that only a type checker reads."""
+    blocks = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.If)]
+    blocks = [block for block in blocks if ast.unparse(block.test).endswith("TYPE_CHECKING")]
+    return {line for block in blocks for part in block.body for line in range(part.lineno, (part.end_lineno or 0) + 1)}
+
+
+def files_of(floor: str) -> list[Path]:
+    folders = {"testing": "src/turnwise/testing"}
+    found = sorted((ROOT / folders.get(floor, floor)).rglob("*.py"))
+    files = [ROOT / "src/turnwise/errors.py"] if floor == "errors" else found
+    assert files, floor
+    return files
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_imports_run_from_actors_to_strategies_to_memory_to_errors_and_only_actors_import_ray(floor: str) -> None:
+    below = FLOORS[: FLOORS.index(floor) + 1]
+    for path in files_of(floor):
+        only_types = type_checking_lines(path) if floor == "errors" else set()
+        for line, name in imports_of(path):
+            top, _, rest = name.partition(".")
+            where = f"{path.relative_to(ROOT)}:{line} imports {name}"
+            assert top != "", f"{where}, relatively: write turnwise.<module>"
+            assert top != "ray" or floor in ("actors", "testing"), f"{where}: Ray is for actors/ only"
+            assert top not in FLOORS, f"{where}: its import name begins with turnwise"
+            if top == "turnwise" and line not in only_types:
+                assert rest.partition(".")[0] in below, f"{where}: {floor} may import from {below}"
+
+
+def test_nobody_imports_from_the_package_root() -> None:
+    for path in [*(ROOT / "src/turnwise").glob("*.py"), *(path for floor in FLOORS for path in files_of(floor))]:
+        for line, name in imports_of(path):
+            top, _, rest = name.partition(".")
+            where = f"{path.relative_to(ROOT)}:{line} imports {name}"
+            assert top != "turnwise" or "." in rest, f"{where}: import from the module that owns the name"
+
+
+def test_all_lists_the_public_names_in_order() -> None:
+    listed = list(turnwise.__all__)
+    assert listed == sorted(set(listed))
+    for name in listed:
+        assert hasattr(turnwise, name), f"turnwise.__all__ lists {name}, which turnwise does not define"
+    there = {
+        name for name, value in vars(turnwise).items() if not (name.startswith("_") or isinstance(value, ModuleType))
+    }
+    assert there <= set(listed), "public in turnwise, but not in its __all__"
+
+
+@pytest.mark.parametrize("name", turnwise.__all__)
+def test_a_public_name_has_a_docstring_of_its_own(name: str) -> None:
+    value = getattr(turnwise, name)
+    if not isinstance(value, type | ModuleType) and not inspect.isroutine(value):
+        pytest.skip("neither class nor function nor module: Python keeps no docstring for it")
+    doc = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+    assert doc, name
+    assert not doc.startswith(f"{name}("), "the signature that dataclass() puts where a docstring is missing"
+
+
+def drawn_errors() -> dict[str, str | None]:
+    """Return each error in the tree that the docstring of `turnwise.errors` draws, with the one it hangs from."""
+    drawn: dict[str, str | None] = {}
+    branch: list[str] = []
+    for prefix, name in re.findall(r"^([│├└─ ]*)([A-Z]\w+)(?= {2}|$)", errors.__doc__ or "", re.MULTILINE):
+        depth, odd = divmod(len(prefix), 4)
+        assert not odd, f"{name} is drawn askew"
+        assert depth <= len(branch), f"{name} hangs from nothing"
+        assert name not in drawn, f"{name} is drawn twice"
+        drawn[name] = branch[depth - 1] if depth else None
+        branch = [*branch[:depth], name]
+    return drawn
+
+
+def sample(cls: type[errors.TurnwiseError]) -> errors.TurnwiseError:
+    """Return an error with a value of its own in each field."""
+    hints = {name: hint for base in reversed(cls.__mro__) for name, hint in inspect.get_annotations(base).items()}
+    numbers = {
+        name: 7001 + at for at, name in enumerate(cls.fields) if re.search(r"\b(int|float)\b", str(hints.get(name)))
+    }
+    return cls(*(numbers.get(name, f"<the {name}>") for name in cls.fields))
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+    assert drawn_errors() == {
+        cls.__name__: None if cls is errors.TurnwiseError else cls.__bases__[0].__name__ for cls in ERRORS
+    }
+
+
+@pytest.mark.parametrize("cls", ERRORS)
+def test_an_error_is_named_so_and_has_a_docstring(cls: type[errors.TurnwiseError]) -> None:
+    assert cls.__name__.endswith("Error")
+    assert issubclass(cls, errors.TurnwiseError)
+    assert vars(cls).get("__doc__")
+
+
+@pytest.mark.parametrize("cls", ERRORS)
+def test_an_error_survives_a_pickle_round_trip(cls: type[errors.TurnwiseError]) -> None:
+    error = sample(cls)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is cls
+    assert again.args == error.args
+    assert vars(again) == vars(error)
+    assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("cls", ERRORS)
+def test_an_error_says_every_field_it_has(cls: type[errors.TurnwiseError]) -> None:
+    error = sample(cls)
+    for name in sorted(set(cls.fields) - {"turn"}):
+        assert str(getattr(error, name)) in str(error), name

@@ -1,0 +1,133 @@
+"""What README.md shows works as it is shown."""
+
+import ast
+import os
+import re
+import secrets
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from local_provider import LocalProvider
+from turnwise.cli import app
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+
+
+class Block(NamedTuple):
+    """A fenced block: what its fence says, the line it begins at, counted from 1, and its text."""
+
+    kind: str
+    line: int
+    text: str
+
+
+def blocks_of(text: str) -> list[Block]:
+    found = re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(m[1].strip(), text.count("\n", 0, m.start(2)) + 1, m[2]) for m in found]
+
+
+BLOCKS = blocks_of(README.read_text(encoding="utf-8"))
+
+
+def those(kind: str) -> list[object]:
+    return [pytest.param(block, id=f"line-{block.line}") for block in BLOCKS if block.kind == kind]
+
+
+A_RAY = """
+import sys
+import ray
+ray.init(address="local", num_cpus=4, include_dashboard=False, configure_logging=False, log_to_driver=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    """What blocks are run with: a provider, which the processes of their sessions know too, and a Ray that they share.
+
+    Starting one takes longer than what most of them do.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT / "examples"), os.environ.get("PYTHONPATH")]))
+    with LocalProvider() as provider:
+        local = {"OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": "local-key", "PYTHONPATH": path}
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | local | token
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen([sys.executable, "-c", A_RAY], env=env, **pipes) as process:
+            assert process.stdout
+            address = process.stdout.readline().strip()
+            assert address, "no Ray was started"
+            yield env | {"RAY_ADDRESS": address, "PYTHONIOENCODING": "utf-8"}
+
+
+def at_its_lines(block: Block) -> str:
+    """Return the text so that a traceback names the lines of the README."""
+    return "\n" * (block.line - 1) + block.text
+
+
+def test_every_block_is_of_a_kind_that_is_tested_or_plain_text() -> None:
+    assert {block.kind for block in BLOCKS} <= {"python", "python no-run", "console", "text", "mermaid"}
+    assert "python" in {block.kind for block in BLOCKS}
+
+
+@pytest.mark.parametrize("block", those("python"))
+def test_a_python_block_runs_by_itself(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
+    """In a process of its own."""
+    script = tmp_path / "readme.py"
+    script.write_text(at_its_lines(block), encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, script.name],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("block", those("python no-run"))
+def test_a_python_block_that_is_not_run_is_python(block: Block) -> None:
+    compile(at_its_lines(block), str(README), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+@pytest.mark.parametrize("block", those("console"))
+def test_a_console_block_shows_commands_that_exist(block: Block) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    commands = re.findall(r"^\$ (.*)$", block.text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        words = [word for word in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", word)]
+        match words:
+            case ["make", *wanted]:
+                assert set(wanted) <= set(targets), command
+            case ["pip" | "uv", "install" | "add", package]:
+                name, _, chosen = package.removesuffix("]").partition("[")
+                assert name in ("turnwise", "."), command
+                assert set(filter(None, chosen.split(","))) <= set(extras), command
+            case ["python", script, *_]:
+                compile((ROOT / script).read_text(encoding="utf-8"), script, "exec")
+            case ["turnwise", *arguments]:  # it reads all of them before it helps
+                assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0, command
+            case ["git", "clone", _] | ["cd", _]:
+                pass
+            case _:
+                pytest.fail(f"nothing here can tell whether this works: {command}")
+
+
+def test_the_tests_that_it_names_are_there() -> None:
+    named = set(re.findall(r"`(?:tests/)?(test_\w+\.py)`", README.read_text(encoding="utf-8")))
+    assert len(named) > 10
+    assert not [name for name in sorted(named) if not (ROOT / "tests" / name).is_file()]

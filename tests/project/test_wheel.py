@@ -1,0 +1,96 @@
+"""What is built holds what is in the tree, and runs without it."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# A module that needs an extra is imported wherever the extra is installed.
+EXTRAS = {"postgres": "psycopg", "redis": "redis"}
+
+# Third-party packages come from this interpreter's site-packages, whose .pth files are not read, so that the editable
+# install is not found. Each module is imported with none of ours loaded, so each can be imported first.
+IMPORT_ALL = """
+import importlib, json, sys
+wheel, site_packages, modules = json.loads(sys.argv[1])
+sys.path += [wheel, *site_packages]
+for name in modules:
+    for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "turnwise"]:
+        del sys.modules[loaded]
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        print(json.dumps([name, None, error.name]))
+    else:
+        print(json.dumps([name, module.__file__, None]))
+"""
+
+
+def modules_in_tree() -> set[str]:
+    package = ROOT / "src/turnwise"
+    files = {f"turnwise/{path.name}" for path in package.glob("*.py")} | {"turnwise/py.typed"}
+    for room in ("cli", "testing"):
+        files |= {f"turnwise/{room}/{path.name}" for path in (package / room).glob("*.py")}
+    for folder in ("actors", "memory", "strategies"):
+        files |= {f"turnwise/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
+    return files
+
+
+def build(*options: str, into: Path) -> zipfile.ZipFile:
+    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(into), str(ROOT)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = into.glob("*.whl")
+    return zipfile.ZipFile(wheel)
+
+
+def files_in(wheel: zipfile.ZipFile) -> list[str]:
+    return [name for name in wheel.namelist() if ".dist-info/" not in name]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return build("--wheel", into=tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_wheel_holds_every_module_of_the_tree_once_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    assert sorted(files_in(wheel)) == sorted(modules_in_tree())
+
+
+def test_an_installed_turnwise_registers_no_store_that_injects_faults(wheel: zipfile.ZipFile) -> None:
+    (entry_points,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+    assert "turnwise.stores" not in wheel.read(entry_points).decode()
+
+
+def test_a_wheel_built_from_the_sdist_is_the_same(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    again = build(into=tmp_path)
+    assert sorted(again.namelist()) == sorted(wheel.namelist())
+    assert {name: again.read(name) for name in files_in(again)} == {name: wheel.read(name) for name in files_in(wheel)}
+
+
+def test_every_module_can_be_imported_from_the_wheel_and_first(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    names = sorted(name.removesuffix(".py").replace("/", ".") for name in files_in(wheel) if name.endswith(".py"))
+    modules = [name.removesuffix(".__init__") for name in names]
+    site_packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    task = json.dumps([str(tmp_path), site_packages, modules])
+    command = [sys.executable, "-I", "-S", "-c", IMPORT_ALL, task]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    missing_extras = {package for package in EXTRAS.values() if find_spec(package) is None}
+    imported = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [name for name, _, _ in imported] == modules
+    for name, file, missing in imported:
+        if file is None:
+            assert (missing or "").partition(".")[0] in missing_extras, (
+                f"{name} needs {missing}, which is not installed"
+            )
+        else:
+            assert Path(file).is_relative_to(tmp_path), f"{name} was imported from {file}"

@@ -1,0 +1,127 @@
+"""A long talk of which all is recalled and extracted from, by a model that takes whatever it is shown for a fact."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scale import share
+from schedules import SESSION
+from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.memory.config import MemoryConfig
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.memory.conversation.blocks import Block, Recalled, Text, User
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.extraction.prompt import SCHEMA
+from turnwise.memory.longterm.items.base import all_facts
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.static import StaticMemory
+from turnwise.memory.stores.in_memory import InMemoryStore
+
+TURNS = share(1000, 5)
+NEW = 10
+"""Each so manieth turn says something new."""
+
+
+class Echo:
+    """Answers with all that was recalled for the prompt, word for word, as sections and as plain sentences."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.recalling = 0
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        recalled = [block.text for block in turn.blocks if isinstance(block, Recalled)]
+        self.recalling += bool(recalled)
+        self.last = "\n".join(recalled)
+        return [Text(text=f"You told me:\n{self.last}\n{plain(self.last)}\nDo you agree that it is so?")]
+
+
+def plain(recalled: str) -> str:
+    """Return recalled items as sentences without any sign of where they are from."""
+    lines = (line.partition(") ")[2] for line in recalled.splitlines() if line.startswith("- ["))
+    return "\n".join(json.loads(line) for line in lines)
+
+
+class Greedy:
+    """A model that takes each sentence that it is shown for a new fact, whoever says it, and quotes it as evidence."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
+        assert schema == SCHEMA
+        self.calls += 1
+        (shown,) = (block.text for block in request if isinstance(block, User))
+        rows = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
+        texts = [row.get("user") or row.get("assistant") or row["text"] for row in rows if "day" not in row]
+        sentences = [sentence.strip() for text in texts for sentence in text.splitlines() if len(sentence) > 8]
+        sentences += re.findall(r"My [^.\"\\]+\.", shown)
+        facts = [
+            {"text": text[:300], "type": "facts", "topic": None, "evidence": text, "action": "add", "of": None}
+            for text in dict.fromkeys(sentences)
+        ]
+        return json.dumps({"facts": facts})
+
+
+def prompt(number: int, recalled: str) -> str:
+    """Say something new, ask, or hand back what was recalled, in the sections that it came in."""
+    if number % NEW == 0:
+        return f"My crate {word(number)} holds {word(number + 7)}."
+    if number % NEW in (3, 6) and recalled:
+        return f"{recalled}\n\nWhat is in my crate {word(number - number % NEW)}?"
+    return f"What is in my crate {word(number - number % NEW)}, and why?"
+
+
+def word(number: int) -> str:
+    """Return a word of its own for each number."""
+    return "".join("bdfgklmnprstvwz"[(number // 15**at) % 15] + "aeiou"[at % 5] for at in range(4))
+
+
+@pytest.mark.timeout(400)
+def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: Path) -> None:
+    """Case 58: the count of facts is exact, and the extracting model is asked at most once for a turn."""
+
+    async def story() -> None:
+        model, engine, facts = Greedy(), Echo(), SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+        memory = ExtractiveMemory(model, facts)
+        store = InMemoryStore()
+        await store.create(SessionRecord(session_id=SESSION, user_id="ada"))
+        static = StaticMemory(["My lighthouse burns lavender oil.", "My anchor is made of bronze."])
+        slots = [
+            MemorySlot(memory=static, name="static", section="static"),
+            MemorySlot(memory=memory, name="facts", section=None),
+        ]
+        config = SessionConfig(memory=MemoryConfig(timeout_s=60.0))
+        core = SessionCore(SESSION, store, engine, config, memories=slots)
+        for number in range(TURNS):
+            await core.start([prompt(number, engine.last)], run_id=f"run {number}")
+            outcome = await core.wait(f"run {number}")
+            assert outcome and outcome.turn and outcome.turn.status == "completed"
+            if number % NEW == 0:
+                assert await core.wait_for_memory()
+        assert await core.wait_for_memory()
+        held = [fact.item async for fact in all_facts(facts, "ada")]
+        told = [item for item in held if item.superseded_at is None]
+        assert sorted(item.text for item in told) == sorted(prompt(number, "") for number in range(0, TURNS, NEW))
+        assert [item.source.turn_index for item in told] == list(range(0, TURNS, NEW))
+        assert engine.recalling == TURNS and "crate" in engine.last and "lavender" in engine.last
+        assert TURNS / NEW <= model.calls <= TURNS and memory.stats["calls"] == model.calls
+        assert memory.stats["added"] == TURNS / NEW
+        (events, _, _) = await core.events(limit=100_000)
+        assert not [event for event in events if event.kind in ("memory_failed", "memory_behind", "turn_not_saved")]
+
+    asyncio.run(story())

@@ -1,0 +1,250 @@
+"""What a process holds of sessions that it has seen, turn after turn: it stays within its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scale import share
+from turnwise.actors.client import actor_lookup as homes_module
+from turnwise.actors.client import cluster_client as realm_module
+from turnwise.actors.client.actor_lookup import _HomesOfOne
+from turnwise.actors.client.cluster_client import CACHED_BYTES, CACHED_SESSIONS, Realm
+from turnwise.actors.client.request_batching import _BUNDLERS, Bundler
+from turnwise.actors.client.requests import Call
+from turnwise.actors.client.session import Session
+from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, StartAnswer
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.journal import HELD_BYTES
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import Block, Text, User, encode
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span, join
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.longterm.deletion_report import Forgotten
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.tokens.counter import ByteCounter
+from turnwise.strategies.trim import Trim
+from turnwise.testing.schedules import inline
+
+MANY = share(20_000, 4)
+"""All of them with `make races`."""
+TRACED = 3_000
+"""Of how many steps the memory is traced, which makes them slow."""
+
+
+class Homes(_HomesOfOne):
+    """Homes of actors that are but names."""
+
+    looked_up = 0
+
+    def warm(self, session_id: str, request: bytes) -> None:
+        """There is no process."""
+
+    def _look_up(self, session_id: str) -> Any:
+        self.looked_up += 1
+        return f"the actor of {session_id}"
+
+
+class Cluster:
+    """Answers what a client asks: each session is a conversation whose requests show its last `window` turns."""
+
+    def __init__(self, window: int = 10, prompt: str = "What is the weather like? ") -> None:
+        self.realm: Any = Realm("namespace", "realm")
+        self.realm._homes = self.homes = Homes("namespace", "realm")
+        self.window = window
+        self.prompt = prompt
+        self.turns: dict[str, int] = {}
+        self.blocks: dict[int, str] = {}
+
+    def talk(self, session_id: str) -> Turn:
+        """Run a prompt and wait for its turn, as a client does."""
+        chat = Session(self.realm, session_id, "default", None)
+        started = self.carry_out(chat._start((self.prompt,), "reject", None, **NOTHING))
+        assert started.outcome and started.outcome.turn
+        turn: Turn = started.outcome.turn
+        assert len(turn.blocks) == 2 * min(self.window, turn.index + 1)
+        return turn
+
+    def carry_out(self, request: Any) -> Any:
+        try:
+            step = next(request)
+            while True:
+                assert isinstance(step, Call)
+                step = request.send(pickle.dumps(self.answer(*pickle.loads(step.request))))
+        except StopIteration as stop:
+            return stop.value
+
+    def answer(self, session_id: str, verb: str, *args: Any) -> Any:
+        if verb == "delete":
+            return Forgotten(sessions=1)
+        assert verb == "start"
+        at = self.turns.get(session_id, 0)
+        self.turns[session_id] = at + 1
+        first, last = 2 * max(0, at + 1 - self.window), 2 * at
+        record = TurnRecord(
+            index=at,
+            run_id=f"run-{at}",
+            status="completed",
+            prompt=(Span(session_id, last, last + 1),),
+            input=(Span(session_id, first, last + 1),),
+            output=(Span(session_id, last + 1, last + 2),),
+        )
+        cache = BlockCache()
+        self.blocks = {place: self.blocks.get(place) or self.block(place) for place in range(first, last + 2)}
+        shown: list[Block | str] = list(self.blocks.values())
+        cache.add_spans(join(record.input, record.output), shown)
+        turn = PackedTurn.pack(Turn(session_id, record, cache), args[-1])
+        return StartAnswer(record.run_id or "", at, PackedOutcome("completed", None, None, turn))
+
+    def block(self, place: int) -> str:
+        text = f"{place}: {self.prompt}"
+        return encode(Text(text=text) if place % 2 else User(text=text))
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(cache.size_bytes for cache in self.realm._caches.values())
+
+
+NOTHING: dict[str, Any] = {
+    name: each.default
+    for name, each in inspect.signature(Session.run).parameters.items()
+    if each.default is not each.empty and name not in ("if_busy", "timeout_s")
+}
+"""What a run is asked with if nothing is said."""
+
+
+def growth(step: Callable[[int], None]) -> int:
+    """Return by how many bytes the last steps of so many have made the process larger."""
+    for number in range(MANY - TRACED):
+        step(number)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(MANY - TRACED, MANY):
+            step(number)
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_client_of_thousands_of_sessions_holds_no_more_than_of_the_last_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(prompt="What is the weather like? " * 40)
+    growth_bytes = growth(lambda number: _talk_and_leave(cluster, f"chat-{number}"))
+    assert len(cluster.realm._caches) == CACHED_SESSIONS
+    assert len(cluster.homes._actors) == homes_module.NOTED
+    assert growth_bytes < 4 << 20, "as much as the last few take, which were not counted when they came"
+
+
+def _talk_and_leave(cluster: Cluster, session_id: str) -> None:
+    cluster.talk(session_id)
+    del cluster.turns[session_id]
+
+
+def test_a_client_of_thousands_of_turns_holds_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 18)
+    cluster = Cluster()
+    most = 0
+
+    def step(number: int) -> None:
+        nonlocal most
+        cluster.talk("chat")
+        most = max(most, cluster.held_bytes)
+
+    assert growth(step) < 1 << 20, "no more than the cache, which was not counted when it came"
+    assert 100_000 < most <= 1 << 18 < CACHED_BYTES
+
+
+def test_the_caches_of_all_sessions_have_one_bound_and_the_last_one_that_was_used_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 20)
+    cluster = Cluster(prompt="x" * 10_000)
+    for number in range(200):
+        cluster.talk(f"chat-{number % 100}")
+        assert cluster.held_bytes <= 1 << 20
+    assert list(cluster.realm._caches)[-1] == "chat-99" and 10 < len(cluster.realm._caches) < 100
+
+
+def test_a_turn_that_is_larger_than_the_bound_can_be_read_and_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 20)
+    cluster = Cluster(prompt="x" * 100_000)
+    turns = [cluster.talk("chat") for _ in range(20)]
+    assert not cluster.realm._caches
+    assert [len(turn.blocks) for turn in turns] == [2 * min(10, number + 1) for number in range(20)]
+
+
+def test_a_turn_keeps_its_blocks_whatever_the_client_lets_go_of_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its session left out what the client had said that it holds."""
+    monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 2)
+    cluster = Cluster()
+    cluster.talk("chat")
+    asking = cluster.realm.start("chat", ("prompt",), {})
+    step = next(asking)
+    answer = pickle.dumps(cluster.answer(*pickle.loads(step.request)))
+    for number in range(5):
+        cluster.talk(f"other-{number}")
+    with pytest.raises(StopIteration) as done:
+        asking.send(answer)
+    assert "chat" not in cluster.realm._caches
+    assert len(done.value.value.outcome.turn.blocks) == 4
+
+
+def test_a_client_holds_nothing_of_a_session_that_it_has_deleted() -> None:
+    cluster = Cluster()
+    cluster.talk("chat")
+    cluster.carry_out(cluster.realm.delete("chat", memory=False, verify=False))
+    assert not cluster.realm._caches
+
+
+def test_an_actor_that_is_noted_no_more_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes_module, "NOTED", 3)
+    homes = Homes("namespace", "realm")
+    for name in "abcad":
+        homes.actor(name)
+    assert homes.looked_up == 4 and list(homes._actors) == ["c", "a", "d"]
+    assert homes.actor("b") == "the actor of b" and homes.looked_up == 5
+
+
+def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:
+    async def story() -> None:
+        for number in range(MANY):
+            Bundler.of(f"host {number}")
+        assert len(_BUNDLERS[asyncio.get_running_loop()]) == 1
+
+    asyncio.run(story())
+
+
+def test_the_process_of_a_session_of_thousands_of_turns_holds_what_it_shows_and_a_little_more() -> None:
+    async def story() -> None:
+        store = InMemoryStore()
+        await store.create(SessionRecord(session_id="s"))
+        config = SessionConfig(max_context_tokens=4_000, reserve_output_tokens=0, token_counter=ByteCounter())
+        core = SessionCore("s", store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
+        most = most_counted = 0
+        for number in range(MANY // 5):
+            await core.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
+            outcome = await core.wait(f"run-{number}")
+            assert outcome and outcome.turn and outcome.turn.text.endswith("x")
+            most = max(most, core.state.journal.cache.size_bytes)
+            index = core.engines.current.compactor and core.engines.current.compactor._index
+            counted = sum(len(stretch.totals) for each in index._logs.values() for stretch in each) if index else 0
+            most_counted = max(most_counted, counted)
+        assert HELD_BYTES // 2 < most < HELD_BYTES + 10_000
+        assert most_counted < 3 * HELD_BYTES // 600
+        assert (await core.turn(0)).text.endswith("x"), "what has left memory is in the store"
+        early = await core.wait(f"run-{MANY // 5 - 100}")
+        assert early and early.turn and len(early.turn.blocks) > 2
+        assert (await core.latest()) == (await core.turn(MANY // 5 - 1))
+
+    asyncio.run(story())

@@ -1,0 +1,171 @@
+"""Random lives of an agent's session: cancelled, killed, decided about and forked anywhere; 20,000 with `make races`.
+
+A failing life prints its seed; `TURNWISE_SEED=<seed> pytest tests/session/test_histories.py` replays it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from agents import FLAWED, REFUSED, UNTAKEN, AgentWorld, check_request, next_request
+from audit import check_session, turns_of
+from scale import share
+from schedules import SESSION, spread
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import (
+    CallDecidedError,
+    InvalidPromptError,
+    NoActiveRunError,
+    RunNotFoundError,
+    SessionBusyError,
+    TurnNotFoundError,
+)
+from turnwise.memory.conversation.blocks import ToolResult, ToolUse, encode
+from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.transcript import Ledger, settle
+
+LIVES = share(20_000, 20)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """What goes wrong in these lives is logged ten thousand times, and pytest would keep it all."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+async def live(seed: int) -> None:
+    config = SessionConfig(
+        on_cancel="discard" if seed % 5 == 0 else "keep",
+        on_lost="resume" if seed % 2 else "interrupt",
+        cancel_grace_s=0.1,
+        idle_s=1e9,
+    )
+    world = AgentWorld(seed, config)
+    await world.create()
+    dice, runs, quiet = world.random.random, list[str](), asyncio.Event()
+
+    async def caller() -> None:
+        for number in range(2):
+            run_id = f"run{number}"
+            prompts: list[Any] = [f"prompt {number}"]
+            if dice() < 0.3:
+                with pytest.raises(InvalidPromptError):
+                    await world.ask("start", [*prompts, world.random.choice(FLAWED)], run_id=run_id)
+                prompts.append(world.random.choice((REFUSED, REFUSED, *UNTAKEN)))
+            while True:
+                policy = world.random.choice(("enqueue", "interrupt", "reject"))
+                try:
+                    await world.ask("start", prompts, run_id=run_id, if_busy=policy)
+                    break
+                except SessionBusyError:
+                    await asyncio.sleep(0.05)
+            runs.append(run_id)
+            await asyncio.sleep(dice() * 0.3)
+            if dice() < 0.3:
+                with suppress(NoActiveRunError):
+                    await world.ask("cancel", "stop", world.random.choice((None, run_id)))
+
+    async def killer() -> None:
+        for _ in range(world.random.choice((0, 1, 2))):
+            await asyncio.sleep(dice() * 0.4)
+            world.kill()
+
+    async def decider() -> None:
+        while not quiet.is_set():
+            await asyncio.sleep(dice() * 0.2)
+            for run_id in runs:
+                with suppress(CallDecidedError, RunNotFoundError):  # it was cancelled meanwhile
+                    await world.decide(run_id)
+
+    deciding = asyncio.create_task(decider())
+    await asyncio.gather(caller(), killer())
+    for run_id in runs:
+        assert (await world.ask("wait", run_id)).run.finish
+    quiet.set()
+    await deciding
+    world.store.fail_rate = 0.0
+    await check_life(world)
+    if dice() < 0.3:
+        try:
+            await world.ask("fork", None, "fork")
+        except TurnNotFoundError:
+            return
+        for turn in await turns_of(world.store.inner, "fork"):
+            check_request(next_request(turn))
+
+
+async def read_events(world: AgentWorld) -> list[Event]:
+    """Return the stored events, as a caller reads them page by page."""
+    events: list[Event] = []
+    while page := (await world.ask("events", events[-1].seq if events else 0, 7))[0]:
+        events += page
+    return [event for event in events if not event.live]
+
+
+async def check_life(world: AgentWorld) -> None:
+    store, shop = world.store.inner, world.workshop
+    turns = await check_session(store, SESSION, history=world.history and world.history.inner)
+    events = await read_events(world)
+    refused = {run.turn_index for run in await store.runs(SESSION) if run.code == "refused"}
+    for turn in turns:
+        check_request(next_request(turn))
+        if turn.index in refused:
+            assert encode(REFUSED) not in await store.blocks(turn.record.base), "the next request has the picture again"
+        uses = [block for block in turn.output if isinstance(block, ToolUse)]
+        results = {block.call_id: block for block in turn.output if isinstance(block, ToolResult)}
+        assert len(results) == len(uses) == len({use.call_id for use in uses})
+        for use in uses:
+            call, result = f"{turn.run_id}/{use.call_id}", results[use.call_id]
+            assert shop.begun[call] <= 1 or use.name == "again", f"{call} was called twice"
+            if not result.is_error and use.name not in ("outside", "careful"):
+                assert shop.done[call] >= 1 and result.text == f"{use.name} {use.input['thing']}"
+            if use.name == "careful":
+                assert not shop.begun[call] or call in shop.approved
+        told = [event for event in events if event.run_id == turn.run_id]
+        assert Ledger.replay(told).blocks() == list(turn.output), "the run log tells what the turn holds"
+        for count in world.random.sample(range(len(told)), min(1, len(told))):
+            before = [*turn.blocks[: len(turn.blocks) - len(turn.output)]]
+            so_far = settle(Ledger.replay(told[:count]).blocks(), why="cut", interrupted=True)
+            check_request([*before, *so_far, *next_request(turn)[-1:]])
+
+
+@pytest.mark.timeout(900)
+def test_every_life_of_a_session_leaves_valid_requests_and_calls_no_tool_twice() -> None:
+    """Cases 8, 9, 19, 21, 22, 28, 31 and 33."""
+    assert spread(LIVES, live)
+
+
+def test_what_an_executed_tool_gave_is_in_the_history_unless_the_process_died() -> None:
+    """Case 33: without kills, every call that was made and ended has its result in a turn that was kept."""
+
+    async def life(seed: int) -> None:
+        world = AgentWorld(seed, SessionConfig(cancel_grace_s=0.5, idle_s=1e9))
+        await world.create()
+        await world.ask("start", ["go"], run_id="run")
+
+        async def cancel() -> None:
+            await asyncio.sleep(world.random.random() * 0.5)
+            await world.ask("cancel", "stop", "run")
+
+        async def decide() -> Any:
+            while await world.ask("wait", "run", 0.05) is None:
+                with suppress(CallDecidedError):
+                    await world.decide("run")
+
+        await asyncio.gather(cancel(), decide())
+        (turn,) = await turns_of(world.store.inner, SESSION)
+        results = {block.call_id: block for block in turn.output if isinstance(block, ToolResult)}
+        for call, count in world.workshop.done.items():
+            result = results[call.partition("/")[2]]
+            ended = not result.is_error and result.text.startswith(world.workshop.names[call])
+            assert count == 1 and (ended or world.workshop.names[call] == "stubborn"), f"{call} gave {result}"
+
+    assert spread(share(2000), life)

@@ -1,0 +1,332 @@
+"""Stored rows that cannot be read: errors name them and quote nothing, and nothing else of a user is held up."""
+
+import asyncio
+import logging
+import sqlite3
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from engines import ScriptedEngine
+from turnwise.actors.client.manager import SessionManager
+from turnwise.actors.cluster.placement import Dedicated, Packed, Placement
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import CorruptRecordError, NotFoundError, StoreError, TurnwiseError
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.ids import public_id
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source
+from turnwise.memory.longterm.deletion import erase
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.keyword import LexicalMemory
+from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.working.sql import SQLNotes
+
+SECRET = "canary-4711"
+
+IDS = {"session_id", "user_id"}
+"""Columns by which rows are found: without them nobody has the row."""
+
+
+def check_quiet(error: BaseException | None, log: str = "") -> None:
+    """Check that nothing that an error shows, or its causes, or a log, has what is stored."""
+    while error is not None:
+        told = [str(error), repr(error), repr(error.args), repr(vars(error)), *traceback.format_exception(error)]
+        assert not [text for text in told if SECRET in text.replace(f'SECRET = "{SECRET}"', "")], told
+        error = error.__cause__
+    assert SECRET not in log
+
+
+async def talk(store: SessionStore, session_id: str, user_id: str = "ada") -> None:
+    """Store a session in whose every table the secret stands."""
+    record = SessionRecord(session_id=session_id, user_id=user_id, metadata=freeze({SECRET: SECRET}), ttl_s=0.0)
+    await store.create(record)
+    core = SessionCore(session_id, store, ScriptedEngine())
+    run = await core.start([f"{SECRET} of {session_id}"], run_id=f"run of {session_id}", labels={SECRET: SECRET})
+    assert await core.wait(run.run_id)
+    await core.append([SECRET], key="appended")
+    await core.leave()
+
+
+async def read_all(store: SessionStore, session_id: str, log: str) -> list[TurnwiseError]:
+    """Read everything of a session, and return the errors of what cannot be read."""
+    reads: list[Callable[[], Awaitable[Any]]] = [
+        lambda: store.get(session_id),
+        lambda: store.activate(session_id),
+        lambda: store.turns(session_id),
+        lambda: store.runs(session_id),
+        lambda: store.run(f"run of {session_id}"),
+        lambda: store.events(session_id),
+        lambda: store.blocks([Span(log, 0, 2)]),
+        lambda: store.event_of_key(session_id, "appended"),
+    ]
+    errors = []
+    for read in reads:
+        try:
+            await read()
+        except TurnwiseError as error:
+            check_quiet(error)
+            errors.append(error)
+    core = SessionCore(session_id, store, ScriptedEngine())
+    try:
+        for turn in await core.turns():
+            assert turn.blocks
+    except TurnwiseError as error:
+        check_quiet(error)
+        errors.append(error)
+    return errors
+
+
+async def check_damage(store: SessionStore, log: str, *, is_found: bool = True) -> bool:
+    """Check what a store does about a damaged row of session "s"; return whether anybody noticed it."""
+    errors = await read_all(store, "s", log)
+    assert all(isinstance(error, CorruptRecordError | NotFoundError) for error in errors), errors
+    for page in (await store.query(user_id="ada"), await store.expired(1e12)):
+        assert "t" in [session.session_id for session in page]
+        assert not is_found or len(page.items) + len(page.unreadable) == 2
+        assert not is_found or page.unreadable in ((), ("s",))
+    assert (await store.query(user_id="ada", limit=1)).cursor or not is_found
+    if is_found:
+        try:
+            await SessionCore("s", store, ScriptedEngine()).delete()
+        except CorruptRecordError as error:
+            check_quiet(error)
+            await store.delete("s")
+        assert [session.session_id for session in await store.query()] == ["t"]
+    assert not await read_all(store, "t", (await store.get("t")).log)
+    return bool(errors)
+
+
+TABLES = [
+    *(("turnwise_sessions", name) for name in ("session_id", "user_id", "agent", "metadata", "status", "parent")),
+    *(("turnwise_turns", name) for name in ("status", "prompt", "input", "output", "metadata", "usage", "stop_reason")),
+    *(("turnwise_runs", name) for name in ("run_id", "state", "labels", "why", "usage", "calls", "fingerprint")),
+    *(("turnwise_events", name) for name in ("kind", "body", "event_key", "run_id")),
+    ("turnwise_blocks", "body"),
+]
+DAMAGES = {
+    "not UTF-8": "CAST(CAST({0} AS BLOB) || x'ff' AS TEXT)",
+    "no JSON": '\'{{"kind":"text",\' || {0}',
+    "something else": "'[\"canary-4711\"]'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_row_of_a_file_is_named_and_not_quoted_and_holds_up_nothing(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(path: Path, table: str, column: str) -> bool:
+        url = f"sqlite:///{path}"
+        store = SQLStore(url)
+        await talk(store, "s")
+        await talk(store, "t")
+        key = (await store.get("s")).log
+        await store.close()
+        with sqlite3.connect(path) as connection:
+            owner = {"turnwise_sessions": "key", "turnwise_blocks": "log"}.get(table, "session")
+            new = DAMAGES[damage].format(f"COALESCE({column}, '')")
+            which = f"{owner} = ?{' AND event_key IS NOT NULL' if column == 'event_key' else ''}"
+            connection.execute(f"UPDATE {table} SET {column} = {new} WHERE {which}", (key,))
+        connection.close()
+        store = SQLStore(url)
+        try:
+            return await check_damage(store, key, is_found=column not in IDS)
+        finally:
+            await store.close()
+
+    noticed = {}
+    for table, column in TABLES:
+        if damage == "not UTF-8" or column in ("metadata", "prompt", "output", "usage", "labels", "calls", "body"):
+            path = tmp_path / f"{table}-{column}.db"
+            noticed[table, column] = asyncio.run(use(path, table, column))
+    check_quiet(None, caplog.text)
+    assert all(noticed.values()), noticed
+
+
+def test_a_damaged_row_of_postgresql_is_named_and_not_quoted_and_holds_up_nothing(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use() -> None:
+        for table, column in TABLES:
+            if column not in ("metadata", "labels", "body", "prompt"):
+                continue
+            store = SQLStore(database)
+            await talk(store, "s")
+            await talk(store, "t")
+            key = (await store.get("s")).log
+            with psycopg.connect(database) as connection:
+                owner = {"turnwise_sessions": "key", "turnwise_blocks": "log"}.get(table, "session")
+                connection.execute(
+                    f"UPDATE {table} SET {column} = '{{\"kind\":' || COALESCE({column}, '') WHERE {owner} = %s",
+                    (int(key),),
+                )
+            assert await check_damage(store, key)
+            await store.delete("t")
+            await store.close()
+
+    asyncio.run(use())
+    check_quiet(None, caplog.text)
+
+
+def test_a_damaged_record_of_redis_is_named_and_not_quoted_and_holds_up_nothing(
+    redis_url: str, redis_server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def damage(client: Any, number: int, other: str) -> bool:
+        """Damage the value of this number that has the secret and is not of the other log; return if there is one."""
+        for key in sorted(client.scan_iter("*")):
+            if client.type(key) == b"hash":
+                for field, value in sorted(client.hgetall(key).items()):
+                    if SECRET.encode() in value and b"of t" not in value + field and other.encode() not in key:
+                        if not number:
+                            client.hset(key, field, b"\xff" + value[1:])
+                            return True
+                        number -= 1
+        return False
+
+    async def use() -> int:
+        number = 0
+        while True:
+            store = RedisStore(redis_url)
+            with redis_server.client as client:
+                client.flushall()
+                await talk(store, "s")
+                await talk(store, "t")
+                key = (await store.get("s")).log
+                if not damage(client, number, (await store.get("t")).log):
+                    await store.close()
+                    return number
+            assert await check_damage(store, key), number
+            await store.close()
+            number += 1
+
+    assert asyncio.run(use()) > 1
+    check_quiet(None, caplog.text)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(damage: str, tmp_path: Path) -> None:
+    scope = Scope(user_id="ada")
+    items = [MemoryItem(id=name, text=f"{SECRET} {name}") for name in ("one", "two")]
+
+    async def use(memory: Any, table: str, column: str) -> None:
+        await memory.remember(scope, items)
+        with sqlite3.connect(tmp_path / "memory.db") as connection:
+            new = DAMAGES[damage].format(column)
+            assert connection.execute(f"UPDATE {table} SET {column} = {new} WHERE id = 'one'").rowcount == 1
+        connection.close()
+        with pytest.raises(StoreError) as raised:
+            await memory.recall(scope, f"{SECRET} one", limit=5)
+        check_quiet(raised.value)
+        done = await erase(memory, scope)
+        assert done.items == 2 and not done.verified and done.why
+        assert SECRET not in done.why
+        assert not await memory.recall(scope, SECRET, limit=5)
+        await memory.close()
+
+    url = f"sqlite:///{tmp_path}/memory.db"
+    asyncio.run(use(LexicalMemory(SQLFacts(url)), "turnwise_facts", "text"))
+
+    async def index(column: str, damage: str, ids: list[str] | None) -> None:
+        of_turn = replace(scope, session_id="s")
+        kept = [replace(item, id=f"{item.id} {column} {damage} {ids}", source=Source(session_id="s")) for item in items]
+        text = FullText(url)
+        await text.add([(scope, kept), (Scope(user_id="bob"), items)])
+        with sqlite3.connect(tmp_path / "memory.db") as connection:
+            new = DAMAGES[damage].format(column)
+            connection.execute(f"UPDATE turnwise_vector_items SET {column} = {new} WHERE id = ?", (kept[0].id,))
+        connection.close()
+        with pytest.raises(CorruptRecordError) as raised:
+            await text.doomed(scope, [kept[0].id] if ids else None, None)
+        check_quiet(raised.value)
+        assert len((await text.keys("no vectors"))[1]) >= 3 and len(await text.pending("no vectors", 9)) >= 3
+        assert await text.keeps([SECRET, "said by nobody"]) == {SECRET}
+        if ids:
+            assert await text.forget(scope, [kept[0].id]) == 1
+        assert await text.forget(of_turn if column == "text" else scope, None) == 2 - bool(ids)
+        assert await text.count() == 2 and not await text.doomed(scope, None, None)
+        loaded = await text.load(["ada", "bob"], {})
+        assert [len(loaded[user].more) for user in ("ada", "bob")] == [0, 2]
+        await text.close()
+
+    asyncio.run(index("record", damage, None))
+    asyncio.run(index("record", damage, ["one"]))
+    for ids in (None, ["one"]):
+        asyncio.run(index("text", "not UTF-8", ids))
+    asyncio.run(index("id", "not UTF-8", None))
+
+    async def note() -> None:
+        notes = SQLNotes(url)
+        await notes.change(scope, lambda before: SECRET)
+        with sqlite3.connect(tmp_path / "memory.db") as connection:
+            new = DAMAGES["not UTF-8"].format("text")
+            connection.execute(f"UPDATE turnwise_notes SET text = {new}")
+        connection.close()
+        with pytest.raises(CorruptRecordError) as raised:
+            await notes.read(scope)
+        check_quiet(raised.value)
+        assert await notes.purge("ada") == 1
+        await notes.close()
+
+    asyncio.run(note())
+
+
+def test_what_a_database_refuses_is_not_quoted(database: str, tmp_path: Path) -> None:
+    async def use(url: str) -> None:
+        store = SQLStore(url)
+        await talk(store, "s")
+        for bad in (f"{SECRET}\ud800", f"{SECRET}\0"):
+            for record in (SessionRecord(session_id=bad), SessionRecord(session_id="u", agent=bad)):
+                try:
+                    await store.create(record)
+                except StoreError as error:
+                    check_quiet(error)
+        with pytest.raises(TurnwiseError) as raised:
+            await store.create(SessionRecord(session_id="v", agent=SECRET, status=None))  # type: ignore[arg-type]
+        check_quiet(raised.value)
+        await store.close()
+
+    for url in (database, f"sqlite:///{tmp_path}/store.db"):
+        asyncio.run(use(url))
+
+
+@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+def test_a_user_with_damaged_sessions_is_listed_and_forgotten(
+    placement: Placement, make_manager: Callable[..., SessionManager], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = make_manager(placement=placement, enforce_user=True)
+    for name in ("whole", "its record", "its turns", "its blocks"):
+        chat = manager.open(name, user_id="ada", metadata={"about": SECRET})
+        chat.run(SECRET).wait(60)
+    make_manager(placement=placement).open("another's", user_id="bob").run("hello").wait(60)
+    with sqlite3.connect(tmp_path / "chats.db") as connection:
+        found = connection.execute("SELECT session_id, key FROM turnwise_sessions")
+        keys = {public_id(name): key for name, key in found}
+        for name, table, column in (
+            ("its record", "turnwise_sessions", "metadata"),
+            ("its turns", "turnwise_turns", "input"),
+            ("its blocks", "turnwise_blocks", "body"),
+        ):
+            owner = {"turnwise_sessions": "key", "turnwise_blocks": "log"}.get(table, "session")
+            new = DAMAGES["not UTF-8"].format(column)
+            connection.execute(f"UPDATE {table} SET {column} = {new} WHERE {owner} = ?", (keys[name],))
+    connection.close()
+    with caplog.at_level(logging.WARNING):
+        page = manager.list(user_id="ada")
+    assert {session.session_id for session in page} == {"whole", "its turns", "its blocks"}
+    assert page.unreadable == ("its record",) and "its record" in caplog.text
+    with pytest.raises(CorruptRecordError) as raised:
+        manager.open("its record", user_id="ada")
+    check_quiet(raised.value, caplog.text)
+    assert manager.get("its turns", user_id="ada").delete().sessions == 1
+    assert manager.forget("ada").sessions == 3
+    assert manager.count(user_id="ada") == 0 == len(manager.list(user_id="ada").unreadable)
+    assert manager.count(user_id="bob") == 1

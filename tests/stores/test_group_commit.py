@@ -1,0 +1,537 @@
+"""Commits that share a transaction: each keeps its own outcome, whatever becomes of the others.
+
+Run as a program it commits to many sessions at once: `python test_group_commit.py URL SEED`.
+"""
+
+import asyncio
+import random
+import sqlite3
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from test_sql_store import stored_turns, using, whole_turn
+from turnwise.errors import (
+    DuplicateKeyError,
+    SessionExistsError,
+    SessionFencedError,
+    SessionNotFoundError,
+    StoreClosedError,
+    StoreError,
+)
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.stores.base import Activation, Commit
+from turnwise.memory.stores.group_commit import MAX_GROUP
+from turnwise.memory.stores.sql.store import SQLStore
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    return str(request.getfixturevalue("database"))
+
+
+async def own(store: SQLStore, count: int) -> list[SessionRecord]:
+    """Return new sessions under their first epoch."""
+    for at in range(count):
+        await store.create(SessionRecord(session_id=f"s{at}"))
+    return [(await store.activate(f"s{at}")).session for at in range(count)]
+
+
+@contextmanager
+def busy(store: SQLStore) -> Iterator[None]:
+    """Keep the store's only thread busy, so that what is asked meanwhile waits."""
+    go_on, is_busy = threading.Event(), threading.Event()
+
+    def work() -> None:
+        is_busy.set()
+        go_on.wait(60)
+
+    store._threads.submit(work)
+    is_busy.wait(60)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+def transactions_of(store: SQLStore) -> list[int]:
+    """Return a list that gets the size of each group from now on."""
+    sizes: list[int] = []
+    write = store._commits.write
+
+    def counted(cursor: Any, group: Any) -> Any:
+        sizes.append(len(group))
+        return write(cursor, group)
+
+    store._commits.write = counted  # type: ignore[method-assign]
+    return sizes
+
+
+async def together(store: SQLStore, calls: Sequence[Awaitable[Any]]) -> list[Any]:
+    """Return the outcomes of calls that all come while the store is busy."""
+    with busy(store):
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0)
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def count_tries(store: SQLStore, tried: list[int]) -> None:
+    """Note the sessions of commits that are tried one by one, as the group could not be written together."""
+    attempt = store._commits._try
+
+    def noted(cursor: Any, asked: Any) -> Any:
+        tried.append(asked.key)
+        return attempt(cursor, asked)
+
+    store._commits._try = noted  # type: ignore[method-assign]
+
+
+def commit(store: SQLStore, asked: Commit, epoch: int = 1) -> Awaitable[None]:
+    return store.commit(asked.session.session_id, epoch, asked)
+
+
+def with_store(url: str, use: Callable[[SQLStore], Awaitable[Any]]) -> None:
+    async def call() -> None:
+        store = SQLStore(url, connections=1)
+        try:
+            await use(store)
+        finally:
+            await store.close()
+
+    asyncio.run(call())
+
+
+def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str) -> None:
+    async def use(store: SQLStore) -> None:
+        sessions = await own(store, 100)
+        sizes = transactions_of(store)
+        assert await together(store, [commit(store, whole_turn(session, 0)) for session in sessions]) == [None] * 100
+        assert sizes == [MAX_GROUP, 100 - MAX_GROUP]
+        for session in sessions:
+            assert await stored_turns(store, session.session_id) == 1
+        await commit(store, whole_turn(whole_turn(sessions[0], 0).session, 1))
+        assert sizes[2:] == [1]
+
+    with_store(url, use)
+
+
+def test_a_session_whose_row_another_holds_waits_alone(database: str) -> None:
+    """Also where its commit is alone, and there is but one connection. SQLite has no such rows: it has one writer."""
+
+    async def use(store: SQLStore) -> None:
+        sessions = await own(store, 8)
+        with psycopg.connect(database) as other:
+            other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's3' FOR UPDATE")
+            with busy(store):
+                tasks = [asyncio.create_task(awaited(commit(store, whole_turn(session, 0)))) for session in sessions]
+                await asyncio.sleep(0)
+            locked = tasks.pop(3)
+            await asyncio.gather(*tasks)
+            again = [
+                commit(store, whole_turn(whole_turn(each, 0).session, 1)) for each in sessions if each != sessions[3]
+            ]
+            await asyncio.gather(*again)
+            assert not locked.done() and await stored_turns(store, "s3") == 0
+            other.rollback()
+            await locked
+        await commit(store, whole_turn(whole_turn(sessions[3], 0).session, 1))
+        for session in sessions:
+            assert await stored_turns(store, session.session_id) == 2
+
+    with_store(database, use)
+
+
+def test_a_session_whose_row_another_holds_for_too_long_is_told(database: str) -> None:
+    async def call() -> None:
+        store = SQLStore(database, connections=1, lock_timeout_s=0.5)
+        try:
+            (session,) = await own(store, 1)
+            with psycopg.connect(database) as other:
+                other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's0' FOR UPDATE")
+                with pytest.raises(StoreError, match="others hold its locks"):
+                    await commit(store, whole_turn(session, 0))
+            await commit(store, whole_turn(session, 0))
+            assert await stored_turns(store, "s0") == 1
+        finally:
+            await store.close()
+
+    asyncio.run(call())
+
+
+async def awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+def test_commits_of_one_session_do_not_share_and_keep_their_order(url: str) -> None:
+    async def use(store: SQLStore) -> None:
+        first, second = await own(store, 2)
+        commits = [whole_turn(first, 0)]
+        commits += [whole_turn(commits[0].session, 1), whole_turn(second, 0)]
+        sizes = transactions_of(store)
+        assert await together(store, [commit(store, each) for each in commits]) == [None] * 3
+        assert sizes == [2, 1]
+        assert [await stored_turns(store, name) for name in ("s0", "s1")] == [2, 1]
+
+    with_store(url, use)
+
+
+def bad_commits(sessions: list[SessionRecord]) -> dict[int, tuple[Commit, int, type[Exception]]]:
+    """Return commits that are refused, by the session they are of, with their epoch and error. All have one turn."""
+    good = {at: whole_turn(whole_turn(session, 0).session, 1) for at, session in enumerate(sessions)}
+    taken_key = good[3].events[1].model_copy(update={"key": "end 0"})
+    new_run = good[2].new_run
+    assert new_run
+    return {
+        1: (good[1], 0, SessionFencedError),
+        2: (replace(good[2], new_run=replace(new_run, run_id="s0-0")), 1, DuplicateKeyError),
+        3: (replace(good[3], events=[good[3].events[0], taken_key]), 1, DuplicateKeyError),
+        4: (replace(good[4], session=replace(good[4].session, log_size=3)), 1, SessionFencedError),
+        5: (replace(good[5], session=replace(good[5].session, metadata=freeze({"x": "\ud800"}))), 1, StoreError),
+        6: (replace(good[6], turns=[TurnRecord(index=2**70)]), 1, StoreError),
+        7: (replace(good[7], session=replace(good[7].session, log="999999")), 1, SessionFencedError),
+        8: (good[8], 2, SessionFencedError),
+    }
+
+
+@pytest.mark.parametrize("chosen", [range(1, 9), [1], [2], [5]], ids=str)
+def test_a_commit_that_is_refused_fails_alone(url: str, chosen: list[int]) -> None:
+    """Cases 29 and 47, in one transaction with commits that are not refused: before, between and behind them."""
+
+    async def use(store: SQLStore) -> None:
+        sessions = await own(store, 10)
+        for session in sessions:
+            await commit(store, whole_turn(session, 0))
+        bad = {at: each for at, each in bad_commits(sessions).items() if at in chosen}
+        calls = []
+        for at, session in enumerate(sessions):
+            made, epoch, _ = bad.get(at, (whole_turn(whole_turn(session, 0).session, 1), 1, None))
+            calls.append(store.commit(session.session_id, epoch, made))
+        sizes = transactions_of(store)
+        found = await together(store, calls)
+        assert sizes == [10]
+        assert [type(each) for each in found] == [bad[at][2] if at in bad else type(None) for at in range(10)]
+        for at, error in enumerate(found):
+            assert await stored_turns(store, f"s{at}") == (1 if at in bad else 2)
+            if isinstance(error, DuplicateKeyError | SessionFencedError):
+                assert error.session_id == f"s{at}"
+
+    with_store(url, use)
+
+
+def test_of_two_commits_of_a_group_with_the_same_run_one_is_stored(url: str) -> None:
+    async def use(store: SQLStore) -> None:
+        first, second, third = await own(store, 3)
+        same = whole_turn(second, 0)
+        assert same.new_run
+        same = replace(same, new_run=replace(same.new_run, run_id="s0-0"))
+        made = [same, whole_turn(first, 0), whole_turn(third, 0)]
+        found = await together(store, [commit(store, each) for each in made])
+        assert isinstance(found[0], DuplicateKeyError) and found[1:] == [None, None]
+        assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [1, 0, 1]
+
+    with_store(url, use)
+
+
+def test_a_shared_commit_that_fails_is_told_to_all_of_them(url: str) -> None:
+    """Case 65: acknowledged only when the COMMIT has returned. What was not stored may be tried again."""
+
+    async def use(store: SQLStore) -> None:
+        sessions = await own(store, 5)
+        sessions[0] = sessions[0].committed()
+        await commit(store, Commit(session=sessions[0]))  # so that there is a connection to change
+        made = [whole_turn(session, 0) for session in sessions]
+        write = store._commits.write
+
+        def lose(cursor: Any, group: Any) -> Any:
+            cursor.execute("INSERT INTO child VALUES (1)")  # looked at by the COMMIT, which it makes fail
+            return write(cursor, group)
+
+        def prepare(connection: Any) -> None:
+            cursor = connection.cursor()
+            cursor.execute("CREATE TABLE parent (x INT PRIMARY KEY)")
+            cursor.execute("CREATE TABLE child (x INT REFERENCES parent (x) DEFERRABLE INITIALLY DEFERRED)")
+            connection.commit()
+
+        if url.startswith("sqlite"):
+            store._threads.submit(store._writer.execute, "PRAGMA foreign_keys = ON").result()
+            store._threads.submit(prepare, store._writer).result()
+        else:
+            with psycopg.connect(url) as other:
+                prepare(other)
+        store._commits.write = lose  # type: ignore[method-assign]
+        found = await together(store, [commit(store, each) for each in made])
+        assert [type(error) for error in found] == [StoreError] * 5
+        assert len({id(error) for error in found}) == 5
+        store._commits.write = write  # type: ignore[method-assign]
+        for session in sessions:
+            assert await stored_turns(store, session.session_id) == 0
+        assert await together(store, [commit(store, each) for each in made]) == [None] * 5
+
+    with_store(url, use)
+
+
+def test_a_cancelled_commit_takes_nobody_along(url: str) -> None:
+    """Cancelled before a thread takes it up it is not made, cancelled later it is; the others are, either way."""
+
+    async def use(store: SQLStore) -> None:
+        sessions = await own(store, 3)
+        with busy(store):
+            tasks = [asyncio.ensure_future(commit(store, whole_turn(session, 0))) for session in sessions]
+            await asyncio.sleep(0)
+            tasks[1].cancel()
+            await asyncio.wait([tasks[1]])
+        await asyncio.gather(tasks[0], tasks[2])
+        assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [1, 0, 1]
+
+        is_writing, go_on = threading.Event(), threading.Event()
+        write = store._commits.write
+
+        def wait(cursor: Any, group: Any) -> Any:
+            is_writing.set()
+            go_on.wait(60)
+            return write(cursor, group)
+
+        store._commits.write = wait  # type: ignore[method-assign]
+        sessions = [await store.get(f"s{at}") for at in range(3)]
+        made = [whole_turn(session, session.next_index) for session in sessions]
+        with busy(store):
+            tasks = [asyncio.ensure_future(commit(store, each)) for each in made]
+            await asyncio.sleep(0)
+        await asyncio.to_thread(is_writing.wait)
+        tasks[1].cancel()
+        await asyncio.wait([tasks[1]])
+        go_on.set()
+        await asyncio.gather(tasks[0], tasks[2])
+        assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [2, 1, 2]
+
+    with_store(url, use)
+
+
+def test_closing_waits_for_what_is_queued(url: str) -> None:
+    """More than fit into a group, and two of one session."""
+
+    async def use() -> None:
+        store = SQLStore(url, connections=1)
+        sessions = await own(store, MAX_GROUP + 6)
+        made = [whole_turn(session, 0) for session in sessions]
+        made += [whole_turn(made[0].session, 1), whole_turn(whole_turn(made[0].session, 1).session, 2)]
+        with busy(store):
+            tasks = [asyncio.ensure_future(commit(store, each)) for each in made]
+            await asyncio.sleep(0)
+            closing = asyncio.ensure_future(store.close())
+            while not store._threads._shutdown:
+                await asyncio.sleep(0)
+            with pytest.raises(StoreClosedError):
+                await commit(store, made[1])
+        assert await asyncio.gather(*tasks) == [None] * len(made)
+        await closing
+
+    asyncio.run(use())
+    for at, turns in ((0, 3), (1, 1), (MAX_GROUP + 5, 1)):
+        assert using(url, lambda store, name=f"s{at}": stored_turns(store, name)) == turns  # type: ignore[misc]
+
+
+def test_callers_of_several_event_loops_are_each_told(url: str) -> None:
+    store = SQLStore(url, connections=1)
+    sessions = asyncio.run(own(store, 12))
+
+    async def write(mine: list[SessionRecord]) -> None:
+        for index in range(10):
+            commits = [whole_turn(session, index) for session in mine]
+            await asyncio.gather(*(commit(store, each) for each in commits))
+            mine = [each.session for each in commits]
+
+    threads = [threading.Thread(target=asyncio.run, args=[write(sessions[at::3])]) for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    asyncio.run(store.close())
+    for session in sessions:
+        assert using(url, lambda other, name=session.session_id: stored_turns(other, name)) == 10  # type: ignore[misc]
+
+
+def test_groups_of_two_processes_never_wait_for_each_other_in_a_circle(database: str) -> None:
+    """Two connections commit to the same sessions at once, one in the order opposite to the other's."""
+
+    async def use() -> None:
+        stores = [SQLStore(database, connections=1) for _ in range(2)]
+        sessions = await own(stores[0], 40)
+        await stores[1].count()
+        for number in range(25):
+            sessions = [session.committed(updated_at=float(number)) for session in sessions]
+            made = [Commit(session=session) for session in sessions]
+            orders = [made, made[::-1]]
+            found = await asyncio.gather(
+                *(
+                    together(store, [commit(store, each) for each in order])
+                    for store, order in zip(stores, orders, strict=True)
+                )
+            )
+            for one, two in zip(found[0], reversed(found[1]), strict=True):  # one of them, as the other finds
+                assert (one is None) != (two is None)
+                assert isinstance(one or two, SessionFencedError)  # PostgreSQL ends a circle by another error
+        assert {(await stores[0].get(session.session_id)).updated_at for session in sessions} == {24.0}
+        for store in stores:
+            await store.close()
+
+    asyncio.run(use())
+
+
+SESSIONS = 30
+
+
+async def live(store: SQLStore, session: SessionRecord, words: random.Random) -> None:
+    """Commit whole turns for ever, and in between what must be refused; print each turn whose commit has returned."""
+    name, index = session.session_id, 0
+    while True:
+        made = whole_turn(session, index)
+        kind = words.randrange(8)
+        if kind == 0:
+            await refused(store.commit(name, 0, made), SessionFencedError)
+        if kind == 1 and index:
+            known = RunRecord(
+                run_id=f"{name}-{index - 1}",
+                session_id=name,
+                turn_index=index,
+                state="queued",
+                first_seq=0,
+                created_at=0,
+            )
+            await refused(store.commit(name, 1, replace(made, new_run=known)), DuplicateKeyError)
+        await store.commit(name, 1, made)
+        print(name, index, flush=True)
+        session, index = made.session, index + 1
+
+
+async def refused(call: Awaitable[None], kind: type[Exception]) -> None:
+    try:
+        await call
+    except kind:
+        return
+    raise AssertionError(f"not refused as {kind.__name__}")
+
+
+async def live_at_once(url: str, seed: str) -> None:
+    store = SQLStore(url)
+    async with asyncio.TaskGroup() as tasks:
+        for session in await own(store, SESSIONS):
+            tasks.create_task(live(store, session, random.Random(f"{seed} {session.session_id}")))
+
+
+@pytest.mark.parametrize("seed", ["0"])
+def test_a_kill_amid_shared_transactions_loses_nothing_that_was_acknowledged(url: str, seed: str) -> None:
+    """Cases 45, 47 and 63: of each session all turns that were acknowledged are there, whole, once and in order."""
+    with Popen([sys.executable, __file__, url, seed], stdout=PIPE, text=True) as process:
+        assert process.stdout
+        lines = [process.stdout.readline() for _ in range(random.Random(seed).randrange(300, 600))]
+        assert process.poll() is None
+        process.kill()
+        lines += process.stdout.readlines()
+    acknowledged = {f"s{at}": 0 for at in range(SESSIONS)}
+    for name, index in (line.split() for line in lines if line.endswith("\n")):
+        assert int(index) == acknowledged[name], "acknowledged out of order"
+        acknowledged[name] += 1
+
+    async def audit(store: SQLStore) -> None:
+        for name, number in acknowledged.items():
+            assert await stored_turns(store, name) in (number, number + 1), name
+
+    using(url, audit)
+
+
+if __name__ == "__main__":
+    asyncio.run(live_at_once(*sys.argv[1:]))
+
+
+def count_begins(store: SQLStore) -> list[None]:
+    """Return a list that gets longer with each transaction that writes, commits left out."""
+    begun: list[None] = []
+
+    @sa.event.listens_for(store._engine, "begin")
+    def note(connection: sa.Connection) -> None:
+        if not connection.get_execution_options().get("turnwise_read"):
+            begun.append(None)
+
+    return begun
+
+
+def test_sessions_that_are_made_and_opened_together_share_a_transaction_and_each_is_refused_on_its_own(
+    tmp_path: Path,
+) -> None:
+    """In a file of SQLite. Those that a database refuses are told by themselves, too."""
+
+    async def use(store: SQLStore) -> None:
+        await own(store, 10)
+        begun = count_begins(store)
+        made = [SessionRecord(session_id=f"s{at}") for at in range(5, 40)]
+        found = await together(store, [*map(store.create, made), store.activate("s1"), store.activate("none")])
+        assert len(begun) == 1
+        assert [type(each) for each in found] == [
+            *[SessionExistsError] * 5,
+            *[SessionRecord] * 30,
+            Activation,
+            SessionNotFoundError,
+        ]
+        assert found[35].session.epoch == 2
+        assert len({record.log for record in found[5:35]}) == 30 and await store.count() == 40
+        strange = SessionRecord(session_id="strange", metadata=freeze({"x": "\ud800"}))
+        later = [SessionRecord(session_id=f"later{at}") for at in range(3)]
+        found = await together(store, [*map(store.create, later), store.create(strange), store.activate("s1")])
+        assert [type(each) for each in found] == [*[SessionRecord] * 3, StoreError, Activation]
+        assert found[4].session.epoch == 3, "what shares a transaction with one that fails is done once"
+        assert [(await store.get(record.session_id)).log for record in later] == [record.log for record in found[:3]]
+
+    with_store(f"sqlite:///{tmp_path}/store.db", use)
+
+
+def test_a_file_that_is_not_free_is_told_to_all_who_wait_after_one_wait(tmp_path: Path) -> None:
+    """Case 65."""
+
+    async def use() -> None:
+        store = SQLStore(f"sqlite:///{tmp_path}/store.db", lock_timeout_s=0.3)
+        await own(store, 1)
+        other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        made = [SessionRecord(session_id=f"new{at}") for at in range(40)]
+        found = await together(store, [*map(store.create, made), store.activate("s0")])
+        assert {type(each) for each in found} == {StoreError}
+        assert all("database is locked" in str(each) for each in found), "one has waited for all"
+        other.close()
+        assert [(await store.create(record)).session_id for record in made][-1] == "new39"
+        await store.close()
+
+    asyncio.run(use())
+
+
+def test_rows_of_a_group_go_many_to_a_statement(tmp_path: Path) -> None:
+    """With each statement a busy event loop may take Python's lock, and all who write to the file wait."""
+
+    async def use(store: SQLStore) -> None:
+        sessions = await own(store, 41)
+        await commit(store, whole_turn(sessions.pop(), 0))
+        traced: list[str] = []
+        store._writer.set_trace_callback(traced.append)
+        assert await together(store, [commit(store, whole_turn(session, 0)) for session in sessions]) == [None] * 40
+        store._writer.set_trace_callback(None)
+        for table in ("turns", "runs"):
+            inserts = [sql for sql in traced if sql.startswith(f"INSERT INTO turnwise_{table} ")]
+            assert len(inserts) == 2, "32 rows and 8"
+        for session in sessions:
+            assert await stored_turns(store, session.session_id) == 1
+
+    with_store(f"sqlite:///{tmp_path}/store.db", use)

@@ -1,0 +1,824 @@
+"""What is a Redis's own of a store of sessions; its laws are in test_store_contract.py."""
+
+import asyncio
+import itertools
+import json
+import logging
+import pickle
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import pytest
+
+from redis_server import Line, RedisServer
+from turnwise.errors import (
+    ConfigError,
+    CorruptRecordError,
+    DuplicateKeyError,
+    SchemaVersionError,
+    SessionFencedError,
+    SessionNotFoundError,
+    StoreError,
+    TurnwiseError,
+)
+from turnwise.memory.conversation.frozen_json import FrozenDict
+from turnwise.memory.conversation.runs import UNSETTLED, RunRecord, RunState
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import TurnRecord, TurnStatus
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.stores import in_memory
+from turnwise.memory.stores.base import Activation, Commit, Page, SessionOrder, SessionStore
+from turnwise.memory.stores.conformance.fixtures import (
+    NESTED,
+    USAGE,
+    Owner,
+    a_run,
+    a_session,
+    a_turn,
+    an_event,
+    eventful,
+    held,
+    of_everything,
+    own,
+    state_after,
+    state_of,
+)
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.redis import store as store_redis
+from turnwise.memory.stores.redis.rows import decode_record, encode_record, unpack_usage
+from turnwise.memory.stores.redis.store import RedisStore
+
+BASE = "{turnwise:sessions}"
+OwnServer = Callable[..., RedisServer]
+
+
+def using(url: str, use: Callable[[RedisStore], Awaitable[Any]], **settings: Any) -> Any:
+    """Return what `use` returns of a store that is open for it."""
+
+    async def call() -> Any:
+        store = RedisStore(url, **settings)
+        try:
+            return await use(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(call())
+
+
+def everything(server: RedisServer) -> dict[str, Any]:
+    """Return all keys of the store and what they have."""
+    found: dict[str, Any] = {}
+    with server.client as client:
+        for name in client.scan_iter(f"{BASE}:*", count=10_000):
+            kind: Any = client.type(name)
+            is_hash = kind == b"hash"
+            raw: Any = client.hgetall(name) if is_hash else client.zrange(name, 0, -1, withscores=True)
+            values = raw.items() if is_hash else raw
+            found[name.decode().removeprefix(f"{BASE}:")] = {
+                each.decode(errors="surrogatepass"): value if isinstance(value, float) else value.decode("latin-1")
+                for each, value in values
+            }
+    return found
+
+
+def audit(server: RedisServer) -> int:
+    """Return how many sessions there are; fails unless every key says the same of each and there is no other key."""
+    keys = everything(server)
+    homes = {number: home for number, home in keys.items() if number.isdigit()}
+    expected: dict[str, Any] = {"meta": keys.get("meta", {}), "ids": {}, "runs": {}, "unsettled": {}, "expiring": {}}
+    expected |= homes
+    spent: dict[str, Usage] = {}
+    lent: dict[str, dict[str, str]] = {}
+    for number, home in homes.items():
+        member, places = number.zfill(16), home["places"].split()
+        row = json.loads(home["row"].encode("latin-1"))
+        expected["ids"][home["id"].encode("latin-1").decode()] = number
+        assert home["status"] == row.get("status", "active")
+        for place in places:
+            for order in ("created", "updated"):
+                when = float(home["created"]) if order == "created" else row.get("updated_at", 0.0)
+                expected.setdefault(f"{order}:{home['status']}:{place}", {})[member] = when
+            usage = unpack_usage(home["spent"].encode("latin-1"))
+            spent[place] = spent.get(place, Usage()) + usage
+            assert usage == Usage(**row.get("usage", {}))
+        if "ttl_s" in row:
+            expected["expiring"][member] = row.get("updated_at", 0.0) + row["ttl_s"]
+        open_: dict[str, float] = {}
+        for turn in keys.get(f"{number}:turns", ()):
+            letter, record = turn[19], json.loads(turn[20:])
+            assert (letter == "o") == (record.get("status", "pending") in ("pending", "queued", "running"))
+            open_ |= {f"t{turn[:19]}": 0.0} if letter == "o" else {}
+        of_keys: dict[str, str] = {}
+        for run in keys.get(f"{number}:runs", ()):
+            place, letter, record = run[:19], run[19], json.loads(run[20:])
+            assert (letter == "u") == (record["state"] in UNSETTLED) and int(place) == record["turn_index"]
+            open_ |= {f"r{place}": 0.0} if letter != "e" else {}
+            open_ |= {f"u{place}": 0.0} if letter == "u" else {}
+            expected["unsettled"] |= {member: 0.0} if letter == "u" else {}
+            expected["runs"][record["run_id"]] = number
+            of_keys[f"i{record['run_id']}"] = place
+            of_keys |= {f"k={record['idempotency_key']}": place} if "idempotency_key" in record else {}
+        for name in ("events", "keyed"):
+            for event in keys.get(f"{number}:{name}", ()):
+                key = json.loads(event[19:].split("\n")[0])[4]
+                assert (key is None) == (name == "events")
+                of_keys |= {} if key is None else {f"e={key}": event[:19]}
+        for part, values in {"open": open_, "keys": of_keys}.items():
+            expected |= {f"{number}:{part}": values}
+        for part in ("turns", "runs", "events", "keyed", "log"):  # which are where the others come from
+            expected[f"{number}:{part}"] = keys.get(f"{number}:{part}", {})
+        for log in home["borrowed"].split():
+            lent.setdefault(log, {})[number] = keys[f"{log}:lent"][number]
+    for log, spans in lent.items():
+        expected[f"{log}:lent"] = spans
+        numbers = [[int(number) for number in text.split()] for text in spans.values()]
+        kept = {at for each in numbers for first in range(0, len(each), 2) for at in range(*each[first : first + 2])}
+        blocks = keys[f"{log}:log"]
+        assert kept <= set(map(int, blocks)) and (log in homes or kept == set(map(int, blocks)))
+        expected[f"{log}:log"] = blocks
+    sums = {place: unpack_usage(packed.encode("latin-1")) for place, packed in keys.pop("spent", {}).items()}
+    assert sums == {place: usage for place, usage in spent.items() if usage != Usage()}
+    assert keys == {name: values for name, values in expected.items() if values}
+    return len(homes)
+
+
+# It is what the store in memory is
+
+
+def told(page: Page[Any] | Any) -> Any:
+    if isinstance(page, Activation):
+        return replace(page, now=0.0)
+    return (list(page), page.cursor) if isinstance(page, Page) else page
+
+
+async def outcome(verb: Callable[[SessionStore], Awaitable[Any]], store: SessionStore) -> Any:
+    try:
+        return told(await verb(store))
+    except TurnwiseError as error:
+        return type(error), getattr(error, "session_id", None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_done_it_says_what_a_store_in_memory_says(
+    seed: int, redis_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (in_memory, store_redis):  # both give the same names
+        monkeypatch.setattr(module, "new_key", itertools.count(1).__next__)
+        monkeypatch.setattr(module, "new_jump", lambda: 2)
+    chance = random.Random(seed)
+    serial = iter(range(10_000))
+    names = [f"s{at}" for at in range(8)]
+    known: dict[str, SessionRecord] = {}
+
+    def one() -> tuple[str, SessionRecord]:
+        name = chance.choice(names)
+        return name, known.get(name, a_session(name))
+
+    def spans() -> tuple[Span, ...]:
+        some = chance.choices([*known.values()] or [a_session("none", log="77")], k=2)
+        return tuple(
+            Span(each.log, start, start + chance.randint(0, 2)) for each in some for start in [chance.randint(0, 3)]
+        )
+
+    def usage() -> Usage:
+        return Usage(
+            input_tokens=chance.choice((0, 2**62, 7)), calls=chance.randint(0, 3), cost=chance.random() // 2**-20
+        )
+
+    def created() -> Callable[[SessionStore], Awaitable[Any]]:
+        values = {
+            "user_id": chance.choice("uv"),
+            "agent": chance.choice((None, "a", "b")),
+            "created_at": chance.choice((-1.5, 0.0, 1.0, 1e9)),
+            "updated_at": chance.choice((0.0, 5.0)),
+            "usage": chance.choice((Usage(), usage())),
+            "ttl_s": chance.choice((None, None, 3.0)),
+        }
+        session = a_session(chance.choice(names), **values)
+        turn = chance.choice((None, a_turn(chance.randint(0, 3), status="completed", input=spans())))
+        also = spans()
+        return lambda store: store.create(session, turn, also)
+
+    def committed() -> Callable[[SessionStore], Awaitable[Any]]:
+        name, old = one()
+        blocks = [f"block {next(serial)}" for _ in range(chance.randint(0, 3))]
+        session = old.committed(
+            log_size=old.log_size + len(blocks),
+            updated_at=chance.choice((old.updated_at, 1.0, 9.0, float(next(serial)))),
+            status=chance.choice(("active", "active", "ended")),
+            usage=chance.choice((old.usage, old.usage, usage())),
+            ttl_s=chance.choice((None, 3.0, 5.0)),
+            seq=old.seq + 10,
+        )
+        runs_: list[RunState] = ["queued", "running", "awaiting_approval", "completed"]
+        turns: list[TurnStatus] = ["pending", "queued", "running", "completed", "failed"]
+        number = next(serial)
+        new = a_run(f"r{chance.choice((number, 3))}", number, chance.choice(runs_), session_id=name)
+        new = replace(new, idempotency_key=chance.choice((None, f"k{number % 7}")))
+        again = [replace(run, state=chance.choice(runs_)) for run in runs.get(name, []) if chance.random() < 0.3]
+        commit = Commit(
+            session=session,
+            blocks=blocks,
+            turns=[a_turn(chance.randint(0, 6), status=chance.choice(turns), created_at=float(next(serial)))],
+            dropped_turns=[chance.randint(0, 6)] if chance.random() < 0.3 else [],
+            new_run=chance.choice((None, new)),
+            runs=again,
+            events=[
+                an_event(old.seq + each, chance.choice((None, f"e{chance.randint(0, 30)}")), name)
+                for each in range(chance.randint(0, 3))
+            ],
+            forget_events=chance.choice((0, 0, old.seq - 5 if old.seq > 5 else 0)),
+        )
+        epoch = old.epoch + chance.choice((0, 0, 0, 0, 1))
+        return lambda store: store.commit(name, epoch, commit)
+
+    runs: dict[str, list[RunRecord]] = {}
+
+    def verb() -> Callable[[SessionStore], Awaitable[Any]]:
+        name, _ = one()
+        after, limit = chance.randint(-1, 20), chance.randint(1, 4)
+        filters: dict[str, Any] = {"user_id": chance.choice((None, "u", "v")), "agent": chance.choice((None, "a"))}
+        status: Any = chance.choice((None, "active", "ended"))
+        order_by: SessionOrder = chance.choice(("created_at", "updated_at"))
+        cursor = chance.choice((None, f"{chance.choice((0.0, 1.0, 5.0, 9.0))}:{chance.randint(0, 30)}"))
+        page: dict[str, Any] = {"cursor": cursor, "limit": limit}
+        wanted = spans()
+        reads: list[Callable[[SessionStore], Awaitable[Any]]] = [
+            lambda store: store.query(**filters, status=status, order_by=order_by, **page),
+            lambda store: store.query(**filters, status=status, order_by=order_by, **page),
+            lambda store: store.count(**filters, status=status),
+            lambda store: store.usage(**filters),
+            lambda store: store.unsettled(**page),
+            lambda store: store.expired(9.0, **page),
+            lambda store: store.turns(name, after=after, limit=limit),
+            lambda store: store.runs(name, after=after * 50, limit=limit),
+            lambda store: store.events(name, after=after * 5, limit=limit),
+            lambda store: store.blocks(wanted),
+            lambda store: store.event_of_key(name, f"e{after}"),
+            lambda store: store.run_of_key(name, f"k{limit}"),
+            lambda store: store.run("r3"),
+        ]
+        if chance.random() < 0.4:
+            return chance.choice(reads)
+        epoch = chance.choice((None, 1))
+        write = chance.random()
+        if write < 0.2 or not known:
+            return created()
+        if write < 0.3:
+            return lambda store: store.activate(name)
+        return committed() if write < 0.9 else lambda store: store.delete(name, epoch=epoch)
+
+    async def use(store: RedisStore) -> None:
+        model = InMemoryStore()
+        for step in range(400):
+            call = verb()
+            expected = await outcome(call, model)
+            assert await outcome(call, store) == expected, step
+            for name in names:
+                try:
+                    known[name] = await model.get(name)
+                    runs[name] = await model.runs(name)
+                except SessionNotFoundError:
+                    known.pop(name, None)
+            if step % 40 == 39:
+                for name in known:
+                    assert await state_of(store, name) == await state_of(model, name), step
+                assert audit(redis_server) == len(known)
+        for name in [*known]:
+            await store.delete(name)
+
+    using(redis_url, use)
+    assert set(everything(redis_server)) == {"meta"}
+
+
+# What is acknowledged is there
+
+
+def step_of(owner: Owner, number: int) -> dict[str, Any]:
+    """Return the parts of a commit that leaves something of all kinds under a number."""
+    name = owner.session.session_id
+    return {
+        "session": replace(owner.session, usage=Usage(calls=number + 1), updated_at=float(number)),
+        "turns": [a_turn(number, status="completed")],
+        "new_run": a_run(f"{name}.{number}", number, session_id=name, idempotency_key=f"k{number}"),
+        "events": [an_event(2 * number + 1, session_id=name), an_event(2 * number + 2, f"e{number}", name)],
+    }
+
+
+async def steps_of(store: SessionStore, name: str) -> int:
+    """Return how many such commits a session has; fails unless each is there whole, and once."""
+    session, blocks, turns, runs, events = await state_of(store, name)
+    assert isinstance(session, SessionRecord)
+    count = session.log_size
+    assert blocks == [*(f"block {at}" for at in range(count)), "missing", "missing"]
+    assert turns == [a_turn(at, status="completed") for at in range(count)]
+    assert [run.run_id for run in runs] == [f"{name}.{at}" for at in range(count)]  # type: ignore[attr-defined]
+    assert [event.seq for event in events] == [*range(1, 2 * count + 1)]  # type: ignore[attr-defined]
+    assert session.usage == Usage(calls=count)
+    return count
+
+
+@pytest.mark.parametrize("acknowledged", [7, 150])
+def test_after_a_kill_of_the_server_each_acknowledged_commit_is_there_once_and_none_in_part(
+    own_server: OwnServer, acknowledged: int
+) -> None:
+    """Case 65."""
+    server = own_server()
+    done = {f"s{at}": 0 for at in range(20)}
+
+    async def load(store: RedisStore) -> list[Any]:
+        async def write(name: str) -> None:
+            owner = await own(store, name, user_id=name[:2])
+            while True:
+                await owner.commit(f"block {done[name]}", **step_of(owner, done[name]))
+                done[name] += 1
+                if sum(done.values()) == acknowledged:
+                    server.kill()
+
+        return await asyncio.gather(*map(write, done), return_exceptions=True)
+
+    async def look(store: RedisStore) -> None:
+        total = 0
+        for name, least in done.items():
+            try:
+                found = await steps_of(store, name)
+            except SessionNotFoundError:
+                found = 0
+            assert least <= found <= least + 1
+            total += found
+            if found:
+                owner = Owner(store, (await store.activate(name)).session)
+                await owner.commit(f"block {found}", **step_of(owner, found))
+                assert await steps_of(store, name) == found + 1
+                total += 1
+        assert await store.usage() == Usage(calls=total)
+
+    errors = using(server.url, load)
+    assert {type(error) for error in errors} == {StoreError} and sum(done.values()) >= acknowledged
+    server.start()
+    using(server.url, look)
+    audit(server)
+
+
+def test_an_answer_that_is_lost_is_an_error_and_the_commit_is_not_made_twice(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """Cases 64 and 65: nobody knows, until the session is activated anew."""
+
+    async def use() -> None:
+        async with Line(redis_server.port) as line:
+            store = RedisStore(line.url, connections=1)
+            await store.create(a_session("t"))
+            await store.delete("t")  # so that each script is there
+            await store.count()
+            owner = await eventful(store)
+            commit = of_everything(owner)
+            line.lose = 1
+            with pytest.raises(StoreError) as lost:
+                await store.commit("s", 1, commit)
+            assert type(lost.value) is StoreError and line.lose == 0
+            assert await state_of(store, "s") == state_after(commit)
+            with pytest.raises(SessionFencedError):
+                await store.commit("s", 1, commit)
+            again = replace(commit, session=commit.session.committed(log_size=6))
+            with pytest.raises(DuplicateKeyError):
+                await store.commit("s", 1, again)
+            line.lose = 1
+            with pytest.raises(StoreError):
+                await store.activate("s")
+            assert (await store.get("s")).epoch == 2
+            with pytest.raises(SessionFencedError):
+                await store.commit("s", 1, commit)
+            line.lose = 1
+            assert await store.count() == 1 and line.lose == 0  # what only reads is read again
+            line.lose = 1
+            with pytest.raises(StoreError):
+                await store.delete("s")
+            with pytest.raises(SessionNotFoundError):
+                await store.delete("s")
+            await store.close()
+
+    asyncio.run(use())
+    assert audit(redis_server) == 0
+
+
+def test_a_server_that_is_away_is_an_error_and_afterwards_all_goes_on(own_server: OwnServer) -> None:
+    """Case 65."""
+    server = own_server()
+
+    async def use(store: RedisStore) -> None:
+        owner = await own(store)
+        await asyncio.gather(*(store.get("s") for _ in range(20)))  # so that all connections are open
+        verbs: list[Callable[[], Awaitable[Any]]] = [
+            lambda: store.get("s"),
+            store.query,
+            lambda: owner.commit("block 0", **step_of(owner, 0)),
+            lambda: store.create(a_session("t")),
+        ]
+        server.kill()
+        for verb in verbs:
+            with pytest.raises(StoreError, match=r"^store redis://127\.0\.0\.1:\d+/0: .*; is it reachable"):
+                await verb()
+        server.start()
+        await owner.commit("block 0", **step_of(owner, 0))
+        assert await steps_of(store, "s") == 1
+        with server.client as client:
+            assert client.client_kill_filter(_type="normal", skipme=True) >= 1
+        await owner.commit("block 1", **step_of(owner, 1))
+        assert await steps_of(store, "s") == 2
+
+    using(server.url, use)
+    audit(server)
+
+
+def test_a_server_that_does_not_answer_is_an_error_within_the_timeout(own_server: OwnServer) -> None:
+    """Case 65. What it had been sent it may still do, so the session is activated anew."""
+    server = own_server()
+
+    async def use(store: RedisStore) -> None:
+        with server.frozen(), pytest.raises(StoreError, match="Timeout"):
+            await store.count()
+        owner = await own(store)
+        with server.frozen():
+            with pytest.raises(StoreError, match="Timeout"):
+                await store.get("s")
+            with pytest.raises(StoreError, match="Timeout"):
+                await owner.commit("block 0", **step_of(owner, 0))
+        owner = Owner(store, (await store.activate("s")).session)
+        found = await steps_of(store, "s")
+        await owner.commit(f"block {found}", **step_of(owner, found))
+        assert await steps_of(store, "s") == found + 1
+
+    using(server.url, use, timeout_s=0.3)
+    audit(server)
+
+
+def test_a_redis_out_of_memory_refuses_commits_whole_and_still_reads_and_deletes(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """Case 65."""
+
+    async def use(store: RedisStore) -> None:
+        owner = await eventful(store)
+        await own(store, "t", a_turn(0, prompt=(Span(owner.session.log, 0, 1),)), usage=USAGE)
+        commit = of_everything(owner)
+        owner.session = owner.session.committed()
+        await store.commit("s", 1, replace(commit, blocks=(), session=owner.session))  # so that each script is there
+        await store.create(a_session("u"))
+        await store.delete("u")
+        before, keys = await state_of(store, "s"), everything(redis_server)
+        more = replace(of_everything(owner), new_run=a_run("r8", 8), turns=[a_turn(3)], events=[an_event(99)])
+        verbs: list[Callable[[], Awaitable[Any]]] = [
+            lambda: store.commit("s", 1, more),
+            lambda: store.create(a_session("u")),
+            lambda: store.activate("s"),
+        ]
+        with redis_server.client as client:
+            try:
+                client.config_set("maxmemory", 1)
+                for verb in verbs:
+                    with pytest.raises(StoreError, match=r"maxmemory.*out of memory"):
+                        await verb()
+                assert await state_of(store, "s") == before and everything(redis_server) == keys
+                await store.delete("s")  # or nobody could make room
+                assert await held(store, Span(owner.session.log, 0, 2)) == ["a", "missing"]
+            finally:
+                client.config_set("maxmemory", 0)
+        audit(redis_server)
+        await store.create(a_session("u"))
+
+    using(redis_url, use)
+    assert audit(redis_server) == 2
+
+
+def test_of_two_owners_the_stale_one_writes_nothing_however_many_commits_it_has_on_the_way(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """Cases 47 and 64."""
+
+    async def use() -> None:
+        store, other = RedisStore(redis_url), RedisStore(redis_url, connections=1)
+        old = await own(store)
+        for round_ in range(5):
+            first = old.session.log_size
+            late = [
+                store.commit("s", old.session.epoch, replace(old.prepare(f"late {at}"), events=[an_event(900 + at)]))
+                for at in range(10)
+            ]
+            outcomes = asyncio.gather(*late, return_exceptions=True)
+            new = Owner(other, (await other.activate("s")).session)
+            size, events = new.session.log_size, await other.events("s", after=899)
+            errors = [error for error in await outcomes if error is not None]
+            assert len(errors) == 10 - (size - first) and size - first == len(events) <= 1, round_
+            assert {type(error) for error in errors} <= {SessionFencedError, StoreError}
+            assert await other.get("s") == new.session and await other.events("s", after=899) == events
+            await new.commit("x", forget_events=2000)
+            with pytest.raises(SessionFencedError):
+                await store.commit("s", old.session.epoch, old.prepare("late"))
+            old = new
+        await asyncio.gather(store.close(), other.close())
+
+    asyncio.run(use())
+    audit(redis_server)
+
+
+# What it costs
+
+
+def calls_of(server: RedisServer) -> dict[str, int]:
+    with server.client as client:
+        found: Any = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in found.items()}
+
+
+def test_a_page_costs_what_it_returns_and_not_what_there_is(redis_url: str, redis_server: RedisServer) -> None:
+    async def use(store: RedisStore) -> dict[str, int]:
+        owner = await own(store, "long")
+        for part in range(4):
+            numbers = range(100 * part, 100 * part + 100)
+            events = [an_event(at + 1, session_id="long") for at in numbers]
+            turns = [a_turn(at, status="completed") for at in numbers]
+            await owner.commit(*["x" * 100] * 100, turns=turns, events=events)
+        await asyncio.gather(
+            *(store.create(a_session(f"s{at}", user_id="u", agent="a", ttl_s=1e9)) for at in range(400))
+        )
+        with redis_server.client as client:
+            client.config_resetstat()
+        costs = {}
+        for name, verb in {
+            "query": store.query(user_id="u", agent="a", limit=3, cursor="0.0:200"),
+            "ended": store.query(status="ended", order_by="updated_at", limit=3),
+            "count": store.count(user_id="u"),
+            "usage": store.usage(),
+            "turns": store.turns("long", after=200, limit=3),
+            "events": store.events("long", after=200, limit=3),
+            "blocks": store.blocks([Span(owner.session.log, 200, 203)]),
+            "activate": store.activate("long"),
+            "unsettled": store.unsettled(limit=3),
+            "expired": store.expired(0.0, limit=3),
+        }.items():
+            before = sum(calls_of(redis_server).values())
+            await verb
+            costs[name] = sum(calls_of(redis_server).values()) - before - 1  # and the question what it was
+        with redis_server.client as client:
+            sent = client.info("stats")["total_net_output_bytes"]
+            await store.turns("long", after=200, limit=3)
+            assert client.info("stats")["total_net_output_bytes"] - sent < 10_000
+        return costs
+
+    costs = using(redis_url, use)
+    assert max(costs.values()) <= 40, costs
+
+
+def test_a_commit_costs_as_many_commands_however_long_the_session_is(redis_url: str, redis_server: RedisServer) -> None:
+    async def use(store: RedisStore) -> None:
+        owner, costs = await own(store), []
+        for number in range(100):
+            before = sum(calls_of(redis_server).values())
+            await owner.commit(f"block {number}", **step_of(owner, number))
+            costs.append(sum(calls_of(redis_server).values()) - before)
+        assert len(set(costs[5:])) == 1 and costs[-1] < 60
+
+    using(redis_url, use)
+
+
+# Records
+
+
+def test_numbers_keep_every_digit_and_sums_never_round(redis_url: str, redis_server: RedisServer) -> None:
+    async def use(store: RedisStore) -> None:
+        big = 2**63 - 1
+        usage = Usage(input_tokens=big, output_tokens=2**53 + 1, seconds=0.1 + 0.2, cost=1e-9 / 3)
+        owner = await own(store, seq=big, usage=usage)
+        turn = a_turn(big, usage=usage, metadata=FrozenDict({"n": 2**60 + 1}))
+        run = a_run("r", big - 1, first_seq=big, created_at=1763700000.1234567)
+        await owner.commit(turns=[turn], new_run=run, events=[an_event(big), an_event(big - 1, "k")])
+        assert await store.get("s") == owner.session and owner.session.seq == big
+        assert await store.turns("s", after=big - 1) == [turn] and await store.turns("s", after=big) == []
+        assert await store.runs("s", after=big - 2) == [run] == [await store.run("r")]
+        assert await store.events("s", after=big - 2) == [an_event(big - 1, "k"), an_event(big)]
+        assert await store.turns("s", after=10**30) == []
+        others = [Usage(input_tokens=big, cost=10.0**-at, seconds=0.1) for at in range(12)]
+        for at, each in enumerate(others):
+            await store.create(a_session(f"t{at}", usage=each))
+        total = await store.usage()
+        assert total.input_tokens == 13 * big and total.output_tokens == 2**53 + 1
+        for at in range(12):
+            await store.delete(f"t{at}")
+        assert repr(await store.usage()) == repr(usage)
+
+    using(redis_url, use)
+    audit(redis_server)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterTurn(TurnRecord):
+    """A turn of a later version."""
+
+    colour: str | None = None
+    notes: FrozenDict = field(default_factory=FrozenDict)
+    score: float = 0.5
+
+
+def test_a_field_that_a_record_gains_is_carried_and_older_records_have_its_default() -> None:
+    names = [each.name for each in fields(LaterTurn)]
+    later = LaterTurn(index=1, colour="red", notes=NESTED, score=1, input=(Span("7", 0, 2**60),), usage=USAGE)
+    assert decode_record(LaterTurn, "key", encode_record(later, names)) == later
+    old = a_turn(1, usage=USAGE)
+    assert encode_record(old, names[:-3]) == encode_record(LaterTurn(index=1, created_at=1.5, usage=USAGE), names)
+    assert decode_record(LaterTurn, "key", encode_record(old, names[:-3])).score == 0.5
+    with pytest.raises(CorruptRecordError, match="key"):
+        decode_record(TurnRecord, "key", encode_record(later, names))
+
+
+@pytest.mark.parametrize("raw", ["", "{", "5", "null", "[]", '{"status":"no"}', '{"index":"0"}', '{"spans":[[1]]}'])
+@pytest.mark.parametrize("part", ["row", "turns", "runs", "events", "keyed"])
+def test_a_corrupt_record_is_named_and_never_skipped(
+    redis_url: str, redis_server: RedisServer, part: str, raw: str
+) -> None:
+    async def use(store: RedisStore) -> None:
+        number = (await eventful(store)).session.log
+        key = f"{BASE}:{number}"
+        with redis_server.client as client:
+            if part == "row":
+                client.hset(key, "row", raw)
+            else:
+                (entry, *_) = client.zrange(f"{key}:{part}", 0, 0)
+                client.zrem(f"{key}:{part}", entry)
+                client.zadd(f"{key}:{part}", {entry[: 19 if part in ("events", "keyed") else 20] + raw.encode(): 0})
+        verbs: dict[str, list[Callable[[], Awaitable[Any]]]] = {
+            "row": [lambda: store.get("s"), lambda: store.activate("s")],
+            "turns": [lambda: store.turns("s"), lambda: store.activate("s")],
+            "runs": [lambda: store.runs("s"), lambda: store.run("r0"), lambda: store.run_of_key("s", "k0")],
+            "events": [lambda: store.events("s")],
+            "keyed": [lambda: store.events("s"), lambda: store.event_of_key("s", "e1")],
+        }
+        for verb in verbs[part]:
+            with pytest.raises(CorruptRecordError) as error:
+                await verb()
+            assert error.value.key.startswith(key), error.value
+        assert (await store.query()).unreadable == (("s",) if part == "row" else ())
+        await store.delete("s")  # what cannot be read can be deleted
+
+    if (part, raw) in {("row", '{"index":"0"}'), ("row", '{"spans":[[1]]}')} or part != "row" or raw != "{}":
+        using(redis_url, use)
+        assert audit(redis_server) == 0
+
+
+def test_a_session_without_its_home_or_its_epoch_is_corrupt_and_nothing_is_written(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    async def use(store: RedisStore) -> None:
+        owner = await eventful(store)
+        home = f"{BASE}:{owner.session.log}"
+        with redis_server.client as client:
+            for name in ("epoch", "places", "id"):
+                value: Any = client.hget(home, name)
+                client.hdel(home, name)
+                keys = everything(redis_server)
+                verbs: dict[str, list[Callable[[], Awaitable[Any]]]] = {
+                    "epoch": [lambda: store.get("s"), lambda: store.activate("s"), lambda: store.delete("s")],
+                    "places": [lambda: owner.commit("c"), lambda: store.delete("s")],
+                    "id": [lambda: store.get("s"), lambda: store.run("r0"), store.unsettled],
+                }
+                for verb in verbs[name]:
+                    with pytest.raises(CorruptRecordError, match="missing") as error:
+                        await verb()
+                    assert error.value.key == home
+                assert everything(redis_server) == keys
+                client.hset(home, name, value)
+        assert await store.unsettled() == Page(("s",), None)
+
+    using(redis_url, use)
+    audit(redis_server)
+
+
+def test_what_cannot_be_kept_is_refused_whole(redis_url: str, redis_server: RedisServer) -> None:
+    async def use(store: RedisStore) -> None:
+        owner = await eventful(store)
+        commit, nan, session = of_everything(owner), float("nan"), owner.session
+        keys = everything(redis_server)
+        for wrong in (
+            replace(commit, session=replace(commit.session, updated_at=nan)),
+            replace(commit, session=replace(commit.session, ttl_s=float("inf"))),
+            replace(commit, session=replace(commit.session, usage=Usage(cost=nan))),
+            replace(commit, blocks=["\ud800", "x"]),
+            replace(commit, turns=[a_turn(-1)]),
+            replace(commit, events=[an_event(10**19)]),
+            replace(commit, events=[an_event(8), an_event(8)]),
+            replace(commit, new_run=a_run("r9", 0)),  # another run's index
+        ):
+            with pytest.raises(StoreError):
+                await store.commit("s", 1, wrong)
+            assert everything(redis_server) == keys
+        for session in (a_session("t", created_at=nan), a_session("\ud800"), a_session("t", usage=Usage(seconds=nan))):
+            with pytest.raises(StoreError):
+                await store.create(session)
+        assert everything(redis_server) == keys
+        for verb in (store.get, store.activate, store.turns, store.delete):
+            with pytest.raises(SessionNotFoundError):
+                await verb("\ud800")
+        assert await store.count(user_id="\ud800") == 0 and await store.event_of_key("s", "\ud800") is None
+        assert await store.events("s", after=-(10**30), limit=2**70) == await store.events("s")
+
+    using(redis_url, use)
+    audit(redis_server)
+
+
+# Settings
+
+
+def test_a_store_of_another_version_is_not_touched(redis_url: str, redis_server: RedisServer) -> None:
+    async def use(store: RedisStore) -> None:
+        owner = await eventful(store)
+        with redis_server.client as client:
+            client.hset(f"{BASE}:meta", "version", "2")
+        keys = everything(redis_server)
+        verbs = (store.get("s"), owner.commit("x"), store.create(a_session("t")), store.count(), store.delete("s"))
+        for verb in verbs:
+            with pytest.raises(SchemaVersionError, match=r"^store redis://.* has schema version 2, .* writes 1:"):
+                await verb
+        assert everything(redis_server) == keys
+
+    using(redis_url, use)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warnings"),
+    [
+        ({}, []),
+        ({"appendonly": "no"}, ["appendonly no; set appendonly yes"]),
+        ({"appendfsync": "everysec", "maxmemory-policy": "allkeys-lru"}, ["appendfsync everysec, which may lose"]),
+        ({"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}, ["maxmemory-policy allkeys-lru, which drops"]),
+        ({"appendonly": "no", "maxmemory": "9gb"}, []),
+    ],
+)
+def test_it_warns_once_of_settings_that_may_lose_what_it_acknowledges(
+    own_server: OwnServer, settings: dict[str, str], warnings: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = own_server(**settings)
+    if "maxmemory" in settings and not warnings:
+        with server.client as client:
+            client.execute_command("ACL", "SETUSER", "default", "-config")  # or it would tell
+
+    async def use(store: RedisStore) -> None:
+        await asyncio.gather(*(store.count() for _ in range(5)))
+        await store.create(a_session())
+
+    with caplog.at_level(logging.WARNING):
+        using(server.url, use)
+    assert len(caplog.messages) == len(warnings)
+    for message, part in zip(caplog.messages, warnings, strict=True):
+        assert message.startswith(f"store {server.url} may lose what it has acknowledged: it has ") and part in message
+
+
+def test_a_password_is_shown_nowhere(own_server: OwnServer, caplog: pytest.LogCaptureFixture) -> None:
+    server = own_server(requirepass="right secret", appendonly="no")
+    url = server.url.replace("//", "//:{}@")
+    with pytest.raises(StoreError, match=r"^store redis://:\*\*\*@127") as error:
+        using(url.format("wrong%20secret"), lambda store: store.count())
+    assert using(url.format("right%20secret"), lambda store: store.count()) == 0
+    shown = f"{error.value} {error.value.__cause__} {RedisStore(url.format('secret'))!r} {caplog.text}"
+    assert "secret" not in shown and "may lose" in shown
+
+
+def test_on_a_cluster_every_verb_keeps_to_one_node(own_server: OwnServer) -> None:
+    server = own_server(**{"cluster-enabled": "yes"})
+    with server.client as client:
+        client.execute_command("CLUSTER ADDSLOTS", *range(16384))
+        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
+            time.sleep(0.01)
+        slots: set[Any] = set()
+
+    async def use(store: RedisStore) -> None:
+        owner = await eventful(store)
+        await store.create(a_session("t"), a_turn(0, prompt=(Span(owner.session.log, 0, 1),)))
+        await store.commit("s", 1, of_everything(owner))
+        with server.client as client:
+            slots.update(client.execute_command("CLUSTER", "KEYSLOT", key) for key in client.scan_iter())
+        await store.delete("s")
+        assert await store.count() == 1 and len(await store.query()) == 1 and await store.usage() == Usage()
+
+    using(server.url, use)
+    assert len(slots) == 1
+    audit(server)
+
+
+def test_stores_of_different_prefixes_see_nothing_of_each_other_and_pickle_as_their_settings(redis_url: str) -> None:
+    async def use() -> None:
+        stores = [RedisStore(redis_url), pickle.loads(pickle.dumps(RedisStore(redis_url, prefix="p", timeout_s=3.0)))]
+        assert stores[1]._settings == (redis_url, "p", 3.0, 8) and repr(stores[1]) == f"RedisStore({redis_url!r})"
+        for at, store in enumerate(stores):
+            await store.create(a_session("s", user_id=f"{at}"))
+        assert [(await store.get("s")).user_id for store in stores] == ["0", "1"]
+        await stores[1].delete("s")
+        assert [await store.count() for store in stores] == [1, 0]
+        await asyncio.gather(*(store.close() for store in stores))
+
+    asyncio.run(use())
+    with pytest.raises(ConfigError, match="prefix"):
+        RedisStore(redis_url, prefix="{x}")

@@ -1,0 +1,565 @@
+"""What is SQLite's own about `SQLStore`: files, locks, processes, corruption, size. The laws are in stores/conformance.
+
+Run as a program it commits to one session: `python test_sql_store.py URL SESSION COUNT`.
+"""
+
+import asyncio
+import random
+import sqlite3
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import pytest
+
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import Text, User, encode
+from turnwise.memory.conversation.events import Event, RunCompleted, RunStarted, UnknownEvent
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.stores.base import Commit
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.stores.urls import open_store, resolve_url
+
+
+def whole_turn(session: SessionRecord, index: int) -> Commit:
+    """Return a commit with something of everything, all of which says `index`."""
+    name, seq, at = session.session_id, 2 * index + 1, float(index)
+    about: dict[str, Any] = {"session_id": name, "turn_index": index, "run_id": f"{name}-{index}", "at": at}
+    span = Span(session.log, session.log_size, session.log_size + 2)
+    turn = TurnRecord(index=index, status="completed", run_id=f"{name}-{index}", input=(span,), created_at=at)
+    return Commit(
+        session=session.committed(
+            log_size=span.stop,
+            next_index=index + 1,
+            seq=seq + 1,
+            updated_at=at,
+            usage=Usage(input_tokens=index * (index + 1) // 2, seconds=0.25 * (index + 1)),
+        ),
+        blocks=[encode(User(text=f"prompt {index}")), encode(Text(text=f"answer {index}"))],
+        turns=[replace(turn, metadata=freeze({"n": index}), usage=Usage(input_tokens=index))],
+        new_run=RunRecord(
+            run_id=f"{name}-{index}",
+            session_id=name,
+            turn_index=index,
+            state="completed",
+            first_seq=seq,
+            created_at=at,
+            labels=freeze({"n": str(index)}),
+            usage=Usage(input_tokens=index, seconds=0.25),
+            calls=freeze({str(index): {"name": "x"}}),
+        ),
+        events=[
+            RunStarted(seq=seq, **about),
+            RunCompleted(
+                seq=seq + 1,
+                key=f"end {index}",
+                span=(span.start + 1, span.stop),
+                usage=Usage(input_tokens=index),
+                **about,
+            ),
+        ],
+    )
+
+
+async def write(url: str, session_id: str, count: int) -> None:
+    """Commit whole turns, ten for each line that comes in; print the index of each after its commit has returned."""
+    store = SQLStore(url)
+    await store.create(SessionRecord(session_id=session_id))
+    session = (await store.activate(session_id)).session
+    print("ready", flush=True)
+    for index in range(count):
+        if index % 10 == 0:
+            sys.stdin.readline()  # returns at once when there is nobody to write one
+        commit = whole_turn(session, index)
+        await store.commit(session_id, 1, commit)
+        session = commit.session
+        print(index, flush=True)
+    await store.close()
+
+
+@contextmanager
+def writers(url: str, count: int, *session_ids: str) -> Iterator[dict[str, tuple[Popen[str], Any, Any]]]:
+    """Processes that write, ready for their first line. Yields each with what goes in and what comes out."""
+    processes = {
+        session_id: Popen([sys.executable, __file__, url, session_id, str(count)], stdin=PIPE, stdout=PIPE, text=True)
+        for session_id in session_ids
+    }
+    try:
+        ends: dict[str, tuple[Popen[str], Any, Any]]
+        ends = {name: (process, process.stdin, process.stdout) for name, process in processes.items()}
+        for _, _, out in ends.values():
+            assert out.readline() == "ready\n"
+        yield ends
+    finally:
+        for process in processes.values():
+            with process:
+                process.kill()
+
+
+async def stored_turns(store: SQLStore, session_id: str) -> int:
+    """Return how many turns of `whole_turn` are stored; each is whole, and there is nothing beside them."""
+    found = await store.get(session_id)
+    revision = found.revision - found.next_index
+    session = replace(found, log_size=0, next_index=0, revision=revision, seq=0, updated_at=0.0, usage=Usage())
+    turns: list[TurnRecord] = []
+    runs: list[RunRecord | None] = []
+    events: list[Event] = []
+    for index in range(found.next_index):
+        commit = whole_turn(session, index)
+        session = commit.session
+        assert await store.blocks([Span(session.log, 2 * index, 2 * index + 2)]) == commit.blocks
+        turns += commit.turns
+        runs.append(commit.new_run)
+        events += commit.events
+    assert found == session
+    assert await store.turns(session_id, limit=10_000) == turns
+    assert await store.runs(session_id, limit=10_000) == runs
+    assert await store.events(session_id, limit=10_000) == events
+    with pytest.raises(CorruptRecordError):
+        await store.blocks([Span(session.log, session.log_size, session.log_size + 1)])
+    return found.next_index
+
+
+def using(url: str, use: Callable[[SQLStore], Awaitable[Any]]) -> Any:
+    """Return what `use` returns of a store that is open for it."""
+
+    async def call() -> Any:
+        store = SQLStore(url)
+        try:
+            return await use(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(call())
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/store.db"
+
+
+@pytest.fixture
+def filled(url: str, tmp_path: Path) -> Path:
+    """A database with three turns in one session `s`."""
+
+    async def fill(store: SQLStore) -> None:
+        await store.create(SessionRecord(session_id="s", metadata=freeze({"a": 1})))
+        session = (await store.activate("s")).session
+        for index in range(3):
+            commit = whole_turn(session, index)
+            await store.commit("s", 1, commit)
+            session = commit.session
+
+    using(url, fill)
+    return tmp_path / "store.db"
+
+
+def test_commits_are_on_disk_before_they_return(url: str) -> None:
+    """WAL alone would lose the last commits with the power: synchronous must be FULL (2)."""
+
+    async def pragmas(store: SQLStore) -> list[object]:
+        await store.count()
+        with store._engine.connect() as connection:
+            names = ("journal_mode", "synchronous", "busy_timeout")
+            return [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names]
+
+    assert using(url, pragmas) == ["wal", 2, 30_000]
+
+
+def test_all_that_open_a_new_file_at_once_get_it(tmp_path: Path) -> None:
+    """Case 45: SQLite lets one of them switch the file to WAL and refuses the others without waiting."""
+
+    async def use(url: str) -> None:
+        stores = [SQLStore(url) for _ in range(6)]
+        await asyncio.gather(*(store.create(SessionRecord(session_id=str(at))) for at, store in enumerate(stores)))
+        assert [await store.count() for store in stores] == [6] * 6
+        for store in stores:
+            await store.close()
+
+    for number in range(20):
+        asyncio.run(use(f"sqlite:///{tmp_path}/{number}.db"))
+
+
+def test_two_processes_commit_to_two_sessions_of_one_file_at_the_same_time(url: str) -> None:
+    """Case 45."""
+    with writers(url, 200, "a", "b") as processes:
+        for index in range(0, 200, 10):
+            for _, into, _ in processes.values():
+                into.write("go\n")
+                into.flush()
+            for _, _, out in processes.values():
+                assert [out.readline() for _ in range(10)] == [f"{index + at}\n" for at in range(10)]
+        assert [process.wait(timeout=60) for process, _, _ in processes.values()] == [0, 0]
+    assert [using(url, partial(stored_turns, session_id=name)) for name in ("a", "b")] == [200, 200]
+
+
+def test_a_kill_in_a_burst_of_commits_loses_none_that_was_acknowledged(url: str, tmp_path: Path) -> None:
+    """Case 63: of each process that is killed, the commits that had returned are there, whole, and at most one more."""
+    kills = {"a": 3, "b": 40, "c": 150}
+    with writers(url, 1_000_000, *kills) as processes:
+        for _, into, _ in processes.values():
+            into.close()
+        for name, (process, _, out) in processes.items():
+            while out.readline() != f"{kills[name]}\n":
+                assert process.poll() is None
+            process.kill()
+        acknowledged = {name: kills[name] + 1 + len(out.readlines()) for name, (_, _, out) in processes.items()}
+    for name, number in acknowledged.items():
+        assert using(url, partial(stored_turns, session_id=name)) in (number, number + 1)
+    connection = sqlite3.connect(tmp_path / "store.db")
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+def test_a_turn_takes_at_most_twice_its_text_and_the_last_writes_as_many_rows_as_the_tenth(
+    url: str, tmp_path: Path
+) -> None:
+    """Section 4 of the design: 2,000 turns with prompts and answers of 500 characters each."""
+    words = random.Random(0)
+    prompts = ["".join(words.choices("abcdefghijklmnopqrstuvwxyz     ", k=499)) + "." for _ in range(2000)]
+
+    async def talk(store: SQLStore) -> list[int]:
+        await store.create(SessionRecord(session_id="s"))
+        core = SessionCore("s", store, EchoEngine(), SessionConfig())
+        await core.activate()
+        connection = store._engine.raw_connection()
+        database: Any = connection.driver_connection
+        connection.close()
+        rows = [database.total_changes]
+        for number, prompt in enumerate(prompts):
+            run = await core.start([prompt], run_id=f"{number:024}")
+            outcome = await core.wait(run.run_id)
+            assert outcome and outcome.turn and outcome.turn.text == prompt
+            rows.append(database.total_changes)
+        return [after - before for before, after in pairwise(rows)]
+
+    rows = using(url, talk)
+    assert 0 < rows[-1] <= rows[9]
+    connection = sqlite3.connect(tmp_path / "store.db")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    text = 2 * sum(map(len, prompts))
+    assert (tmp_path / "store.db").stat().st_size <= 2 * text
+
+
+def test_reads_go_on_while_another_process_writes_and_a_commit_waits_no_longer_than_its_limit(filled: Path) -> None:
+    """Case 65: a slow store gives a typed error, and afterwards all goes on."""
+
+    async def use() -> None:
+        store, hasty = SQLStore(f"sqlite:///{filled}"), SQLStore(f"sqlite:///{filled}", lock_timeout_s=0.5)
+        session = await hasty.get("s")
+        other = sqlite3.connect(filled, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        assert await store.count() == 1
+        with pytest.raises(StoreError, match=r"store\.db: database is locked"):
+            await hasty.commit("s", 1, whole_turn(session, 3))
+        other.close()
+        await hasty.close()
+        await store.commit("s", 1, whole_turn(session, 3))
+        assert await stored_turns(store, "s") == 4
+        await store.close()
+
+    asyncio.run(use())
+
+
+def test_usage_is_short_text_without_zeros_and_noise(filled: Path) -> None:
+    """Since it stands in every turn and run."""
+    usage = Usage(input_tokens=12, calls=1, tool_calls=3, seconds=1.23456789, cost=0.1 + 0.2)
+
+    async def spend(store: SQLStore) -> tuple[object, ...]:
+        session, run, turn = await store.get("s"), await store.run("s-1"), (await store.turns("s"))[1]
+        turns, runs = [replace(turn, usage=usage)], [replace(run, usage=usage)]
+        await store.commit("s", 1, Commit(session=session.committed(usage=usage), turns=turns, runs=runs))
+        return (await store.run("s-1")).usage, (await store.turns("s"))[1].usage, (await store.get("s")).usage
+
+    rounded = replace(usage, seconds=1.234568, cost=0.3)
+    assert using(f"sqlite:///{filled}", spend) == (rounded, rounded, usage)
+    connection = sqlite3.connect(filled)
+    text = '{"in":12,"calls":1,"tools":3,"s":1.234568,"cost":0.3}'
+    for table, column in (("runs", "turn_index"), ("turns", "idx")):
+        found = connection.execute(f"SELECT usage FROM turnwise_{table} ORDER BY {column}").fetchall()
+        assert found[1] == (text,)
+    connection.close()
+
+
+async def count(store: SQLStore) -> int:
+    return await store.count()
+
+
+async def create(store: SQLStore) -> SessionRecord:
+    return await store.create(SessionRecord(session_id="new"))
+
+
+def test_what_is_unsettled_or_expired_is_found_without_reading_what_is_not(filled: Path) -> None:
+    """By the partial indexes: ended runs and sessions that stay are not looked at."""
+
+    async def plans(store: SQLStore) -> list[str]:
+        await store.count()
+        bounds = {"after": 0, "limit": 10, "now": 0.0}
+        found = []
+        with store._engine.connect() as connection:
+            for statement in (store._sql.unsettled, store._sql.expired):
+                statement._text = f"EXPLAIN QUERY PLAN {statement._text}"
+                found.append("; ".join(row.detail for row in statement(connection, bounds)))
+        return found
+
+    unsettled, expired = using(f"sqlite:///{filled}", plans)
+    assert "USING INDEX turnwise_runs_open (session>?)" in unsettled and "SCAN turnwise" not in unsettled
+    assert "USING INDEX turnwise_sessions_ttl (key>?)" in expired and "TEMP B-TREE" not in expired
+
+
+def test_a_deleted_session_leaves_no_row(filled: Path) -> None:
+    using(f"sqlite:///{filled}", lambda store: store.delete("s"))
+    connection = sqlite3.connect(filled)
+    for table in ("sessions", "borrowed", "blocks", "turns", "runs", "events"):
+        assert connection.execute(f"SELECT count(*) FROM turnwise_{table}").fetchone() == (0,), table
+    connection.close()
+
+
+def test_a_file_that_is_no_database_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, and longer than the header of one would be: " * 20)
+    before = path.read_bytes()
+    for use in (count, create):
+        with pytest.raises(StoreError, match=r"notes\.txt: file is not a database; is it .* a turnwise store\?"):
+            using(f"sqlite:///{path}", use)
+    assert path.read_bytes() == before
+
+
+def test_a_path_where_no_file_can_be_is_a_store_error(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing" / "store.db", tmp_path):
+        with pytest.raises(StoreError, match=r"unable to open database file; is it reachable, writable"):
+            using(f"sqlite:///{path}", count)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_can_be_read(filled: Path) -> None:
+    """Opened as read-only instead of made so, since root may write to any file."""
+    url = f"sqlite:///file:{filled}?mode=ro&uri=true"
+    assert using(url, count) == 1
+    with pytest.raises(StoreError, match=r"attempt to write a readonly database; is it reachable, writable"):
+        using(url, create)
+    assert using(f"sqlite:///{filled}", partial(stored_turns, session_id="s")) == 3
+
+
+def test_a_store_of_a_newer_schema_is_refused_and_left_as_it_is(filled: Path) -> None:
+    edit(filled, "UPDATE turnwise_meta SET value = '8' WHERE name = 'schema_version'")
+    for use in (count, create):
+        with pytest.raises(
+            SchemaVersionError, match="has schema version 8, this turnwise writes 7: use a turnwise"
+        ) as error:
+            using(f"sqlite:///{filled}", use)
+        assert (error.value.found, error.value.known) == ("8", 7)
+    edit(filled, "UPDATE turnwise_meta SET value = '7' WHERE name = 'schema_version'")
+    assert using(f"sqlite:///{filled}", count) == 1
+
+
+async def log_of(store: SQLStore) -> str:
+    return (await store.get("s")).log
+
+
+def edit(path: Path, statement: str) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        assert connection.execute(statement).rowcount == 1
+    connection.close()
+
+
+async def read_turns(store: SQLStore) -> object:
+    return await store.turns("s")
+
+
+async def read_events(store: SQLStore) -> object:
+    return await store.events("s")
+
+
+async def read_blocks(store: SQLStore) -> object:
+    spans = [Span((await store.get("s")).log, 0, 6)]
+    cache = BlockCache()
+    cache.add_spans(spans, await store.blocks(spans))
+    return cache.read(spans)
+
+
+@pytest.mark.parametrize(
+    ("statement", "key", "verbs"),
+    [
+        ("UPDATE turnwise_blocks SET body = '{' WHERE at = 3", "block {log}:3", [read_blocks]),
+        ("UPDATE turnwise_blocks SET body = '5' WHERE at = 3", "block {log}:3", [read_blocks]),
+        ('UPDATE turnwise_blocks SET body = \'{"kind":"text"}\' WHERE at = 3', "block {log}:3", [read_blocks]),
+        ("DELETE FROM turnwise_blocks WHERE at = 3", "block {log}:3", [read_blocks]),
+        ("UPDATE turnwise_turns SET input = '[[1,' WHERE idx = 1", "turn s#1", [read_turns]),
+        ("UPDATE turnwise_turns SET input = '[[1]]' WHERE idx = 1", "turn s#1", [read_turns]),
+        ("UPDATE turnwise_turns SET usage = '{\"x\":1}' WHERE idx = 1", "turn s#1", [read_turns]),
+        ("UPDATE turnwise_turns SET metadata = '[' WHERE idx = 2", "turn s#2", [read_turns, lambda s: s.activate("s")]),
+        ("UPDATE turnwise_turns SET output = '' WHERE idx = 2", "turn s#2", [read_turns, lambda s: s.activate("s")]),
+        ("UPDATE turnwise_events SET body = '{' WHERE seq = 4", "event s:4", [read_events]),
+        ("UPDATE turnwise_events SET body = '{\"x\":1}' WHERE seq = 3", "event s:3", [read_events]),
+        (
+            "UPDATE turnwise_events SET body = 'null' WHERE seq = 4",
+            "event s:4",
+            [read_events, lambda s: s.event_of_key("s", "end 1")],
+        ),
+        (
+            "UPDATE turnwise_runs SET labels = '[' WHERE turn_index = 1",
+            "run s-1",
+            [lambda s: s.run("s-1"), lambda s: s.runs("s")],
+        ),
+        ("UPDATE turnwise_runs SET why = 'x' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
+        ("UPDATE turnwise_runs SET usage = '{\"x\":1}' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
+        ("UPDATE turnwise_runs SET usage = '[1]' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
+        ("UPDATE turnwise_runs SET calls = '[1' WHERE turn_index = 1", "run s-1", [lambda s: s.runs("s")]),
+        ("UPDATE turnwise_sessions SET cost = 'x'", "session s", [lambda s: s.get("s")]),
+        (
+            "UPDATE turnwise_sessions SET metadata = '{'",
+            "session s",
+            [lambda s: s.get("s"), lambda s: s.activate("s")],
+        ),
+    ],
+)
+def test_a_corrupt_record_is_named_and_never_skipped(
+    filled: Path, statement: str, key: str, verbs: list[Callable[[SQLStore], Awaitable[Any]]]
+) -> None:
+    for verb in verbs:
+        using(f"sqlite:///{filled}", verb)
+    key = key.format(log=using(f"sqlite:///{filled}", log_of))
+    edit(filled, statement)
+    for verb in verbs:
+        with pytest.raises(CorruptRecordError, match=f"^corrupt record {key} in the store: ") as error:
+            using(f"sqlite:///{filled}", verb)
+        assert error.value.key == key
+
+
+def test_what_cannot_be_stored_is_a_store_error_and_nothing_is_written(filled: Path) -> None:
+    """Text with half a character, and numbers that no column holds."""
+
+    async def use(store: SQLStore) -> None:
+        session = await store.get("s")
+        good = whole_turn(session, 3)
+        half = RunCompleted(session_id="s", seq=7, at=0.0, stop_reason="\ud800")
+        for bad in (
+            replace(good, session=replace(good.session, metadata=freeze({"a": "\ud800"}))),
+            replace(good, events=[half]),
+            replace(good, turns=[TurnRecord(index=2**70)]),
+        ):
+            with pytest.raises(StoreError, match=r"store\.db: "):
+                await store.commit("s", 1, bad)
+        assert await stored_turns(store, "s") == 3
+
+    using(f"sqlite:///{filled}", use)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "",
+            "x",
+            "sqlite",
+            "sqlite:",
+            "sqlite:/x.db",
+            "sqlite://",
+            "sqlite:///",
+            "sqlite:///:memory:",
+            "sqlite://x.db",
+            "sqlite:///file:x.db?uri=true",
+            "sqlite:///file:/x?mode=memory&cache=shared&uri=true",
+        ),
+        *(
+            "sqlite+aiosqlite:///x.db",
+            "postgresql+asyncpg://h/x",
+            "mysql://x",
+            "postgres//",
+            "postgres://h/x",
+        ),
+        *("postgresql:/h/x", "file:///x.db", "://", "memory:", "Sqlite:///x.db"),
+    ],
+)
+def test_a_url_of_no_store_is_refused(url: str) -> None:
+    for make in (open_store, SQLStore, resolve_url):
+        with pytest.raises(StoreURLError, match=r"; use memory://, sqlite:///path/to/file\.db, postgresql://") as error:
+            make(url)
+        assert error.value.url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("mysql://u:secret@h/x", "postgres//u:secret@h/x", "postgres:u:secret@h", "postgres://:secret@h"),
+        *("postgresql://u:secret@h:port/x", "postgresql://u:se@secret@h:port/x", "postgresql://u:a/secret@h:port"),
+        *("mysql://h/x?password=secret", "mysql://h/x?a=b&password=secret&c=d", "sqlite://u:secret@h"),
+        *("mysql://u:secret\n@h/x", "host=h user=u password=secret", "host=h password = 'a secret' user=u"),
+    ],
+)
+def test_a_refused_url_is_shown_without_its_password(url: str) -> None:
+    for make in (open_store, SQLStore):
+        with pytest.raises(StoreURLError) as error:
+            make(url)
+        assert "secret" not in f"{error.value} {error.value.url} {error.value.__cause__}"
+        assert "***" in error.value.url
+
+
+def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+    url = "postgresql://u:secret@127.0.0.1:1/x?password=secret"
+    with pytest.raises(StoreError, match=r"^store postgresql://u:\*\*\*@127\.0\.0\.1:1/x.* failed") as error:
+        using(url, count)
+    assert "secret" not in f"{error.value} {error.value.__cause__} {SQLStore(url)!r}"
+
+
+def test_a_url_means_the_same_file_in_every_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/sarah")
+    assert resolve_url("sqlite:///a.db") == f"sqlite:///{tmp_path}/a.db"
+    assert resolve_url("sqlite:///b/../a.db?timeout=5") == f"sqlite:///{tmp_path}/a.db?timeout=5"
+    assert resolve_url("sqlite:////data/a.db") == "sqlite:////data/a.db"
+    assert resolve_url("sqlite:///~/a.db") == "sqlite:////home/sarah/a.db"
+    for url in ("memory://", "memory://x", "postgresql://u:p@h/x", "postgresql+psycopg:///x?host=/run"):
+        assert resolve_url(url) == url
+    assert isinstance(open_store("memory://"), InMemoryStore)
+    assert repr(open_store("sqlite:///a.db")) == f"SQLStore('sqlite:///{tmp_path}/a.db')"
+
+
+if __name__ == "__main__":
+    asyncio.run(write(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+
+
+def test_nothing_of_a_session_that_was_deleted_is_in_the_files(tmp_path: Path) -> None:
+    """Case 54: neither in the file nor in SQLite's log, also while another process has it open."""
+
+    async def use() -> None:
+        store, other = SQLStore(f"sqlite:///{tmp_path}/store.db"), SQLStore(f"sqlite:///{tmp_path}/store.db")
+        for name in ("gone", "stays"):
+            session = await store.create(SessionRecord(session_id=name, user_id=f"user of {name}"))
+            session = (await store.activate(name)).session
+            for at in range(40):
+                text = f"the secret {at} of {name} {'x' * 5000 * (at % 2)}"
+                session = session.committed(log_size=at + 1, next_index=at + 1, metadata=freeze({"note": text}))
+                turn = TurnRecord(index=at, prompt=(Span(session.log, at, at + 1),), metadata=freeze({"note": text}))
+                event = UnknownEvent(kind="x", session_id=name, seq=at + 1, at=1.0, payload=freeze({"note": text}))
+                await store.commit(name, 1, Commit(session=session, blocks=[text], turns=[turn], events=[event]))
+        assert await other.count() == 2
+        await store.delete("gone")
+        check()
+        await store.close()
+        await other.close()
+
+    def check() -> None:
+        held = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        assert b"of stays" in held and b"of gone" not in held
+
+    asyncio.run(use())

@@ -1,0 +1,121 @@
+"""Which Ray a file of SQLite belongs to: one at a time, however its processes end.
+
+Run as a program it is a process of a Ray: `python test_sqlite_owner.py FILE RAY` says what came of it, then waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from turnwise.errors import ConfigError, StoreError
+from turnwise.memory.stores.sharing import RayId
+from turnwise.memory.stores.sql import sqlite_owner
+from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Of something that answers, as the head of a Ray does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def process(file: Path, ray: RayId) -> Iterator[subprocess.Popen[str]]:
+    """Start a process of a Ray that takes its share of the lock."""
+    command = [sys.executable, __file__, str(file), ray.address, ray.session]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        try:
+            assert started.stdout and started.stdout.readline() == "has it\n"
+            yield started
+        finally:
+            started.kill()
+
+
+def take(file: Path, ray: RayId) -> SQLiteOwner:
+    return SQLiteOwner(file, "sqlite:///x.db", ray)
+
+
+def test_processes_of_one_ray_share_a_file_and_another_ray_is_refused_until_the_last_is_gone(
+    tmp_path: Path, address: str
+) -> None:
+    file, one, two = tmp_path / "x.db", RayId(address, "one"), RayId("127.0.0.1:1", "two")
+    with process(file, one) as first, process(file, one) as second:
+        mine = take(file, one)
+        mine.release()
+        first.kill()  # however it ends
+        first.wait()
+        with pytest.raises(ConfigError) as refused:
+            take(file, two)
+        for part in (address, "ray start --head", "RAY_ADDRESS", "read_only=True", "sqlite:///x.db"):
+            assert part in str(refused.value)
+        second.kill()
+        second.wait()
+    owner = take(file, two)
+    owner.release()
+    owner.release()
+    assert not file.exists()
+
+
+def test_a_ray_waits_for_the_processes_of_one_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, gone, new = tmp_path / "x.db", RayId("127.0.0.1:1", "gone"), RayId("127.0.0.1:2", "new")
+    with process(file, gone) as last:
+        looked = 0
+
+        def look(holder: RayId) -> bool:
+            nonlocal looked
+            looked += 1
+            assert holder in (gone, RayId("", ""))
+            if looked == 3:
+                os.kill(last.pid, signal.SIGKILL)
+            return False  # nothing answers where its head was
+
+        monkeypatch.setattr(sqlite_owner, "_is_reached", look)
+        take(file, new).release()
+        assert looked >= 3
+
+
+def test_who_only_looked_at_the_lock_of_a_ray_that_is_gone_keeps_nobody_out(tmp_path: Path, address: str) -> None:
+    file, gone, new = tmp_path / "x.db", RayId(address, "gone"), RayId(address, "new")
+    take(file, gone).release()
+    looking = sqlite3.connect(tmp_path / "x.db.lock", isolation_level=None, check_same_thread=False)
+    looking.execute("BEGIN")
+    looking.execute("SELECT * FROM owner").fetchall()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("turnwise.memory.stores.sql.sqlite_owner.time.sleep", lambda _: looking.close())
+        take(file, new).release()
+
+
+def test_a_forked_process_neither_holds_nor_releases_the_lock(tmp_path: Path, address: str) -> None:
+    file, one, two = tmp_path / "x.db", RayId(address, "one"), RayId(address, "two")
+    owner = take(file, one)
+    if (child := os.fork()) == 0:
+        owner.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    command = [sys.executable, __file__, str(file), two.address, two.session]
+    refused = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert refused.returncode == 1 and "ConfigError" in refused.stderr
+    owner.release()
+
+
+def test_a_lock_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "x.db.lock").mkdir()
+    with pytest.raises(StoreError, match=r"x\.db\.lock cannot be written.*read_only=True"):
+        take(tmp_path / "x.db", RayId("127.0.0.1:1", "one"))
+
+
+if __name__ == "__main__":
+    owner = take(Path(sys.argv[1]), RayId(*sys.argv[2:]))
+    print("has it", flush=True)
+    sys.stdin.read()

@@ -1,0 +1,192 @@
+"""Databases that were made again, are read-only, or are not what a store needs: what works, and what is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+from redis_server import RedisServer
+from test_sql_store import stored_turns, whole_turn
+from turnwise.errors import SessionFencedError, SessionNotFoundError, StoreError
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.event_store.sql import SQLHistory
+from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.stores.sql.store import SQLStore
+
+WITHIN_S = 5.0
+"""How long it may take until it is said what is wrong."""
+
+
+def play(use: Callable[[], Awaitable[None]]) -> None:
+    async def story() -> None:
+        await asyncio.wait_for(use(), 60)
+
+    asyncio.run(story())
+
+
+async def own(store: SQLStore) -> SessionRecord:
+    """Return a new session under its first epoch."""
+    await store.create(SessionRecord(session_id="s"))
+    return (await store.activate("s")).session
+
+
+def execute(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize("what", ["database", "tables"])
+def test_a_postgres_database_that_was_made_again_works_again(what: str, postgres: str) -> None:
+    """What was in it is gone, and who had a session there is told so."""
+
+    async def use() -> None:
+        execute(postgres.format("postgres"), 'CREATE DATABASE "made_again"')
+        url = postgres.format("made_again")
+        store, history = SQLStore(url), SQLHistory(url)
+        session = await own(store)
+        await store.commit("s", 1, whole_turn(session, 0))
+        assert await history.last_seq("s") == 0
+        if what == "database":
+            drop = 'DROP DATABASE "made_again" WITH (FORCE)'
+            execute(postgres.format("postgres"), drop, 'CREATE DATABASE "made_again"')
+        else:
+            execute(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+        with pytest.raises((SessionFencedError, StoreError)):
+            await store.commit("s", 1, whole_turn(whole_turn(session, 0).session, 1))
+        with pytest.raises(SessionNotFoundError):
+            await store.get("s")
+        session = await own(store)
+        await store.commit("s", 1, whole_turn(session, 0))
+        assert await stored_turns(store, "s") == 1 and await history.last_seq("s") == 0
+        await store.close()
+        await history.close()
+
+    try:
+        play(use)
+    finally:
+        execute(postgres.format("postgres"), 'DROP DATABASE "made_again" WITH (FORCE)')
+
+
+def test_a_sqlite_file_whose_tables_were_dropped_works_again(tmp_path: Path) -> None:
+    """A file that is replaced is refused until it is put back: see test_outages."""
+    import sqlite3
+
+    async def use() -> None:
+        store = SQLStore(f"sqlite:///{tmp_path}/store.db")
+        await own(store)
+        with sqlite3.connect(tmp_path / "store.db") as other:
+            for (table,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                if not table.startswith("sqlite_"):
+                    other.execute(f"DROP TABLE {table}")
+        other.close()
+        with pytest.raises(SessionNotFoundError):
+            await store.get("s")
+        session = await own(store)
+        await store.commit("s", 1, whole_turn(session, 0))
+        assert await stored_turns(store, "s") == 1
+        await store.close()
+
+    play(use)
+
+
+def test_a_read_only_postgres_can_be_read_and_says_why_it_takes_nothing(database: str) -> None:
+    async def use() -> None:
+        store = SQLStore(database)
+        session = await own(store)
+        await store.commit("s", 1, whole_turn(session, 0))
+        await store.close()
+        with psycopg.connect(database, autocommit=True) as connection:
+            name = connection.info.dbname
+            connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
+        store = SQLStore(database)
+        assert await stored_turns(store, "s") == 1
+        assert [event.seq for event in await store.events("s")]
+        for write in (store.activate("s"), store.create(SessionRecord(session_id="another")), store.delete("s")):
+            with pytest.raises(StoreError, match=r"standby.*write to the primary"):
+                await asyncio.wait_for(write, WITHIN_S)
+        with pytest.raises(StoreError, match=r"standby.*write to the primary"):
+            await store.commit("s", 1, whole_turn(whole_turn(session, 0).session, 1))
+        assert await stored_turns(store, "s") == 1
+        await store.close()
+
+    play(use)
+
+
+async def refusal(store: SQLStore | RedisStore) -> str:
+    """Return what a store says at its first use."""
+    try:
+        with pytest.raises(StoreError) as refused:
+            await asyncio.wait_for(store.get("s"), WITHIN_S)
+    finally:
+        await store.close()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_postgres_database_that_cannot_keep_all_text_is_refused(encoding: str, postgres: str) -> None:
+    async def use() -> None:
+        name = f"of_{encoding.lower()}"
+        make = f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        execute(postgres.format("postgres"), make)
+        said = await refusal(SQLStore(postgres.format(name)))
+        assert f"'{name}' has the encoding {encoding}" in said and "ENCODING 'UTF8'" in said
+        execute(postgres.format("postgres"), f"DROP DATABASE {name}")
+
+    play(use)
+
+
+def test_a_search_path_without_a_schema_is_named_and_one_with_a_schema_is_used(database: str) -> None:
+    async def use() -> None:
+        url = f"{database}&options={quote('-c search_path=a,b')}"
+        assert "search_path" in await refusal(SQLStore(url))
+        execute(database, "CREATE SCHEMA b")
+        store = SQLStore(url)
+        await store.create(SessionRecord(session_id="s"))
+        await store.close()
+        store = SQLStore(f"{database}&options={quote('-c search_path=b')}")
+        assert (await store.get("s")).session_id == "s"
+        await store.close()
+
+    play(use)
+
+
+def test_a_search_path_that_is_no_option_is_named_with_the_way_to_say_it(database: str) -> None:
+    async def use() -> None:
+        said = await refusal(SQLStore(f"{database}&search_path=a,b"))
+        assert 'invalid connection option "search_path"' in said and "?options=-c%20search_path%3Da%2Cb" in said
+
+    play(use)
+
+
+def test_tls_to_a_redis_without_it_is_named(redis_url: str) -> None:
+    async def use() -> None:
+        said = await refusal(RedisStore(redis_url.replace("redis:", "rediss:")))
+        assert "does it speak TLS?" in said and "redis:// instead of rediss://" in said
+
+    play(use)
+
+
+def test_a_node_of_a_redis_cluster_is_named(own_server: Callable[..., RedisServer], tmp_path: Path) -> None:
+    async def use() -> None:
+        node = own_server(**{"cluster-enabled": "yes"})
+        assert "it is a node of a Redis Cluster" in await refusal(RedisStore(node.url)), "it has no slots"
+        (tmp_path / "other").mkdir()
+        other = RedisServer(tmp_path / "other", **{"cluster-enabled": "yes"})
+        other.start()
+        try:
+            with node.client as first, other.client as second:
+                second.execute_command("CLUSTER ADDSLOTS", *range(16384))
+                second.execute_command("CLUSTER MEET", "127.0.0.1", node.port)
+                while "ok" not in str(first.execute_command("CLUSTER INFO")["cluster_state"]):
+                    await asyncio.sleep(0.05)
+            assert "it is a node of a Redis Cluster" in await refusal(RedisStore(node.url)), "others have them"
+        finally:
+            other.kill()
+
+    play(use)

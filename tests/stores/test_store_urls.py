@@ -1,0 +1,196 @@
+"""From URLs to stores of sessions, those of other packages among them."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from turnwise.errors import ConfigError, StoreClosedError, StoreError, StoreURLError
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.stores.urls import (
+    check_history_url,
+    open_facts,
+    open_history,
+    open_notes,
+    open_store,
+    read_only,
+    resolve_url,
+)
+
+Install = Callable[..., None]
+
+MONGO = """
+from turnwise.errors import StoreClosedError
+from turnwise.memory.stores.in_memory import InMemoryStore
+
+class MongoStore(InMemoryStore):
+    def __init__(self, url):
+        super().__init__()
+        self.url = url
+
+def closed(url):
+    raise StoreClosedError("mine")
+
+def rude(url):
+    raise RuntimeError(f"cannot reach {url}")
+
+def less(url):
+    return object()
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs a distribution in a folder that is searched for modules, as an installer would leave it."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+
+    def install(name: str, entries: str, module: str = MONGO) -> None:
+        package = name.replace("-", "_")
+        info = folder / f"{package}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(f"[turnwise.stores]\n{entries}\n")
+        (folder / f"{package}.py").write_text(module)
+        monkeypatch.delitem(sys.modules, package, raising=False)
+
+    return install
+
+
+def test_a_url_opens_the_store_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kinds: dict[str, type] = {
+        "memory://name": InMemoryStore,
+        "sqlite:///a.db": SQLStore,
+        "postgresql://u@h/x": SQLStore,
+        "redis://h": RedisStore,
+        "rediss://u:p@h:1/2?ssl_cert_reqs=none": RedisStore,
+    }
+    for url, kind in kinds.items():
+        assert type(open_store(url)) is kind
+    assert repr(open_store("redis://u:secret@h/3")) == "RedisStore('redis://u:***@h/3')"
+    assert resolve_url("redis://u:secret@h/3") == "redis://u:secret@h/3"
+    for wrong in ("redis://:secret@h/x", "redis://:secret@h?retries=1"):
+        with pytest.raises(StoreURLError) as error:
+            open_store(wrong)
+        assert "secret" not in f"{error.value} {error.value.__cause__}"
+
+
+def test_a_redis_keeps_no_history_apart() -> None:
+    for opens in (check_history_url, open_history):
+        with pytest.raises(
+            ConfigError, match=r"history_store=.*use sqlite:/// or postgresql://, or go without"
+        ) as error:
+            opens("redis://:secret@h")
+        assert "secret" not in str(error.value)
+
+
+def test_a_store_of_another_package_is_opened_by_its_scheme(install: Install) -> None:
+    with pytest.raises(StoreURLError, match=r"scheme is not known.*entry point of the group turnwise\.stores"):
+        open_store("mongo://h/x")
+    install("turnwise-mongo", "mongo = turnwise_mongo:MongoStore")
+    store: Any = open_store("mongo://u:secret@h/x")
+    assert type(store).__name__ == "MongoStore" and store.url == "mongo://u:secret@h/x"
+    assert resolve_url("mongo://h/x") == "mongo://h/x"
+    asyncio.run(store.create(SessionRecord(session_id="s")))
+    assert asyncio.run(store.count()) == 1
+    with pytest.raises(ConfigError, match="keeps sessions with their events, and no history apart") as error:
+        open_history("mongo://u:secret@h/x")
+    assert "secret" not in str(error.value)
+    opens: Callable[[str], Any]
+    for opens in (open_facts, open_notes):
+        with pytest.raises(StoreURLError, match="another package's store keeps sessions only"):
+            opens("mongo://h/x")
+    for wrong in ("Mongo://h", "mongo:h", "mongo"):
+        with pytest.raises(StoreURLError, match="not known"):
+            open_store(wrong)
+
+
+def test_turnwise_s_own_schemes_cannot_be_overridden(install: Install, tmp_path: Path) -> None:
+    schemes = ("memory", "sqlite", "postgresql", "redis", "rediss")
+    install("turnwise-mongo", "\n".join(f"{scheme} = turnwise_mongo:MongoStore" for scheme in schemes))
+    urls = (f"memory://{tmp_path}", f"sqlite:///{tmp_path}/a.db", "postgresql://h/x", "redis://h", "rediss://h")
+    assert [type(open_store(url)).__name__ for url in urls] == ["InMemoryStore", *["SQLStore"] * 2, *["RedisStore"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ("no_such_module:Store", r"cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("turnwise_broken:NoSuchStore", r"cannot be imported: AttributeError: .*NoSuchStore"),
+        ("turnwise_broken:rude", r"raised RuntimeError"),
+        (
+            "turnwise_broken:less",
+            r"returned a object, which is no SessionStore: it has no activate, blocks, close, com",
+        ),
+    ],
+)
+def test_a_broken_store_of_another_package_is_an_error_that_names_it(install: Install, entry: str, why: str) -> None:
+    install("turnwise-broken", f"broken = {entry}")
+    with pytest.raises(StoreURLError, match=rf"'{entry}' of the distribution turnwise-broken 1\.2 {why}") as error:
+        open_store("broken://u:secret@h")
+    assert "secret" not in str(error.value) and error.value.url == "broken://u:***@h"
+
+
+def test_an_error_of_turnwise_s_that_another_package_raises_is_left_as_it_is(install: Install) -> None:
+    install("turnwise-mine", "mine = turnwise_mine:closed")
+    with pytest.raises(StoreClosedError, match="store mine is closed"):
+        open_store("mine://h")
+
+
+def test_a_scheme_that_two_packages_have_is_neither_s(install: Install) -> None:
+    for name in ("one", "two"):
+        install(f"turnwise-{name}", f"both = turnwise_{name}:MongoStore")
+    with pytest.raises(StoreURLError, match="must be of one installed package") as error:
+        open_store("both://h")
+    assert "turnwise-one 1.2" in str(error.value) and "turnwise-two 1.2" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["file", "file with options", "file as SQLite names it", "postgres"])
+def test_a_store_that_is_opened_for_reading_is_neither_made_nor_migrated_nor_written(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path / "a b#c"
+    folder.mkdir()
+    urls = {
+        "file": f"sqlite:///{folder}/chats.db",
+        "file with options": f"sqlite:///{folder}/chats.db?timeout=5",
+        "file as SQLite names it": f"sqlite:///file:{quote(quote(str(folder)))}/chats.db?uri=true",
+    }
+    url = urls.get(kind) or request.getfixturevalue("database")
+
+    async def story() -> None:
+        reader = open_store(read_only(url))
+        with pytest.raises(StoreError):
+            await reader.count()
+        assert list(folder.iterdir()) == []
+        writer = open_store(url)
+        await writer.create(SessionRecord(session_id="one"))
+        assert await reader.count() == 1
+        with pytest.raises(StoreError, match=r"read.?only"):
+            await reader.create(SessionRecord(session_id="two"))
+        with pytest.raises(StoreError, match=r"read.?only"):
+            await reader.activate("one")
+        await reader.close()
+        assert (await writer.get("one")).epoch == 0 and await writer.count() == 1
+        await writer._write(  # type: ignore[attr-defined]
+            lambda connection: connection.exec_driver_sql("UPDATE turnwise_meta SET value = '1'")
+        )
+        await writer.close()
+        with pytest.raises(StoreError, match=r"are of version 1: open it once without read_only=True"):
+            await (late := open_store(read_only(url))).count()
+        await late.close()
+
+    asyncio.run(story())
+
+
+def test_stores_of_which_there_is_no_way_to_read_only_have_the_url_that_they_had() -> None:
+    assert read_only("redis://h/1") == "redis://h/1" and read_only("memory://x") == "memory://x"

@@ -1,0 +1,967 @@
+"""What the context window promises, end to end: real actors, real SQLite files, real kills, the real openai client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agent_tools import prompt
+from audit import check_session, turns_of
+from engines import ScriptedEngine, process_of
+from local_provider import LocalProvider, Message
+from provider_replies import text_of, words
+from test_agents_on_ray import is_alive, obey, results, until
+from test_sessions_on_ray import kill, python
+from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
+from turnwise.actors.client.session import Session
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.summary_expansion import originals
+from turnwise.errors import (
+    CompactionError,
+    ConfigError,
+    InvalidInputError,
+    RunCancelledError,
+    RunFailedError,
+    WindowOverflowError,
+)
+from turnwise.memory.conversation.blocks import Block, Summary, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.blocks import decode as decode_block
+from turnwise.memory.conversation.events import CompactionFailed, RunStarted, WindowCompacted
+from turnwise.memory.conversation.spans import Span, Spans
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.providers.openai_chat import PARAGRAPH, SUMMARY, decode, encode
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.tokens.counter import ByteCounter
+from turnwise.strategies.flush import FlushToMemory
+from turnwise.strategies.summarize import Summarize
+from turnwise.strategies.summary_task import PROMPT
+from turnwise.strategies.trim import Trim
+from window_models import Gate, Notebook, OnlyTheNewest, dig
+from wire_rules import check_chat
+
+WAIT_S = 120.0
+LIMIT = 700
+"""What a request may take, in bytes: some eight exchanges."""
+COUNTER = ByteCounter()
+MODEL, SMALL = "talker", "summarizer"
+
+CALL, RAMBLE = "Call a tool.", "Be long."
+"""What has a summarizer misbehave, in its prompt."""
+
+Fact = tuple[str, str]
+"""What a summarizer is shown of a block: who, and what."""
+
+
+def ask(number: int) -> str:
+    return f"p{number:02} {'x' * 30}"
+
+
+def answer(number: int) -> str:
+    return f"as to p{number:02} {'y' * 30}"
+
+
+def exchanges(start: int, stop: int) -> list[Fact]:
+    return [fact for at in range(start, stop) for fact in (("user", ask(at)), ("assistant", answer(at)))]
+
+
+def shown(messages: Sequence[Message]) -> tuple[str | None, list[Fact]]:
+    """Return the earlier summary that a summarizer was shown, if there was one, and all else that it was."""
+    lines = text_of(messages[-1]).partition("\n\n")[0].splitlines()
+    told = [next(iter(json.loads(line).items())) for line in lines]
+    earlier = [text for who, text in told if who.startswith("summary")]
+    assert len(earlier) <= 1 and all(who.startswith("summary") for who, _ in told[: len(earlier)]), "it comes first"
+    return next(iter(earlier), None), told[len(earlier) :]
+
+
+def respond(messages: list[Message]) -> str | Message:
+    """Sum up, if that is asked for; do as a prompt of `toolbox.prompt` says; else answer."""
+    told = text_of(messages[0])
+    if told.startswith(PROMPT[:40]):
+        if CALL in told:
+            return {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "dig", "arguments": "{}"}}]}
+        if RAMBLE in told:
+            return "so " * 100
+        earlier, facts = shown(messages)
+        names = [text.split()[0][:3] for who, text in facts if who == "user"]
+        return f"Talked of {earlier.split()[2] if earlier else names[0]} to {names[-1]}"
+    content = next(message["content"] for message in reversed(messages) if message["role"] == "user")
+    asked = (content if isinstance(content, str) else content[-1]["text"]).split(PARAGRAPH)[-1]
+    return obey(messages) if asked.startswith("{") else f"as to {asked.split()[0]} {'y' * 30}"
+
+
+@pytest.fixture
+def provider() -> Iterator[LocalProvider]:
+    with LocalProvider(reply=respond) as provider:
+        yield provider
+
+
+class Bench:
+    """Managers of one test, and what the provider was sent."""
+
+    def __init__(self, make_manager: Callable[..., SessionManager], provider: LocalProvider) -> None:
+        self.provider = provider
+        self._make_manager = make_manager
+
+    def engine(self, model: str = MODEL, **settings: Any) -> OpenAIEngine:
+        return OpenAIEngine(model, **{"base_url": self.provider.base_url, "max_retries": 0, **settings})
+
+    def summarize(self, gate: Gate | None = None, **settings: Any) -> Summarize:
+        model = self.engine(SMALL, middleware=[gate] if gate else [])
+        return Summarize(model, **{"max_summary_tokens": 150, **settings})
+
+    def manager(self, overflow: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:
+        settings.setdefault("engine", self.engine())
+        return self._make_manager(overflow=overflow, config=configured(**(config or {})), **settings)
+
+    def sent(self, model: str = MODEL) -> list[Message]:
+        """Return what the model was sent, request for request."""
+        return [record.body for record in self.provider.requests if record.body["model"] == model]
+
+    def last(self) -> list[Message]:
+        """Return the last conversation that was sent."""
+        messages: list[Message] = self.sent()[-1]["messages"]
+        return messages
+
+    def summed_up(self) -> list[tuple[str | None, list[Fact]]]:
+        """Return what was shown for each summary."""
+        return [shown(body["messages"]) for body in self.sent(SMALL)]
+
+    def check(self, limit: int = LIMIT) -> None:
+        """Check that each request fits, is valid, and has one system prompt at most."""
+        for body in self.sent():
+            check_chat(body["messages"])
+            assert taken(body) <= limit
+            assert [message["role"] for message in body["messages"]].count("system") <= 1
+
+
+@pytest.fixture
+def bench(make_manager: Callable[..., SessionManager], provider: LocalProvider) -> Bench:
+    return Bench(make_manager, provider)
+
+
+def configured(**settings: Any) -> SessionConfig:
+    window = {"max_context_tokens": LIMIT, "token_counter": COUNTER, "reserve_output_tokens": 0}
+    return SessionConfig(**{**window, **settings})
+
+
+def taken(body: Message) -> int:
+    """Return what a request takes, counted anew from what was sent."""
+    blocks = [part for block in decode(body["messages"]) for part in parted(block)]
+    return sum(map(COUNTER.count, blocks)) + COUNTER.overhead(None, body.get("tools") or ())
+
+
+def parted(block: Block) -> list[Block]:
+    """Return the texts of the user that were sent as one."""
+    return [User(text=text) for text in block.text.split(PARAGRAPH)] if isinstance(block, User) else [block]
+
+
+def facts(messages: Sequence[Message]) -> list[Fact]:
+    """Return what was said in a request, the system prompt left out; a summary is `summary`."""
+    found: list[Fact] = []
+    for block in decode(messages):
+        for part in parted(block):
+            if isinstance(part, User) and part.text.startswith(SUMMARY):
+                found.append(("summary", part.text.removeprefix(SUMMARY)))
+            elif isinstance(part, User | Text):
+                found.append(("user" if isinstance(part, User) else "assistant", part.text))
+    return found
+
+
+def facts_of(blocks: Iterable[Block]) -> list[Fact]:
+    return facts(encode([block for block in blocks if not isinstance(block, System)]))
+
+
+def talk(chat: Session, start: int, stop: int) -> None:
+    for number in range(start, stop):
+        assert chat.run(ask(number)).wait(WAIT_S).text == answer(number)
+
+
+def talk_until_due(chat: Session, start: int = 0) -> int:
+    """Talk until something is to go, and return the number of the next prompt; it may be under way, or done."""
+    number, before = start, len(told(chat, WindowCompacted))
+    while number == start or (chat.compact(explain=True) is None and len(told(chat, WindowCompacted)) == before):
+        talk(chat, number, number + 1)
+        number += 1
+        assert number < start + 20
+    return number
+
+
+def told(chat: Session, kind: type[Any]) -> list[Any]:
+    return [event for event in chat.events() if isinstance(event, kind)]
+
+
+def compacted(chat: Session, count: int) -> list[WindowCompacted]:
+    """Wait until the window has been compacted so often."""
+    until(lambda: len(told(chat, WindowCompacted)) >= count)
+    found = told(chat, WindowCompacted)
+    assert len(found) == count
+    return found
+
+
+def noted(gate: Gate, *notes: str) -> None:
+    """Wait until this is what the gate has noted."""
+    until(lambda: gate.notes() == list(notes))
+
+
+def gone_from(pid: int) -> None:
+    """Wait until the process has left."""
+    until(lambda: not is_alive(pid))
+
+
+def summary_of(turn: Turn | None) -> Summary:
+    assert turn
+    (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
+    return summary
+
+
+class _Runs:
+    """A store without turns: what `check_session` looks at is then what holds across compactions, too."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._store, verb)
+
+    async def turns(self, session_id: str, **page: Any) -> list[TurnRecord]:
+        return []
+
+
+def audit(manager: SessionManager, session_id: str, *, drops: bool = False) -> list[Turn]:
+    """Check what is in the store, without the session; return its turns.
+
+    Events and runs are as ever. Each turn could be sent to a provider. With its summaries expanded it holds all that
+    was said before, once and in order, then what is new; with `drops`, some of the former.
+    """
+
+    async def check() -> list[Turn]:
+        store: Any = manager._realm.open_store()
+
+        async def read(spans: Spans) -> tuple[Block, ...]:
+            return tuple(map(decode_block, await store.blocks(spans)))
+
+        await check_session(_Runs(store), session_id)
+        turns = await turns_of(store, session_id)
+        before: list[Block] = []
+        for turn in turns:
+            check_chat(encode([*turn.blocks, User(text="next")]))
+            held: list[Block] = []
+            for block in turn.blocks:
+                if isinstance(block, Summary):
+                    held += await read(await originals(block, read))
+                elif not isinstance(block, System):
+                    held.append(block)
+            new = [block for block in turn.new_blocks if not isinstance(block, System)]
+            assert held[len(held) - len(new) :] == new, f"{turn} has lost what is its own"
+            rest = iter(before)
+            if drops:
+                assert all(block in rest for block in held[: len(held) - len(new)]), f"{turn} holds something twice"
+            else:
+                assert held == [*before, *new], f"{turn} does not stand for all that was said"
+            before += new
+        await store.close()
+        return turns
+
+    return asyncio.run(check())
+
+
+# A conversation
+
+READ = """
+import json, sys, ray
+from turnwise import EchoEngine, SessionManager
+from turnwise.memory.providers.openai_chat import encode
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+manager = SessionManager(sys.argv[2], engine=EchoEngine(), namespace=sys.argv[3])
+turns = manager.get("chat").turns()
+print(json.dumps([encode(turn.blocks[: len(turn.blocks) - len(turn.output)]) for turn in turns]))
+"""
+
+
+def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tmp_path: Path) -> None:
+    """Cases 34, 37, 39 and 43: each request fits, and what is not in it is in its summary, which was paid for once."""
+    manager = bench.manager(bench.summarize())
+    chat = manager.open("chat", user_id="ada")
+    for number in range(40):
+        new = {0: [System(text="Be kind.")], 20: [System(text="Be brief.")]}.get(number, [])
+        assert chat.run(*new, ask(number)).wait(WAIT_S).text == answer(number)
+    chat.compact()  # waits for what is under way
+    done = compacted(chat, len(told(chat, WindowCompacted)))
+    bench.check()
+    assert len(bench.sent()) == 40 and not told(chat, CompactionFailed) and not told(chat, RunFailedError)
+    assert all(event.strategy == "Summarize" and event.tokens_after < event.tokens_before <= LIMIT for event in done)
+
+    # Each block that went was shown once, behind the summary of what went before it.
+    shown = bench.summed_up()
+    assert len(done) == len(shown) >= 6
+    gone = [fact for _, told_of in shown for fact in told_of]
+    assert gone == exchanges(0, len(gone) // 2)
+    until_now = 0
+    ends = []
+    for at, (earlier, told_of) in enumerate(shown):
+        assert earlier == (f"Talked of p00 to p{until_now - 1:02}" if at else None)
+        until_now += len(told_of) // 2
+        ends.append(until_now)
+
+    # The summary is in each request from its commit on, in front of what it does not stand for.
+    marks = {event.seq: end for event, end in zip(done, ends, strict=True)}
+    for number, (start, body) in enumerate(zip(told(chat, RunStarted), bench.sent(), strict=True)):
+        at_least = max((end for seq, end in marks.items() if seq < start.seq), default=0)
+        system, *rest = body["messages"]
+        assert system == {"role": "system", "content": "Be brief." if number >= 20 else "Be kind."}
+        said = facts(rest)
+        first = int(said[0][1].split()[-1][1:]) + 1 if said[0][0] == "summary" else 0
+        assert first >= at_least and first in (0, *ends)
+        assert said[bool(first) :] == [*exchanges(first, number), ("user", ask(number))]
+
+    # Earlier turns read as they were sent, in another process too, and each stands for all that was said.
+    address = ray_session.get_runtime_context().gcs_address
+    reader = python(READ, address, f"sqlite:///{tmp_path}/chats.db", manager._realm.namespace)
+    turns = audit(manager, "chat")
+    summary = summary_of(turns[-1])
+    behind = chat.expand(summary)
+    assert facts_of(behind) == exchanges(0, len(behind) // 2)
+    assert [*behind, *turns[-1].blocks[2:]] == [
+        block for turn in turns for block in turn.new_blocks if not isinstance(block, System)
+    ]
+    assert json.loads(reader.communicate(timeout=WAIT_S)[0]) == [body["messages"] for body in bench.sent()]
+    assert reader.returncode == 0
+
+    # What the summaries cost is in the bill.
+    usage = chat.info().session.usage
+    asked = [*bench.sent(), *bench.sent(SMALL)]
+    assert usage.calls == len(asked) == 40 + len(done)
+    assert usage.input_tokens == sum(len(words(text_of(said))) for body in asked for said in body["messages"])
+    assert usage == manager.usage(user_id="ada")
+    (spent,) = {event.usage.calls for event in done if event.usage}
+    assert spent == 1 and all(event.usage for event in done)
+
+
+def test_the_async_family_explains_compacts_and_expands(bench: Bench, tmp_path: Path) -> None:
+    """And a summary may come from the other API."""
+    manager = bench.manager(bench.summarize())
+
+    async def story() -> None:
+        settings: Any = {"engine": bench.engine(), "namespace": manager._realm.namespace}
+        small = bench.engine(SMALL, api="responses")
+        early = Summarize(small, max_summary_tokens=150, trigger_ratio=0.5)
+        async with AsyncSessionManager(
+            f"sqlite:///{tmp_path}/chats.db", overflow=early, config=configured(max_context_tokens=1400), **settings
+        ) as opened:
+            chat = await opened.open("chat")
+            assert await chat.compact() is None
+            for number in range(6):
+                await (await chat.run(ask(number)))
+            assert await chat.compact(explain=True) is None, "it is under its trigger"
+            for number in range(6, 12):
+                await (await chat.run(ask(number)))
+            await chat.compact()
+            await chat.append(ask(12))
+            pending = await chat.latest()
+            assert pending and (await (await chat.start())).text == answer(12)
+            assert bench.last() == encode(pending.blocks), "what waits is shown as it will be sent"
+            behind = await chat.expand(summary_of(pending))
+            assert facts_of(behind) == exchanges(0, len(behind) // 2) != []
+            assert all(body["instructions"].startswith(PROMPT) for body in bench.sent(SMALL))
+
+    asyncio.run(story())
+
+
+# Slow summarizers
+
+
+def test_a_slow_summarizer_delays_neither_reads_nor_prompts_that_fit_nor_other_sessions(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """Case 40. The summarizer is let go only when all that must not wait for it is done."""
+    gate = Gate(tmp_path)
+    gate.before.on()
+    manager = bench.manager(bench.summarize(gate))
+    chat, other = manager.open("chat"), manager.open("other")
+    number = talk_until_due(chat)
+    noted(gate, "came")
+
+    talk(other, 0, 3)
+    assert len(chat.turns()) == number and chat.latest() == chat.turn(number - 1) and chat.events()
+    assert chat.run("short").wait(WAIT_S).text.startswith("as to short")
+    assert facts(bench.last())[:-1] == exchanges(0, number), "it was sent what there was"
+    asked = len(bench.sent())
+
+    long = chat.run(f"long {'z' * 200}")  # does not fit, so it waits
+    queued = chat.run("behind", if_busy="enqueue")
+    talk(other, 3, 5)
+    assert len(chat.turns()) == number + 3 and chat.info().active_run_id == long.run_id
+    assert long.status() == "running" and queued.status() == "queued"
+    assert len(bench.sent()) == asked + 2, "the other's"
+    assert gate.notes() == ["came"] and not told(chat, WindowCompacted) and not bench.sent(SMALL)
+
+    gate.before.off()
+    assert long.wait(WAIT_S).text.startswith("as to long")
+    assert queued.wait(WAIT_S).text.startswith("as to behind")
+    models = [record.body["model"] for record in bench.provider.requests]
+    assert models[: asked + 4] == [*[MODEL] * (asked + 2), SMALL, MODEL], "it was taken over, not made again"
+    said = facts(bench.sent()[asked + 2]["messages"])
+    assert said[0][0] == "summary" and said[-3][1] == "short" and said[-1][1].startswith("long")
+    (earlier, gone) = bench.summed_up()[0]
+    assert earlier is None and [*gone, *said[1:-3]] == exchanges(0, number)
+    chat.compact()
+    bench.check()
+    audit(manager, "chat")
+
+
+def test_whatever_becomes_of_runs_that_wait_for_room_the_summary_is_taken_over_once(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """Cases 8, 37 and 40: they are cancelled, interrupted and rolled back, which no slow summarizer delays."""
+    gate = Gate(tmp_path)
+    gate.before.on()
+    manager = bench.manager(bench.summarize(gate))
+    chat = manager.open("chat")
+    number = talk_until_due(chat)
+    noted(gate, "came")
+    first = chat.run(f"first {'z' * 180}")
+    assert first.cancel("never mind")
+    second = chat.run(f"second {'z' * 180}")
+    third = chat.run(f"third {'z' * 180}", if_busy="interrupt")
+    last = chat.run("short", if_busy="rollback")
+    for run in (first, second, third):
+        with pytest.raises(RunCancelledError) as cancelled:
+            run.wait(WAIT_S)
+        assert (cancelled.value.turn is None) is (run is third), "what was rolled back left no trace"
+    assert len(bench.sent()) == number and gate.notes() == ["came"] and not told(chat, WindowCompacted)
+    gate.before.off()
+    assert last.wait(WAIT_S).text.startswith("as to short")
+    (who, _), *rest = facts(bench.last())
+    assert who == "summary" and [text.split()[0] for _, text in rest[-3:]] == ["first", "second", "short"]
+    assert [*bench.summed_up()[0][1], *rest[:-3]] == exchanges(0, number)
+    chat.compact()
+    bench.check()
+    audit(manager, "chat")
+
+
+def test_a_run_that_is_cancelled_while_its_own_summary_is_made_has_paid_for_it(bench: Bench, tmp_path: Path) -> None:
+    """Cases 8 and 37: nothing was under way beside it, so it asked for the summary itself."""
+    gate = Gate(tmp_path)
+    gate.after.on()
+    manager = bench.manager(bench.summarize(gate))
+    chat = manager.open("chat")
+    talk(chat, 0, 6)
+    long = chat.run(f"long {'z' * 300}")
+    noted(gate, "came", "answered")
+    assert long.cancel("never mind")
+    usage = chat.runs()[-1].usage
+    assert usage and usage.calls == 1 and usage.input_tokens > 0 and chat.info().session.usage.calls == 6 + 1
+    gate.after.off()
+    chat.compact()
+    chat.run("short").wait(WAIT_S)
+    chat.compact()
+    assert chat.info().session.usage.calls == len(bench.provider.requests)
+    bench.check()
+    audit(manager, "chat")
+
+
+def test_what_is_no_summary_changes_nothing_is_told_and_is_asked_for_again(bench: Bench) -> None:
+    """Case 37, by the real client: whatever is wrong with an answer, and then one that is right at the second try."""
+    limit = {"max_context_tokens": 3000, "compaction_attempts": 1}
+    settings: dict[str, Any] = {"max_summary_tokens": 150, "trigger_ratio": 0.1}
+    number = 0
+    chat = bench.manager(None).open("chat")
+    for fault, more, why in (
+        ("/empty", "", "returned nothing"),
+        ("/length", "", r"\(cut\)"),
+        ("/500", "", "You asked for a 500"),
+        ("/cut", "", "cut the connection"),
+        ("/stall", "", "fell silent"),
+        ("", CALL, r"\(tool_call\)"),
+        ("", RAMBLE, r"\(oversize\)"),
+    ):
+        model = bench.engine(f"{SMALL}{fault}", timeout_s=0.3)
+        chat = bench.manager(Summarize(model, prompt=f"{PROMPT} {more}", **settings), limit).open("chat")
+        talk(chat, number, number + 4)
+        number += 4
+        with pytest.raises(CompactionError, match=why):
+            chat.compact()
+        assert re.search(why, told(chat, CompactionFailed)[-1].why)
+    talk(chat, number, number + 1)
+    assert facts(bench.last())[:-1] == exchanges(0, number) and not told(chat, WindowCompacted)
+
+    failed = len(told(chat, CompactionFailed))
+    model = bench.engine(f"{SMALL}/500-once")
+    manager = bench.manager(Summarize(model, **settings), {**limit, "compaction_attempts": 2})
+    chat = manager.open("chat")
+    talk(chat, number + 1, number + 2)
+    chat.compact()
+    compacted(chat, 1)
+    assert [(event.attempt, event.of) for event in told(chat, CompactionFailed)[failed:]] == [(1, 2)]
+    talk(chat, number + 2, number + 3)
+    assert facts(bench.last())[0][0] == "summary"
+    chat.compact()
+    assert chat.info().session.usage.calls == len(bench.provider.requests), "failures were paid for too"
+    bench.check(3000)
+    audit(manager, "chat")
+
+
+# Kills
+
+
+def kill_when(path: Path, chat: Session, count: int) -> None:
+    """SIGKILL the session's process as soon as so many compactions are in the store."""
+    pid = process_of(chat.info())
+    with closing(sqlite3.connect(path, timeout=30.0)) as database:
+
+        def is_there() -> bool:
+            (found,) = database.execute("SELECT COUNT(*) FROM turnwise_events WHERE kind = 'window_compacted'")
+            return bool(found[0] >= count)
+
+        until(is_there)
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_kill_in_the_midst_of_a_compaction_loses_nothing(bench: Bench, tmp_path: Path) -> None:
+    """Case 41: before the summarizer is asked, when it has answered, and as soon as the commit is there."""
+    gate = Gate(tmp_path)
+    manager = bench.manager(bench.summarize(gate))
+    chat = manager.open("chat")
+    number, paid = 0, 0
+    for round_, hold in enumerate((gate.before, gate.after, None)):
+        if hold:
+            hold.on()
+        number = talk_until_due(chat, number)
+        if hold:
+            noted(gate, *["came", "answered"] * paid, *["came", "answered"][: 1 + (hold is gate.after)])
+            kill(chat)
+            hold.off()
+            paid += hold is gate.after
+            assert len(told(chat, WindowCompacted)) == round_, "nothing was committed"
+            assert [turn.index for turn in chat.turns()] == list(range(number)), "and nothing is lost"
+            talk(chat, number, number + 1)
+            assert facts(bench.last())[-1] == ("user", ask(number))
+            number += 1
+            compacted(chat, round_ + 1)
+            paid += 1
+            Path(gate.path).write_text("came\nanswered\n" * paid, encoding="utf-8")
+        else:
+            kill_when(tmp_path / "chats.db", chat, round_ + 1)
+        assert len(chat.turns()) == number
+    talk(chat, number, number + 1)
+    (who, text), *rest = facts(bench.last())
+    first = int(text.split()[-1][1:]) + 1
+    assert who == "summary" and rest == [*exchanges(first, number), ("user", ask(number))]
+    compacted(chat, 3)
+
+    # One answer was paid for and lost with its process; else each was shown what is new, once.
+    shown = bench.summed_up()
+    assert len(shown) == 4
+    lost = next(at for at in range(3) if shown[at + 1][0] == shown[at][0])
+    assert shown[lost + 1][1][: len(shown[lost][1])] == shown[lost][1]
+    gone = [fact for at, (_, new) in enumerate(shown) if at != lost for fact in new]
+    assert gone == exchanges(0, first)
+    assert chat.info().session.usage.calls == number + 1 + 3
+    bench.check()
+    audit(manager, "chat")
+
+
+def test_a_run_that_waits_for_room_is_taken_up_again_after_a_kill(bench: Bench, tmp_path: Path) -> None:
+    """Cases 33 and 41: it makes room itself then."""
+    gate = Gate(tmp_path)
+    gate.after.on()
+    manager = bench.manager(bench.summarize(gate), {"on_lost": "resume"})
+    chat = manager.open("chat")
+    number = talk_until_due(chat)
+    noted(gate, "came", "answered")
+    run = chat.run(f"long {'z' * 300}")
+    kill(chat)
+    gate.after.off()
+    turn = run.wait(WAIT_S)
+    assert turn.text.startswith("as to long") and chat.runs(after=number - 1)[0].resumes == 1
+    assert facts(bench.last())[0][0] == "summary" and len(bench.sent()) == number + 1
+    assert len(bench.sent(SMALL)) == 2 and chat.compact() is None
+    bench.check()
+    audit(manager, "chat")
+
+
+# Long-term memory
+
+
+def flushed(chat: Session, notebook: Notebook, manager: SessionManager) -> list[dict[str, Any]]:
+    """Return what a memory has, checked against the blocks that each item says it comes from."""
+    kept = notebook.kept()
+
+    async def texts() -> list[str]:
+        store = manager._realm.open_store()
+        found = [
+            "\n".join(f"{who}: {text}" for who, text in facts_of(map(decode_block, await store.blocks(spans))))
+            for spans in ([Span(*span) for span in item["spans"]] for item in kept)
+        ]
+        await store.close()
+        return found
+
+    assert [item["text"] for item in kept] == asyncio.run(texts())
+    assert {(item["user"], item["session"]) for item in kept} == {("ada", chat.id)}
+    return kept
+
+
+def said_in(item: Mapping[str, Any]) -> list[Fact]:
+    return [(line.partition(": ")[0], line.partition(": ")[2]) for line in item["text"].splitlines()]
+
+
+def test_nothing_leaves_the_window_before_each_memory_has_it(bench: Bench, tmp_path: Path) -> None:
+    """Case 42: one memory is broken for a while, and one can never be written."""
+    good, bad = Notebook(tmp_path / "good.db"), Notebook(tmp_path / "bad.db")
+    static = Notebook(tmp_path / "static.db", read_only=True)
+    bad.broken.on()
+    manager = bench.manager(FlushToMemory([good, bad, static]), {"compaction_attempts": 2})
+    chat = manager.open("chat", user_id="ada")
+    chat.run(System(text="Be kind."), "hello").wait(WAIT_S)
+    number = talk_until_due(chat)
+    until(lambda: len(told(chat, CompactionFailed)) == 2)
+    failed = told(chat, CompactionFailed)
+    assert [(event.attempt, event.of) for event in failed] == [(1, 2), (2, 2)]
+    assert all(event.why == "long-term memory failed: Notebook: OSError: the disk is full" for event in failed)
+    first = [item["id"] for item in good.kept()]
+    assert good.given() == first, "it has them, and is not asked again"
+    assert bad.given() == first * 2 and not bad.kept()
+
+    talk(chat, number, number + 1)  # fits as things are
+    assert facts(bench.last())[2:] == [*exchanges(0, number), ("user", ask(number))], "all is still there"
+    number += 1
+    with pytest.raises(RunFailedError, match="the disk is full") as refused:
+        chat.run(f"long {'z' * 60}").wait(WAIT_S)
+    assert refused.value.turn and refused.value.turn.status == "failed" and chat.runs()[-1].code == "compaction"
+    assert len(bench.sent()) == number + 1 and not told(chat, WindowCompacted), "the provider was not asked"
+
+    bad.broken.off()
+    talk(chat, number, number + 1)
+    (done,) = told(chat, WindowCompacted)
+    assert done.strategy == "FlushToMemory" and done.tokens_after <= LIMIT // 2
+    left = facts(bench.last())
+    for notebook in (good, bad):
+        kept = flushed(chat, notebook, manager)
+        assert len({item["id"] for item in kept}) == len(kept)
+        assert [item["turn"] for item in kept] == list(range(len(kept))), "also what was given once more"
+        said = [fact for item in kept for fact in said_in(item)]
+        spoken = [("user", "hello"), ("assistant", f"as to hello {'y' * 30}"), *exchanges(0, number)]
+        assert [*said, *left] == [*spoken, ("user", f"long {'z' * 60}"), ("user", ask(number))]
+    assert {item["id"] for item in good.kept()} == {item["id"] for item in bad.kept()} >= set(first)
+    assert not static.given()
+    bench.check()
+    audit(manager, "chat", drops=True)
+
+
+def test_what_a_memory_has_acknowledged_may_go_and_the_rest_stays(bench: Bench, tmp_path: Path) -> None:
+    """Case 42: a memory that takes one item at a time."""
+    slow, good = Notebook(tmp_path / "slow.db", most=1), Notebook(tmp_path / "good.db")
+    manager = bench.manager(FlushToMemory([slow, good]), {"compaction_attempts": 2})
+    chat = manager.open("chat", user_id="ada")
+    number = talk_until_due(chat)
+    compacted(chat, 1)
+    assert [said_in(item) for item in slow.kept()] == [exchanges(0, 1), exchanges(1, 2)]
+    assert "did not take" in told(chat, CompactionFailed)[0].why
+    talk(chat, number, number + 1)
+    assert facts(bench.last()) == [*exchanges(2, number), ("user", ask(number))]
+    assert len(good.kept()) > 2, "what it has already stays in the window all the same"
+    audit(manager, "chat", drops=True)
+
+
+def test_a_kill_between_the_memorys_word_and_the_commit_makes_no_doubles(bench: Bench, tmp_path: Path) -> None:
+    """Cases 41 and 42."""
+    notebook = Notebook(tmp_path / "notes.db")
+    notebook.held.on()
+    manager = bench.manager(FlushToMemory([notebook]))
+    chat = manager.open("chat", user_id="ada")
+    number = talk_until_due(chat)
+    until(lambda: Path(notebook.path).exists() and notebook.kept())
+    first = notebook.kept()
+    kill(chat)
+    notebook.held.off()
+    assert len(chat.turns()) == number and not told(chat, WindowCompacted)
+    talk(chat, number, number + 1)
+    assert facts(bench.last()) == [*exchanges(0, number), ("user", ask(number))]
+    number += 1
+    compacted(chat, 1)
+    kept = flushed(chat, notebook, manager)
+    assert kept[: len(first)] == first and len({item["id"] for item in kept}) == len(kept)
+    given = notebook.given()
+    assert [given.count(item["id"]) for item in first] == [2] * len(first)
+    assert len(given) == len(first) + len(kept), "they were given once more, and are the same"
+    assert [item["turn"] for item in kept] == list(range(len(kept)))
+    talk(chat, number, number + 1)
+    said = [fact for item in kept for fact in said_in(item)]
+    assert [*said, *facts(bench.last())] == [*exchanges(0, number), ("user", ask(number))]
+    bench.check()
+    audit(manager, "chat", drops=True)
+
+
+# What was paid for
+
+
+def test_a_summary_is_paid_for_once_whatever_becomes_of_processes_and_managers(bench: Bench) -> None:
+    """Case 43: a kill, an idle leave and another manager; and it advances after each."""
+    config = {"idle_s": 0.5}
+    manager = bench.manager(bench.summarize(), config)
+    chat = manager.open("chat")
+    number = 0
+    for round_ in range(1, 5):
+        number = talk_until_due(chat, number)
+        compacted(chat, round_)
+        assert len(bench.sent(SMALL)) == round_
+        pid = process_of(chat.info())
+        if round_ == 1:
+            kill(chat)
+        elif round_ == 2:
+            gone_from(pid)  # it has been idle
+        elif round_ == 3:
+            manager = bench.manager(bench.summarize(), config)
+            chat = manager.open("chat")
+        talk(chat, number, number + 1)
+        (who, text), *rest = facts(bench.last())
+        first = int(text.split()[-1][1:]) + 1
+        assert who == "summary" and rest == [*exchanges(first, number), ("user", ask(number))]
+        assert len(bench.sent(SMALL)) == round_
+        assert round_ > 2 or chat.info().pid != pid
+        number += 1
+    gone = [fact for _, new in bench.summed_up() for fact in new]
+    assert gone == exchanges(0, len(gone) // 2)
+    assert chat.info().session.usage.calls == number + 4
+    bench.check()
+    audit(manager, "chat")
+
+
+def test_an_idle_process_stays_until_its_window_is_compacted(bench: Bench, tmp_path: Path) -> None:
+    """Cases 43 and 61: what was paid for is not left behind; another process, idle since later, leaves meanwhile."""
+    gate = Gate(tmp_path)
+    gate.before.on()
+    manager = bench.manager(bench.summarize(gate), {"idle_s": 0.5})
+    chat, other = manager.open("chat"), manager.open("other")
+    number = talk_until_due(chat)
+    noted(gate, "came")
+    pid = process_of(chat.info())
+    talk(other, 0, 1)
+    gone_from(process_of(other.info()))
+    assert is_alive(pid)
+    gate.before.off()
+    gone_from(pid)
+    talk(chat, number, number + 1)
+    assert facts(bench.last())[0][0] == "summary" and len(bench.sent(SMALL)) == 1
+
+
+# Agents
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("name", ["Trim", "Summarize"])
+def test_a_tool_loop_that_outgrows_the_window_goes_on_with_less_before_it(bench: Bench, api: str, name: str) -> None:
+    """Cases 36 and 39: its own calls and results stay, and the tools' declarations count."""
+    limit = 3000
+    overflow = Trim() if name == "Trim" else bench.summarize()
+    engine = bench.engine(tools=[dig], api=api, system="Dig." if api == "responses" else None)
+    manager = bench.manager(overflow, {"max_context_tokens": limit}, engine=engine)
+    chat = manager.open("chat")
+    talk(chat, 0, 18)
+    before = len(bench.sent())
+    turn = chat.run(prompt(*[[("dig", {"size": 200})]] * 5, "done")).wait(WAIT_S)
+    assert turn.text == "done" and [len(text) > 200 and not is_error for text, is_error in results(turn)] == [True] * 5
+    done = told(chat, WindowCompacted)
+    assert done and {event.strategy for event in done} == {name}
+    requests = bench.sent()[before:]
+    assert len(requests) == 6
+    uses = [block.call_id for block in turn.output if isinstance(block, ToolUse)]
+    for step, body in enumerate(requests):
+        if api == "chat":
+            said = decode(body["messages"])
+            assert [block.call_id for block in said if isinstance(block, ToolUse)] == uses[:step]
+            assert [block.call_id for block in said if isinstance(block, ToolResult)] == uses[:step]
+        else:
+            made = [item["call_id"] for item in body["input"] if item["type"] == "function_call"]
+            assert made == uses[:step] and body["instructions"] == "Dig."
+    if api == "chat":
+        bench.check(limit)
+        if name == "Trim":
+            assert {event.tokens_after for event in done} <= {taken(body) for body in requests}, "as it was counted"
+    talk(chat, 18, 20)
+    chat.compact()
+    audit(manager, "chat", drops=name == "Trim")
+
+
+def test_a_turn_that_alone_is_too_long_fails_and_says_how_much_is_what(bench: Bench) -> None:
+    """Case 38: a prompt, and a tool loop; the provider is not asked, and the session goes on."""
+    limit = 2000
+    manager = bench.manager(bench.summarize(), {"max_context_tokens": limit}, engine=bench.engine(tools=[dig]))
+    chat = manager.open("chat")
+    system = System(text="Be kind. " + "s" * 100)
+    chat.run(system, ask(0)).wait(WAIT_S)
+    overhead = COUNTER.overhead(None, bench.sent()[0]["tools"]) + COUNTER.count(system)
+    asked = len(bench.provider.requests)
+
+    def refused(prompt: str) -> Turn:
+        with pytest.raises(RunFailedError) as failed:
+            chat.run(prompt).wait(WAIT_S)
+        turn = failed.value.turn
+        assert turn and turn.status == "failed" and chat.runs()[-1].code == "window"
+        newest = sum(map(COUNTER.count, turn.new_blocks))
+        summary = sum(COUNTER.count(block) for block in turn.blocks if isinstance(block, Summary))
+        needed = overhead + summary + newest
+        assert failed.value.why == str(WindowOverflowError(limit, needed, overhead, summary, newest))
+        assert f"{overhead} for the system prompt and tools, {summary} for the summary" in str(failed.value)
+        assert f"{newest} for the newest turn" in str(failed.value)
+        return turn
+
+    refused("z" * 2500)
+    assert len(bench.provider.requests) == asked, "neither the model nor the summarizer"
+    talk(chat, 1, 3)
+    asked = len(bench.sent())
+    turn = refused(prompt([("dig", {"size": 300})]))
+    assert len(results(turn)) == len(bench.sent()) - asked > 1 and not any(is_error for _, is_error in results(turn))
+    talk(chat, 3, 5)
+    assert facts(bench.last())[-1] == ("user", ask(4))
+    bench.check(limit)
+    chat.compact()
+    audit(manager, "chat", drops=True)
+
+
+# Managers
+
+
+def test_a_later_manager_brings_another_strategy_and_the_next_run_has_it(bench: Bench) -> None:
+    """Of one's own, none, and the first one again: what a summary stands for is never lost on the way."""
+    first = bench.manager(bench.summarize())
+    chat = first.open("chat")
+    number = talk_until_due(chat)
+    compacted(chat, 1)
+    own = bench.manager(OnlyTheNewest()).open("chat")
+    while len(told(own, WindowCompacted)) == 1:
+        talk(own, number, number + 1)
+        number += 1
+    done = told(own, WindowCompacted)[-1]
+    summary, newest = facts(bench.last())
+    assert (done.strategy, summary[0], newest) == ("OnlyTheNewest", "summary", ("user", ask(number - 1)))
+    assert done.tokens_after == taken(bench.sent()[-1]) and len(bench.sent(SMALL)) == 1
+    bench.check()
+
+    none = bench.manager(None).open("chat")
+    talk(none, number, number + 10)
+    assert taken(bench.sent()[-1]) > LIMIT and none.compact() is None, "nobody sees to it"
+    assert facts(bench.last()) == [summary, *exchanges(number - 1, number + 9), ("user", ask(number + 9))]
+    number += 10
+
+    chat.run(ask(number)).wait(WAIT_S)
+    assert taken(bench.sent()[-1]) <= LIMIT and len(bench.sent(SMALL)) == 2
+    earlier, gone = bench.summed_up()[-1]
+    assert earlier == summary[1] and [*gone, *facts(bench.last())[1:]] == [
+        *exchanges(number - 11, number),
+        ("user", ask(number)),
+    ]
+    chat.compact()
+
+
+def test_a_strategy_that_a_sessions_process_cannot_import_is_refused(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from windowbox import OnlyTheNewest\n\n\nclass Mine(OnlyTheNewest):\n    pass\n"
+    (tmp_path / "only_here.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here  # type: ignore[import-not-found]
+
+    chat = bench.manager(bench.summarize()).open("chat")
+    talk(chat, 0, 1)
+    strange = bench.manager(only_here.Mine())
+    with pytest.raises(ConfigError, match=r"only_here.*define it in a module that is installed there"):
+        strange.open("chat").run(ask(1))
+    talk(chat, 1, 2)
+    assert len(strange.open("chat").turns()) == 2
+    fresh = strange.open("fresh")
+    with pytest.raises(RunFailedError, match=r"only_here.*define it in a module that is installed there"):
+        fresh.run(ask(0)).wait(WAIT_S)
+    assert fresh.compact() is None and len(bench.sent()) == 2
+    talk(bench.manager(Trim()).open("fresh"), 1, 2)
+    del sys.modules["only_here"]
+
+
+def test_what_is_no_strategy_or_has_no_known_window_is_refused_at_once(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match=r"overflow='object'.*Trim\(\)"):
+        bench.manager(object())
+    unknown: dict[str, Any] = {"token_counter": COUNTER, "max_context_tokens": None, "reserve_output_tokens": None}
+    with pytest.raises(ConfigError, match=rf"model '{MODEL}' is not known.*max_context_tokens="):
+        bench.manager(Trim(), unknown)
+    with pytest.raises(ConfigError, match=r"model '' is not known.*max_context_tokens="):
+        bench.manager(bench.summarize(), unknown, engine=EchoEngine())
+    with pytest.raises(ConfigError, match="reserve_output_tokens"):
+        bench.manager(Trim(), unknown, engine=bench.engine("gpt-4", max_output_tokens=8192))
+    bench.manager(Trim(500), unknown, engine=ScriptedEngine())
+    bench.manager(Trim(), unknown, engine=bench.engine("gpt-4"))
+    bench.manager(None, unknown)
+
+
+# Forks, in PostgreSQL
+
+
+def test_forks_before_and_after_a_compaction_are_whole_without_their_parent(bench: Bench, database: str) -> None:
+    """Case 37 on PostgreSQL: the early fork goes on with the originals, the late one with the summary."""
+    manager = bench.manager(bench.summarize(), store=database)
+    parent = manager.open("parent", user_id="ada")
+    number = talk_until_due(parent)
+    compacted(parent, 1)
+    number = talk_until_due(parent, number)
+    compacted(parent, 2)
+    talk(parent, number, number + 1)
+    summary = summary_of(parent.latest())
+    behind = parent.expand(summary)
+    assert facts_of(behind) == exchanges(0, len(behind) // 2) and summary.folded
+    carrier = next(turn for turn in parent.turns() if turn.record.carried)
+    assert facts_of(carrier.blocks) == exchanges(0, carrier.index + 1), "it was compacted behind it, not in it"
+    early, late = parent.fork(at=carrier.index, session_id="early"), parent.fork(session_id="late")
+    assert early.latest() == early.turn(carrier.index)
+    with pytest.raises(InvalidInputError, match="none of session 'early'"):
+        early.expand(summary)
+    parent.delete()
+
+    assert late.expand(summary) == behind
+    talk(late, number + 1, number + 2)
+    assert facts(bench.last())[0] == ("summary", summary.text)
+    own = carrier.index + 1
+    talk(early, own, own + 1)
+    assert facts(bench.last()) == [*exchanges(0, own), ("user", ask(own))]
+    reached = talk_until_due(late, number + 2)
+    compacted(late, 1)
+    talk(late, reached, reached + 1)
+    advanced = summary_of(late.latest())
+    assert advanced.text.startswith("Talked of p00 to ") and advanced != summary
+    kill(late)
+    held = [*late.expand(advanced), *late.latest().blocks[1:]]  # type: ignore[union-attr]
+    assert facts_of(held) == exchanges(0, reached + 1), "through a summary that was folded in, of a log that is gone"
+    compacted(early, 1)
+    talk(early, own + 1, own + 2)
+    held = [*early.expand(summary_of(early.latest())), *early.latest().blocks[1:]]  # type: ignore[union-attr]
+    assert facts_of(held) == exchanges(0, own + 2)
+    bench.check()
+
+
+# What is broken
+
+
+def test_a_run_that_goes_on_after_a_kill_has_the_strategy_it_began_with(bench: Bench, tmp_path: Path) -> None:
+    """Cases 33 and 41: that of a later manager."""
+    gate = Gate(tmp_path)
+    talk(bench.manager(None, {"on_lost": "resume"}).open("chat"), 0, 6)
+    chat = bench.manager(bench.summarize(gate), {"on_lost": "resume"}).open("chat")
+    gate.before.on()
+    run = chat.run(f"long {'z' * 300}")
+    noted(gate, "came")
+    kill(chat)
+    gate.before.off()
+    assert run.wait(WAIT_S).text.startswith("as to long")
+    bench.check()

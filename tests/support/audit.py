@@ -1,0 +1,28 @@
+"""What must hold in a store, whatever happened to its sessions: the product's audit, and what goes over the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turnwise.memory.conversation.blocks import User
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.providers.openai_chat import encode
+from turnwise.memory.providers.validation import CHAT
+from turnwise.memory.stores.base import SessionStore
+from turnwise.testing.audit import audit, read_events, read_turns
+from wire_rules import check_chat
+
+events_of = read_events
+turns_of = read_turns
+
+
+async def check_session(
+    store: SessionStore, session_id: str, *, settled: bool = True, history: Any = None, compacts: bool = False
+) -> list[Turn]:
+    """Audit a session and return its turns; each could also be sent to the stand-in provider, by its own rules."""
+    (await audit(store, [session_id], history=history, settled=settled, compacts=compacts)).check()
+    turns = await read_turns(store, session_id)
+    for turn in turns:
+        if turn.status not in ("pending", "queued"):
+            check_chat(encode(CHAT.spare([*turn.blocks, User(text="next")])))
+    return turns

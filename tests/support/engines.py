@@ -1,0 +1,126 @@
+"""Engines that tests need and users do not."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from turnwise.actors.cluster.wire import SessionInfo
+from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext, Suspend
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.tools.loop import ToolLoop
+from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolUse
+from turnwise.memory.conversation.tool_calls import CallState
+from turnwise.memory.conversation.turns import Turn
+
+
+class ScriptedEngine:
+    """Does what the prompt's first word says, see the cases below, or echoes it."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:  # noqa: PLR0911 - one a case
+        prompt = turn.new_blocks[-1].text  # type: ignore[attr-defined]
+        word, _, rest = prompt.partition(" ")
+        match word:
+            case "slow":
+                for number in range(int(rest)):
+                    context.emit(f"{number} ")
+                    await asyncio.sleep(0.02)
+            case "raise":
+                raise ValueError(rest or "the engine broke")
+            case "exit":
+                raise SystemExit(3)
+            case "nothing":
+                return []
+            case "thoughts":
+                return [Thinking(text="hm")]
+            case "parrot":
+                return turn.new_blocks
+            case "surrogate":
+                return [Text(text="\ud800")]
+            case "curse":
+                context.emit(ToolUse(call_id="1", name="look"))
+                raise ValueError("\ud800")
+            case "dangling":
+                context.emit("let me look")
+                context.emit(ToolUse(call_id="1", name="look"))
+                await asyncio.sleep(60)
+            case "stubborn":
+                context.emit("so far")
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    await asyncio.sleep(1.0)
+                    context.emit("too late")
+                    return [Text(text="too late")]
+            case "where":
+                return [Text(text=f"{turn.id} of {context.session.session_id}")]
+            case "who":
+                return [Text(text=f"{self.name} {context.session.user_id}")]
+        return [Text(text=f"{self.name}{prompt}")]
+
+
+class BrokenBuilder:
+    """Cannot be built."""
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        raise RuntimeError("no such model")
+
+
+class Inventory:
+    """Answers with what its process has loaded, a line for each module, and with how often it looks for garbage."""
+
+    def build(self, session: SessionView) -> Inventory:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        return [Text(text="\n".join([str(gc.get_threshold()), *sys.modules]))]
+
+
+class SlowlyBuilt(OpenAIEngine):
+    """Takes so long to be built that every clock has gone on: that of an actor's event loop tells milliseconds."""
+
+    def build(self, session: SessionView) -> ToolLoop:
+        time.sleep(0.01)
+        return super().build(session)
+
+
+class UnpicklableThere:
+    """Pickles here and cannot be unpickled anywhere."""
+
+    def build(self, session: SessionView) -> InferenceRunner:
+        raise AssertionError("unreachable")
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ImportError("not installed here")
+
+
+def process_of(info: SessionInfo) -> int:
+    """Return the process that hosts a session, which one does."""
+    assert info.pid is not None, f"no process has session {info.session.session_id!r}"
+    return info.pid
+
+
+class Asking:
+    """Asks for approval, and answers when it has it."""
+
+    def build(self, session: SessionView) -> Asking:
+        return self
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        if not any(state.verdict for state in context.calls.values()):
+            raise Suspend({"call": CallState(name="act", wants="approval", why="it acts")})
+        return [Text(text="done")]

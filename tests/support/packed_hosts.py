@@ -1,0 +1,123 @@
+"""Packed hosts without a cluster: on a loop with virtual time, over a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnwise.actors.cluster.placement import Packed
+from turnwise.actors.cluster.wire import Refused
+from turnwise.actors.hosting.engine_overrides import Adopted
+from turnwise.actors.hosting.packed_host import Elder, PackedHost
+from turnwise.actors.hosting.worker_resources import Equipment, Supplies
+from turnwise.actors.inference.engine import EngineBuilder
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.errors import TurnwiseError
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.testing.schedules import inline
+
+
+class OpenSupplies(Supplies):
+    """Supplies that are there already, so that no thread is needed."""
+
+    def __init__(self, store: Any, equipment: dict[str, Equipment], engine_id: str) -> None:
+        super().__init__(lambda: store, lambda: None, engine_id, b"")
+        self._opened = store, None
+        self._equipment.update(equipment)
+        self._pickled.update(dict.fromkeys(equipment, b""))
+
+        self.sent: dict[bytes, Equipment] = {}
+        """What a manager sends, by what stands for its pickle."""
+
+    async def open(self) -> Any:
+        return self._kit[0]
+
+    async def take(self, session_id: str, engine_id: str, engine: bytes) -> None:
+        if not self.has(engine_id):
+            await asyncio.sleep(0)
+            self.hold(session_id, engine_id, self.sent[engine], engine)
+
+    def make_core(self, session_id: str, adopted: Adopted) -> SessionCore:
+        store, _ = self._kit
+        builder, config, *_ = self.given(adopted.engine_id)[0]
+        clock = asyncio.get_running_loop().time
+        core = SessionCore(
+            session_id, store, builder, config, clock=clock, off_loop=inline, engine_id=adopted.engine_id
+        )
+        self.give_runs(core, adopted)
+        return core
+
+
+class Hosting:
+    """A packed host, what callers ask of it, and what it has noted for its next process."""
+
+    def __init__(
+        self,
+        store: Any,
+        engine: EngineBuilder,
+        limits: Packed | None = None,
+        *,
+        config: SessionConfig | None = None,
+        others: Mapping[str, EngineBuilder] | None = None,
+        elders: Sequence[Elder] = (),
+        adopted: dict[str, Adopted] | None = None,
+    ) -> None:
+        self.store = store
+        self.config = config or SessionConfig(idle_s=1e9, cancel_grace_s=0.5)
+        engines = {"first": engine, **(others or {})}
+        equipment: dict[str, Equipment] = {name: (each, self.config, None, (), None) for name, each in engines.items()}
+        self.adopted: dict[str, Adopted] = adopted if adopted is not None else {}
+        self.has_left = asyncio.Event()
+        self._supplies = OpenSupplies(store, equipment, "first")
+        self.sent = self._supplies.sent
+        self.host = PackedHost(
+            self._supplies,
+            limits or Packed(hosts=1),
+            node_id="here",
+            keep=self._keep,
+            drop=self._drop,
+            leave=self.has_left.set,
+            adopted=dict(self.adopted),
+            elders=elders,
+        )
+
+    def bring(self, engine_id: str, engine: EngineBuilder) -> None:
+        """Have another manager's engine come by, as for a session that takes it over."""
+        self._supplies.hold("another", engine_id, (engine, self.config, None, (), None), b"")
+
+    async def create(self, *session_ids: str) -> None:
+        for session_id in session_ids:
+            await getattr(self.store, "inner", self.store).create(SessionRecord(session_id=session_id))
+
+    async def ask(self, session_id: str, verb: str, *args: Any) -> Any:
+        """Return the answer, or raise what was refused."""
+        answer = pickle.loads(await self.host.call(pickle.dumps((session_id, verb, *args))))
+        if isinstance(answer, Refused):
+            raise answer.error
+        return answer
+
+    async def start(self, session_id: str, prompt: str, run_id: str, engine_id: str = "", **settings: Any) -> Any:
+        return await self.ask(session_id, "start", engine_id, (prompt,), {"run_id": run_id, **settings}, ())
+
+    async def run(self, session_id: str, prompt: str, run_id: str, **settings: Any) -> Any:
+        """Start a run and wait for its outcome."""
+        await self.start(session_id, prompt, run_id, **settings)
+        return await self.ask(session_id, "wait", run_id, None, ())
+
+    def _drop(self, session_id: str) -> None:
+        self.adopted.pop(session_id, None)
+
+    async def _keep(self, session_id: str, adopted: Adopted, engines: Mapping[str, bytes]) -> None:
+        self.adopted[session_id] = adopted
+
+
+async def refused(kind: type[TurnwiseError], answer: Any) -> TurnwiseError:
+    """Return the error of this kind that an answer is."""
+    try:
+        found = await answer
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} expected, and not {found}")

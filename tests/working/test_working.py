@@ -1,0 +1,321 @@
+"""Working memory: a scratchpad of a form, on each store of notes."""
+
+import asyncio
+import json
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from turnwise.errors import ConfigError, CorruptRecordError, InvalidInputError, StoreClosedError, WorkingMemoryError
+from turnwise.memory.longterm.base import MemoryItem, Scope
+from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.quoting import quote
+from turnwise.memory.stores.conformance.fixtures import IDS, TEXT
+from turnwise.memory.working.base import InMemoryNotes, NoteStore
+from turnwise.memory.working.formats import Form, FreeText, JsonForm, Markdown, merge_json
+from turnwise.memory.working.memory import WorkingMemory
+from turnwise.memory.working.redis import RedisNotes
+from turnwise.memory.working.sql import SQLNotes
+
+SESSION = Scope(user_id="u", session_id="s", agent="a")
+USER = Scope(user_id="u")
+
+MakeNotes = Callable[[], NoteStore]
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
+def make_notes(request: pytest.FixtureRequest, tmp_path: Path) -> MakeNotes:
+    """Opens stores on the same data, empty at first."""
+    if request.param == "memory":
+        notes = InMemoryNotes()
+        return lambda: notes
+    if request.param == "redis":
+        return partial(RedisNotes, request.getfixturevalue("redis_url"))
+    url = f"sqlite:///{tmp_path}/notes.db" if request.param == "sqlite" else request.getfixturevalue("database")
+    return lambda: SQLNotes(url)
+
+
+class Profile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    age: int | None = Field(default=None, ge=0)
+    tags: list[str] = []
+    home: dict[str, str] = {}
+
+    @field_validator("name")
+    @classmethod
+    def _is_one_word(cls, name: str) -> str:
+        if " " in name:
+            raise ValueError("one word, please")
+        return name
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text("ab", max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=1), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def has_null(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and any(map(has_null, value.values())))
+
+
+def test_objects_are_merged_lists_joined_null_removes_and_the_rest_is_replaced() -> None:
+    before = {"a": {"b": 1, "c": [1, 2]}, "d": "old", "e": 5, "f": [1]}
+    content = {
+        "a": {"c": [2, 3, 2], "x": None, "y": {"z": None}},
+        "d": "new",
+        "e": None,
+        "f": {"g": 1},
+        "h": [[1], [1]],
+    }
+    copies = json.dumps([before, content])
+    merged = {"a": {"b": 1, "c": [1, 2, 3], "y": {}}, "d": "new", "f": {"g": 1}, "h": [[1]]}
+    assert merge_json(before, content) == merged
+    assert json.dumps([before, content]) == copies
+    assert merge_json({"l": [1, True, 1.0, "1", {"b": 1, "a": 2}]}, {"l": [{"a": 2, "b": 1}, 1]})["l"] == [
+        *(1, True, 1.0, "1"),
+        {"b": 1, "a": 2},
+    ]
+
+
+@given(st.dictionaries(st.text("ab", max_size=1), json_values), st.dictionaries(st.text("ab", max_size=1), json_values))
+def test_a_merge_made_twice_is_made_once(before: dict[str, Any], content: dict[str, Any]) -> None:
+    once = merge_json(before, content)
+    assert merge_json(once, content) == once
+    assert merge_json(before, {}) == before
+    assert set(once) == (set(before) | set(content)) - {key for key, value in content.items() if value is None}
+    assert not has_null(merge_json({}, content))
+
+
+def test_it_is_replaced_and_merged_and_there_when_it_is_opened_again(make_notes: MakeNotes) -> None:
+    async def use() -> None:
+        memory, other = (WorkingMemory(make_notes()) for _ in range(2))
+        assert await memory.read(SESSION) == ""
+        assert await memory.section(SESSION) == ""
+        assert await memory.merge(SESSION, "Plans a trip.\n") == "Plans a trip."
+        assert await other.merge(SESSION, "To Narvik.") == "Plans a trip.\n\nTo Narvik."
+        assert await memory.replace(SESSION, TEXT) == TEXT.strip() == await other.read(SESSION)
+        assert await memory.section(SESSION) == f"<working_memory>\n{quote(TEXT.strip())}\n</working_memory>"
+        assert await memory.replace(SESSION, "") == ""
+        assert await other.clear(SESSION) is True and await memory.clear(SESSION) is False
+        for each in (memory, memory, other):
+            await each.close()
+        with pytest.raises(StoreClosedError):
+            await memory.read(SESSION)
+        with pytest.raises(StoreClosedError):
+            await memory.merge(SESSION, "x")
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("form", "first", "wrong"),
+    [
+        (FreeText(), "a", [("replace", 5), ("merge", {"a": 1}), ("merge", "\ud800"), ("merge", "x" * 201)]),
+        (
+            Markdown("# Goal\n\n## Steps #"),
+            "# Goal\nrest\n## Steps\n- one\n# More",
+            [("replace", "# Goal"), ("replace", "## Steps\n# Goal"), ("replace", "#Goal\n## Steps"), ("replace", 5)],
+        ),
+        (
+            JsonForm(Profile),
+            {"name": "Sarah", "tags": ["x"]},
+            [
+                *[("merge", {"age": -1}), ("merge", {"agE": 1}), ("merge", {"name": "two words"}), ("merge", [])],
+                *[("merge", {"name": None}), ("merge", None), ("replace", {"age": 5}), ("replace", '{"name": "x"')],
+                *[("replace", "[]"), ("replace", {"name": float("nan")}), ("replace", {1: set()})],
+                ("merge", {"tags": ["x" * 201]}),
+            ],
+        ),
+        (
+            JsonForm(SCHEMA),
+            '{"n": 1, "tags": ["a", "b"]}',
+            [("merge", {"tags": ["c", "d"]}), ("merge", {"n": "1"}), ("replace", {}), ("merge", {"x": 1})],
+        ),
+    ],
+)
+def test_what_would_not_be_of_the_form_is_refused_and_nothing_changes(
+    make_notes: MakeNotes, form: Form, first: Any, wrong: list[tuple[str, Any]]
+) -> None:
+    async def use() -> None:
+        memory = WorkingMemory(make_notes(), form=form, max_bytes=200)
+        for start in (None, first):
+            if start is not None:
+                await memory.replace(SESSION, start)
+            before = await memory.read(SESSION)
+            for verb, content in wrong:
+                with pytest.raises(WorkingMemoryError, match=r"^the working memory of session 's' of user 'u' refuses"):
+                    await getattr(memory, verb)(SESSION, content)
+                assert await memory.read(SESSION) == before, (verb, content)
+        await memory.close()
+
+    asyncio.run(use())
+    assert issubclass(WorkingMemoryError, InvalidInputError)
+
+
+def test_a_schema_holds_for_what_comes_of_a_merge() -> None:
+    async def use() -> None:
+        memory = WorkingMemory(InMemoryNotes(), form=JsonForm(Profile, initial={"tags": ["new"]}))
+        assert json.loads(await memory.read(SESSION)) == {"tags": ["new"]}
+        with pytest.raises(WorkingMemoryError, match="name: Field required"):
+            await memory.merge(SESSION, {"age": 40})
+        text = await memory.merge(SESSION, {"name": "Zoë", "tags": ["new", "old"], "home": {"city": "Graz"}})
+        assert json.loads(text) == {"name": "Zoë", "tags": ["new", "old"], "home": {"city": "Graz"}} and "Zoë" in text
+        text = await memory.merge(SESSION, '{"age": "41", "tags": null, "home": {"street": "A", "city": null}}')
+        assert json.loads(text) == {"name": "Zoë", "age": 41, "home": {"street": "A"}}
+        assert json.loads(await memory.replace(SESSION, {"name": "Sarah"})) == {"name": "Sarah"}
+
+    asyncio.run(use())
+
+
+def test_markdown_begins_with_its_template() -> None:
+    async def use() -> None:
+        memory = WorkingMemory(InMemoryNotes(), form=Markdown("# Goal\n"), per="user")
+        assert await memory.read(SESSION) == "# Goal"
+        assert await memory.merge(SESSION, "Narvik") == "# Goal\n\nNarvik" == await memory.read(USER)
+        assert await memory.clear(USER) is True and await memory.clear(USER) is False
+        assert await memory.read(USER) == "# Goal"
+
+    asyncio.run(use())
+
+
+def test_each_session_and_each_user_has_its_own(make_notes: MakeNotes) -> None:
+    """Case 50: whatever the ids are."""
+
+    async def use() -> None:
+        sessions, users = WorkingMemory(make_notes()), WorkingMemory(make_notes(), per="user")
+        for name in IDS:
+            await sessions.replace(Scope(user_id=name, session_id=name), f"session {name}")
+            await sessions.replace(Scope(user_id=name, session_id="x"), f"x {name}")
+            await users.replace(Scope(user_id=name, session_id="any", agent="any"), f"user {name}")
+        for name in IDS:
+            assert await sessions.read(Scope(user_id=name, session_id=name)) == f"session {name}".strip()
+            assert await users.read(Scope(user_id=name)) == f"user {name}".strip()
+            assert await users.forget(Scope(user_id=name, session_id="nothing")) == 0
+        left = list(IDS)
+        while left:
+            name = left.pop(0)
+            assert await sessions.forget(Scope(user_id=name, session_id=name)) == 1
+            assert await users.forget(Scope(user_id=name)) == 2
+            assert [each for each in IDS if await users.read(Scope(user_id=each))] == left
+        await asyncio.gather(sessions.close(), users.close())
+
+    asyncio.run(use())
+
+
+def test_a_user_s_note_is_no_session_s(make_notes: MakeNotes) -> None:
+    async def use() -> None:
+        notes = make_notes()
+        for session in (None, "", "s"):
+            scope = Scope(user_id="u", session_id=session)
+            assert await notes.read(scope) is None
+            assert await notes.change(scope, f"{session!r} {{}}".format) == f"{session!r} None"
+        assert await notes.purge("u", session_id="") == 1
+        assert [await notes.read(Scope(user_id="u", session_id=name)) for name in ("", "s", None)] == [
+            *(None, "'s' None", "None None"),
+        ]
+        assert await notes.change(USER, lambda _: None) is None and await notes.purge("u") == 1
+        await notes.close()
+
+    asyncio.run(use())
+
+
+def test_of_many_merges_at_once_none_is_lost(make_notes: MakeNotes) -> None:
+    async def use() -> None:
+        form = JsonForm({"type": "object"})
+        handles = [WorkingMemory(make_notes(), form=form, per="user") for _ in range(3)]
+        await asyncio.gather(*(handles[at % 3].merge(SESSION, {"seen": [at], str(at): at}) for at in range(30)))
+        found = json.loads(await handles[0].read(SESSION))
+        assert sorted(found.pop("seen")) == list(range(30)) and found == {str(at): at for at in range(30)}
+        for each in handles:
+            await each.close()
+
+    asyncio.run(use())
+
+
+def test_a_session_s_needs_a_session_and_settings_their_range() -> None:
+    memory = WorkingMemory(InMemoryNotes())
+    for scope in (USER, Scope(user_id="", session_id="s"), Scope(user_id="u", session_id="\0")):
+        for call in (memory.read(scope), memory.merge(scope, "x"), memory.clear(scope)):
+            with pytest.raises(WorkingMemoryError):
+                asyncio.run(call)
+    with pytest.raises(ConfigError, match=r"WorkingMemory.per='all'"):
+        WorkingMemory(InMemoryNotes(), per="all")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"max_bytes=3"):
+        WorkingMemory(InMemoryNotes(), form=Markdown("# Goal"), max_bytes=3)
+    for schema in (int, {"type": "no"}, "x"):
+        with pytest.raises(ConfigError, match=r"JsonForm.schema"):
+            JsonForm(schema)  # type: ignore[arg-type]
+
+
+def test_notes_share_a_file_with_facts_and_leave_nothing_legible(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/all.db"
+
+    def is_legible() -> bool:
+        return any(b"Trondheim" in path.read_bytes() for path in tmp_path.iterdir())
+
+    async def use() -> None:
+        facts, memory = SQLFacts(url), WorkingMemory(SQLNotes(url))
+        await asyncio.gather(
+            facts.put(USER, [MemoryItem(id="1", text="x")]), memory.replace(SESSION, "Trondheim " * 99)
+        )
+        assert is_legible()
+        assert await memory.forget(SESSION) == 1
+        assert not is_legible()
+        assert await facts.count(USER) == 1
+        await asyncio.gather(facts.close(), memory.close())
+
+    asyncio.run(use())
+
+
+def test_it_pickles_as_its_settings(tmp_path: Path) -> None:
+    memory = WorkingMemory(SQLNotes(f"sqlite:///{tmp_path}/n.db"), form=JsonForm(Profile), max_bytes=100)
+    again = pickle.loads(pickle.dumps(memory))
+
+    async def use() -> str:
+        await memory.merge(SESSION, {"name": "Sarah"})
+        text = await again.read(SESSION)
+        await asyncio.gather(memory.close(), again.close())
+        return str(text)
+
+    assert json.loads(asyncio.run(use())) == {"name": "Sarah"}
+    with pytest.raises(TypeError, match="use SQLNotes"):
+        pickle.dumps(InMemoryNotes())
+
+
+def test_a_corrupt_note_is_named(tmp_path: Path) -> None:
+    import sqlite3
+
+    async def use(call: str) -> Any:
+        memory = WorkingMemory(SQLNotes(f"sqlite:///{tmp_path}/n.db"))
+        try:
+            return await (memory.replace(SESSION, "x") if call == "replace" else getattr(memory, call)(SESSION))
+        finally:
+            await memory.close()
+
+    asyncio.run(use("replace"))
+    with sqlite3.connect(tmp_path / "n.db") as connection:
+        connection.execute("UPDATE turnwise_notes SET text = '{'")
+    connection.close()
+    for call in ("read", "replace"):
+        with pytest.raises(CorruptRecordError, match="note of session 's' of user 'u'"):
+            asyncio.run(use(call))
+    assert asyncio.run(use("forget")) == 1
+    assert asyncio.run(use("read")) == ""

@@ -46,12 +46,13 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.event_store.urls import check_history_url
 from turnwise.memory.longterm.base import LongTermMemory, is_local
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.settings import Encryption
-from turnwise.memory.stores.urls import check_history_url, resolve_url
+from turnwise.memory.stores.urls import resolve_url
 from turnwise.memory.user_ids import by_public_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.compaction import Compaction

@@ -51,7 +51,8 @@ class StorePlace:
         """Return a history of this process's own, if there is one."""
         if self.history_url is None:
             return None
-        from turnwise.memory.stores.urls import open_history, read_only
+        from turnwise.memory.event_store.urls import open_history
+        from turnwise.memory.stores.urls import read_only
 
         history = open_history(read_only(self.history_url) if self.read_only else self.history_url)
         if self.encryption is None:

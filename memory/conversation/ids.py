@@ -84,3 +84,8 @@ def is_own_id(stored_id: str) -> bool:
 
 
 _SEPARATOR = "\x1f"
+
+
+def digest_of(user_id: str, id: str) -> bytes:
+    """Return what stands for a user's item of this id, in 16 bytes that do not tell either."""
+    return hashlib.blake2b(f"{len(user_id)}:{user_id}{id}".encode(errors="surrogatepass"), digest_size=16).digest()

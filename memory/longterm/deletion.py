@@ -6,13 +6,13 @@ import asyncio
 import re
 import secrets
 from collections.abc import Collection, Iterable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from turnwise.errors import CorruptRecordError, StoreError
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, is_read_only
+from turnwise.memory.stores.sql.touched_pages import noting
 
 Verify = bool | Literal["files"]
 """How what is forgotten is looked for afterwards.
@@ -98,20 +98,6 @@ class Erasure:
     """How much of what is to be searched was, from 0 to 1. Below 1 the same call again tells how it goes on."""
 
 
-_touched: ContextVar[dict[Path, set[int]] | None] = ContextVar("turnwise_touched", default=None)
-
-
-def notes_pages() -> bool:
-    """Return whether somebody wants to know which pages of files are written."""
-    return _touched.get() is not None
-
-
-def note_pages(file: Path, pages: Collection[int]) -> None:
-    """Let `erase` know which pages of a SQLite file its deletion wrote."""
-    if (touched := _touched.get()) is not None:
-        touched.setdefault(file, set()).update(pages)
-
-
 async def erase(  # noqa: PLR0911 - each outcome is told where it is known
     memory: LongTermMemory,
     scope: Scope,
@@ -148,11 +134,8 @@ async def erase(  # noqa: PLR0911 - each outcome is told where it is known
         return _unverified(await memory.forget(scope, ids, **which), str(error))
     keys = await memory.keys(scope, ids, **which) if isinstance(memory, Settling) else []
     pages: dict[Path, set[int]] = {}
-    token = _touched.set(pages)
-    try:
+    with noting(pages):
         items = await memory.forget(scope, ids, **which)
-    finally:
-        _touched.reset(token)
     try:
         if isinstance(memory, Settling):
             await memory.settle(keys)

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from turnwise.errors import ConfigError, StoreURLError
+from turnwise.errors import StoreURLError
 
 if TYPE_CHECKING:
-    from turnwise.memory.event_store.base import HistoryStore
-    from turnwise.memory.longterm.items.base import FactStore
     from turnwise.memory.stores.base import SessionStore
-    from turnwise.memory.working.base import NoteStore
 
 SQL_SCHEMES = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
 REDIS_SCHEMES = ("redis", "rediss")
@@ -102,86 +99,24 @@ def open_store(url: str) -> SessionStore:
     return open_registered(url)
 
 
-def check_history_url(url: str) -> str:
-    """Return the URL of a history, resolved.
+def resolve_own_url(url: str) -> str:
+    """Return the URL, resolved, if it is of a scheme of turnwise's own.
 
     Raises:
-        StoreURLError: the URL is of no known scheme.
-        ConfigError: it is of a store that keeps no histories, or of one in memory: a history there would not be shared.
+        StoreURLError: the URL is of another package's store, or of no known scheme.
     """
-    url = resolve_url(url)
-    scheme = url.partition("://")[0]
-    if scheme == "memory":
-        raise ConfigError("history_store", url, "is no place that processes share: use sqlite:/// or postgresql://")
-    if scheme not in SQL_SCHEMES:
-        why = "keeps sessions with their events, and no history apart: use sqlite:/// or postgresql://, or go without"
-        raise ConfigError("history_store", redact(url), why)
-    return url
-
-
-def open_history(url: str) -> HistoryStore:
-    """Return a history for the URL, which may be that of a store. Imports and connects as `open_store` does.
-
-    Raises:
-        StoreURLError: the URL is of no known scheme, or its driver is not installed.
-        ConfigError: see `check_history_url`.
-    """
-    url = check_history_url(url)
-    from turnwise.memory.event_store.sql import SQLHistory
-
-    return SQLHistory(url)
-
-
-def open_facts(url: str) -> FactStore:
-    """Return a store of facts for the URL, which may be that of a session store, or of a Redis.
-
-    Imports and connects as `open_store` does.
-
-    Raises:
-        StoreURLError: the URL is of no known scheme, or its driver is not installed.
-    """
-    if _is_redis(url):
-        from turnwise.memory.longterm.items.redis import RedisFacts
-
-        return RedisFacts(url)
-    url = _resolve_table_url(url)
-    if url.startswith("memory:"):
-        from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-
-        return InMemoryFacts()
-    from turnwise.memory.longterm.items.sql import SQLFacts
-
-    return SQLFacts(url)
-
-
-def open_notes(url: str) -> NoteStore:
-    """Return a store of notes for the URL, which may be that of a store of facts. Like `open_facts`."""
-    if _is_redis(url):
-        from turnwise.memory.working.redis import RedisNotes
-
-        return RedisNotes(url)
-    url = _resolve_table_url(url)
-    if url.startswith("memory:"):
-        from turnwise.memory.working.base import InMemoryNotes
-
-        return InMemoryNotes()
-    from turnwise.memory.working.sql import SQLNotes
-
-    return SQLNotes(url)
-
-
-def _resolve_table_url(url: str) -> str:
     url = resolve_url(url)
     if url.partition("://")[0] not in _OWN_SCHEMES:
         raise StoreURLError(redact(url), "another package's store keeps sessions only")
     return url
 
 
+def is_redis(url: str) -> bool:
+    """Return whether the URL is of a Redis."""
+    return isinstance(url, str) and url.partition("://")[0] in REDIS_SCHEMES
+
+
 def _is_foreign(scheme: str) -> bool:
     from turnwise.memory.stores.plugins import is_registered
 
     return is_registered(scheme)
-
-
-def _is_redis(url: str) -> bool:
-    return isinstance(url, str) and url.partition("://")[0] in REDIS_SCHEMES

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.longterm.base import Scope
-from turnwise.memory.longterm.items.base import digest_of
 from turnwise.memory.stores.redis.database import RedisDatabase
 from turnwise.memory.stores.sql.rows import to_json
 from turnwise.memory.working.base import Change

@@ -121,6 +121,7 @@ if _typing.TYPE_CHECKING:
     from turnwise.memory.longterm.items.in_memory import InMemoryFacts
     from turnwise.memory.longterm.items.redis import RedisFacts
     from turnwise.memory.longterm.items.sql import SQLFacts
+    from turnwise.memory.longterm.items.urls import open_facts
     from turnwise.memory.longterm.keyword import LexicalMemory
     from turnwise.memory.longterm.retention import Retention
     from turnwise.memory.longterm.session_memory import MemoryDesk
@@ -135,12 +136,12 @@ if _typing.TYPE_CHECKING:
     from turnwise.memory.stores.in_memory import InMemoryStore
     from turnwise.memory.stores.redis.store import RedisStore
     from turnwise.memory.stores.sql.store import SQLStore
-    from turnwise.memory.stores.urls import open_facts, open_notes
     from turnwise.memory.tokens.counter import ByteCounter, TiktokenCounter, TokenCounter, counter_for
     from turnwise.memory.working.formats import FreeText, JsonForm, Markdown
     from turnwise.memory.working.memory import WorkingMemory
     from turnwise.memory.working.redis import RedisNotes
     from turnwise.memory.working.sql import SQLNotes
+    from turnwise.memory.working.urls import open_notes
     from turnwise.strategies.compaction import Compaction
     from turnwise.strategies.delete_oldest import DeleteOldest
     from turnwise.strategies.flush import FlushToMemory
@@ -469,7 +470,8 @@ _HOMES = {
         "turnwise.memory.working.redis": ["RedisNotes"],
         "turnwise.memory.working.sql": ["SQLNotes"],
         "turnwise.memory.longterm.retention": ["Retention"],
-        "turnwise.memory.stores.urls": ["open_facts", "open_notes"],
+        "turnwise.memory.longterm.items.urls": ["open_facts"],
+        "turnwise.memory.working.urls": ["open_notes"],
         "turnwise.memory.working.memory": ["WorkingMemory"],
     }.items()
     for name in names

@@ -39,10 +39,10 @@ from turnwise.memory.event_store import conformance as contract
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
+from turnwise.memory.event_store.urls import open_history
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.stores.sql.store import SQLStore
-from turnwise.memory.stores.urls import open_history
 
 MakeHistory = Callable[[], HistoryStore]
 

@@ -11,7 +11,6 @@ import pytest
 
 from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedError, StoreURLError
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.longterm import deletion as erasing
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.base import BURIED_S
 from turnwise.memory.longterm.search.analyzer import words
@@ -20,6 +19,7 @@ from turnwise.memory.longterm.search.user_index import find, shelf_of
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.sqlite_items import FullText
 from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, key_of
+from turnwise.memory.stores.sql.touched_pages import noting
 from vector_memories import bytes_in, item, sync
 
 ANN = Scope(user_id="ann")
@@ -255,9 +255,8 @@ async def test_to_delete_one_user_of_many_writes_what_that_user_has_and_no_more(
         await text._on_thread(text._empty_log)
         before = await changes()
         pages: dict[Path, set[int]] = {}
-        token = erasing._touched.set(pages)
-        assert await text.forget(Scope(user_id="user-5"), None) == 20
-        erasing._touched.reset(token)
+        with noting(pages):
+            assert await text.forget(Scope(user_id="user-5"), None) == 20
         counts.append((sum(map(len, pages.values())), await changes() - before))
         assert await text.count() == 20 * (others - 1)
         await text.close()

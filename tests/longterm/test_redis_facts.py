@@ -22,21 +22,23 @@ from turnwise.errors import (
     StoreError,
     StoreURLError,
 )
+from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items import conformance as contract
-from turnwise.memory.longterm.items.base import BURIED_S, FactFilter, FactStore, all_items, digest_of
+from turnwise.memory.longterm.items.base import BURIED_S, FactFilter, FactStore, all_items
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.redis import RedisFacts
 from turnwise.memory.longterm.items.redis_scripts import KEYS
 from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.urls import open_facts
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.conformance.fixtures import TEXT
 from turnwise.memory.stores.conformance.laws import Law, check_law
-from turnwise.memory.stores.urls import open_facts, open_notes
 from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.redis import RedisNotes
 from turnwise.memory.working.sql import SQLNotes
+from turnwise.memory.working.urls import open_notes
 
 USER = Scope(user_id="u")
 EVER = FactFilter(superseded=True)

@@ -14,6 +14,22 @@ from turnwise import errors
 
 ROOT = Path(__file__).parents[2]
 FLOORS = ["errors", "memory", "strategies", "actors", "testing"]
+ROOMS = {
+    "memory": [
+        "background",
+        "conversation",
+        "providers",
+        "tokens",
+        "stores",
+        "event_store",
+        "user_ids",
+        "archive",
+        "longterm",
+        "working",
+    ],
+    "actors": ["inference", "memory", "session", "cluster", "hosting", "client"],
+}
+"""The rooms and single files of a floor: each imports from those before it only."""
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
 
 
@@ -57,6 +73,22 @@ def test_imports_run_from_actors_to_strategies_to_memory_to_errors_and_only_acto
             assert top not in FLOORS, f"{where}: its import name begins with turnwise"
             if top == "turnwise" and line not in only_types:
                 assert rest.partition(".")[0] in below, f"{where}: {floor} may import from {below}"
+
+
+@pytest.mark.parametrize("floor", ROOMS)
+def test_a_room_imports_only_from_the_rooms_before_it(floor: str) -> None:
+    rooms = ROOMS[floor]
+    for path in files_of(floor):
+        room = path.relative_to(ROOT / floor).with_suffix("").parts[0]
+        if room == "__init__":
+            continue
+        assert room in rooms, f"{path.relative_to(ROOT)}: say in ROOMS which rooms it may import from"
+        only_types = type_checking_lines(path)
+        for line, name in imports_of(path):
+            if name.startswith(f"turnwise.{floor}.") and line not in only_types:
+                other = name.split(".")[2]
+                where = f"{path.relative_to(ROOT)}:{line} imports {name}"
+                assert other in rooms[: rooms.index(room) + 1], f"{where}: {room} comes before {other}"
 
 
 def test_nobody_imports_from_the_package_root() -> None:

@@ -33,13 +33,15 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.event_store.sql import SQLHistory
+from turnwise.memory.event_store.urls import open_history
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.items.redis import RedisFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
+from turnwise.memory.longterm.items.urls import open_facts
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
-from turnwise.memory.stores.urls import open_facts, open_history, open_store, redact
+from turnwise.memory.stores.urls import open_store, redact
 from turnwise.memory.working.redis import RedisNotes
 from turnwise.memory.working.sql import SQLNotes
 

@@ -11,18 +11,13 @@ import pytest
 
 from turnwise.errors import ConfigError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.event_store.urls import check_history_url, open_history
+from turnwise.memory.longterm.items.urls import open_facts
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
-from turnwise.memory.stores.urls import (
-    check_history_url,
-    open_facts,
-    open_history,
-    open_notes,
-    open_store,
-    read_only,
-    resolve_url,
-)
+from turnwise.memory.stores.urls import open_store, read_only, resolve_url
+from turnwise.memory.working.urls import open_notes
 
 Install = Callable[..., None]
 

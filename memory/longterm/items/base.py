@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -189,11 +188,6 @@ BURIED_S = 90 * 86_400.0
 Who gives an item late is a session whose process was lost before it had noted that it gave it: it does so when somebody
 next uses the session. After so long nobody is expected to, and what was deleted would else add up for ever.
 """
-
-
-def digest_of(user_id: str, id: str) -> bytes:
-    """Return what stands for a user's item of this id, in 16 bytes that do not tell either."""
-    return hashlib.blake2b(f"{len(user_id)}:{user_id}{id}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def holds(item: MemoryItem, which: FactFilter) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 from turnwise.errors import StoreClosedError
+from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
 from turnwise.memory.longterm.items.base import (
     ALL,
@@ -21,7 +22,6 @@ from turnwise.memory.longterm.items.base import (
     check_change,
     check_successor,
     check_turn,
-    digest_of,
     end_without,
     holds,
     kept,

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from turnwise.errors import ConfigError, CorruptRecordError
 from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.base import (
@@ -22,7 +23,6 @@ from turnwise.memory.longterm.items.base import (
     check_change,
     check_successor,
     check_turn,
-    digest_of,
     kept,
     owner_of,
     parse_position,

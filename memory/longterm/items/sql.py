@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.base import (
@@ -23,7 +24,6 @@ from turnwise.memory.longterm.items.base import (
     check_change,
     check_successor,
     check_turn,
-    digest_of,
     end_without,
     kept,
     owner_after,

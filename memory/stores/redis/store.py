@@ -19,13 +19,12 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.ids import new_key
+from turnwise.memory.conversation.ids import digest_of, new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.items.base import digest_of
 from turnwise.memory.stores.base import (
     Activation,
     Commit,

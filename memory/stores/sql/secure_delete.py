@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from turnwise.errors import StoreError
-from turnwise.memory.longterm.deletion import note_pages, notes_pages
 from turnwise.memory.stores.sql.database import Schema, SQLDatabase
+from turnwise.memory.stores.sql.touched_pages import note_pages, notes_pages
 from turnwise.memory.stores.urls import resolve_url
 
 Result = TypeVar("Result")

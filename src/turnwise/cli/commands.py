@@ -113,7 +113,8 @@ async def _migrate(source: str, target: str, *, dry_run: bool, **settings: Any) 
 def _open(target: str, dry_run: bool) -> FactStore:
     """Return the store of facts, or, for a dry run, an empty one if there is none yet, so that none is made."""
     from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-    from turnwise.memory.stores.urls import SQL_SCHEMES, open_facts, resolve_url
+    from turnwise.memory.longterm.items.urls import open_facts
+    from turnwise.memory.stores.urls import SQL_SCHEMES, resolve_url
 
     scheme = target.partition("://")[0]
     if scheme == "memory":

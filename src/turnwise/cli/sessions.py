@@ -137,7 +137,8 @@ async def _sweep(url: str, archive: Path | None, history_url: str | None) -> Any
 
 def _open(stack: AsyncExitStack, url: str, history_url: str | None) -> tuple[SessionStore, HistoryStore | None]:
     """Return the stores, to be closed with the stack."""
-    from turnwise.memory.stores.urls import open_history, open_store
+    from turnwise.memory.event_store.urls import open_history
+    from turnwise.memory.stores.urls import open_store
 
     if url.startswith("memory:"):
         raise ConfigError("store", url, "is gone with its process: pass a file, a database or a Redis")

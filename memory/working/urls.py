@@ -1,0 +1,32 @@
+"""From a URL to the store of notes that it names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from turnwise.memory.stores.urls import is_redis, resolve_own_url
+
+if TYPE_CHECKING:
+    from turnwise.memory.working.base import NoteStore
+
+
+def open_notes(url: str) -> NoteStore:
+    """Return a store of notes for the URL, which may be that of a store of facts.
+
+    Imports and connects as `open_store` does.
+
+    Raises:
+        StoreURLError: the URL is of no known scheme, or its driver is not installed.
+    """
+    if is_redis(url):
+        from turnwise.memory.working.redis import RedisNotes
+
+        return RedisNotes(url)
+    url = resolve_own_url(url)
+    if url.startswith("memory:"):
+        from turnwise.memory.working.base import InMemoryNotes
+
+        return InMemoryNotes()
+    from turnwise.memory.working.sql import SQLNotes
+
+    return SQLNotes(url)

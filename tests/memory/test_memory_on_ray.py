@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +22,16 @@ import pytest
 from local_provider import LocalProvider
 from memory_engines import BrokenMemory, Mirror, SlowMemory
 from memory_manager import answering
-from turnwise.actors.client.manager import SessionManager
+from quirks import QuirkServer, Reply
+from test_agents_on_ray import WAIT_S, until
+from test_output import engine, says
+from test_sessions_on_ray import kill
+from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.memory_actor import RemoteMemory
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
-from turnwise.errors import ConfigError, LongTermMemoryError
+from turnwise.errors import ConfigError, InvalidInputError, LongTermMemoryError
 from turnwise.memory.conversation.events import MemoryFailed, MemoryRecalled
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.conformance import LAWS
@@ -151,6 +157,66 @@ def test_a_pin_holds_in_every_process_and_for_its_user_only(make_manager: MakeMa
     assert "<profile_memory>" not in again.open("e", user_id="eve").run("Where?").wait(60).text
     assert other.memory.unpin(kept)
     assert "<profile_memory>" not in chat.run("Where now?").wait(60).text
+
+
+def test_the_async_family_changes_and_pins_what_the_other_has_saved(make_manager: MakeManager, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "engine": Mirror(),
+        "memory": [VectorMemory(tmp_path / "said.db", embedding=None)],
+        "config": replace(PATIENT, memory=MemoryConfig(timeout_s=60.0, save="none")),
+    }
+    manager = make_manager(**settings)
+    kept = manager.open("c", user_id="ada").memory.save("Folds paper cranes.", type=MemoryType.SKILL, name="Origami")
+
+    async def story() -> None:
+        settings["namespace"] = manager._realm.namespace
+        async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
+            chat = await opened.open("d", user_id="ada")
+
+            async def profile() -> str:
+                text = (await (await chat.run("Where?"))).text
+                return text.partition("<profile_memory>")[2].partition("</profile_memory>")[0]
+
+            assert await profile() == ""
+            assert await chat.memory.pin(kept) and not await chat.memory.pin("nothing")
+            assert "cranes" in await profile()
+            assert await chat.memory.update(kept, name="Kirigami", topic="paper", aliases=["cuts"])
+            (found,) = await chat.memory.recall("What of Kirigami?")
+            assert (found.id, found.pinned, found.topic, found.aliases) == (kept, True, "paper", ("cuts",))
+            assert await chat.memory.recall("What of Origami?") == []
+            assert await chat.memory.update(kept, status="resolved") and await profile() == ""
+            assert await chat.memory.update(kept, status="active") and "cranes" in await profile()
+            with pytest.raises(InvalidInputError, match="say what is to be changed"):
+                await chat.memory.update(kept)
+            assert await chat.memory.unpin(kept) and await profile() == ""
+
+    asyncio.run(story())
+
+
+def test_a_run_that_is_killed_goes_on_with_the_same_profile(make_manager: MakeManager, tmp_path: Path) -> None:
+    is_killed = threading.Event()
+
+    def held() -> Reply:
+        is_killed.wait(WAIT_S)
+        return says("too late")
+
+    with QuirkServer(held, says("An apple.")) as server:
+        facts = ExtractiveMemory(engine(server), SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
+        config = SessionConfig(on_lost="resume", memory=MemoryConfig(timeout_s=60.0, save="none"))
+        chat = make_manager(engine=engine(server), memory=[facts], config=config).open("chat", user_id="ada")
+        chat.memory.save("The user is allergic to peanuts.", type=MemoryType.FACTS)
+        assert chat.memory.pin(chat.memory.save("Folds paper cranes.", type=MemoryType.SKILL))
+        run = chat.run("Suggest a snack")
+        until(lambda: len(server.requests) == 1)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(run.wait, WAIT_S)
+            kill(chat)
+            is_killed.set()
+            assert waiting.result().text == "An apple."
+        assert run.info().resumes == 1
+        first, second = (json.dumps(request["messages"]) for request in server.requests)
+        profiles = [text.partition("<profile_memory>")[2].partition("</profile_memory>")[0] for text in (first, second)]
+        assert profiles[0] == profiles[1] and "peanuts" in profiles[0] and "cranes" in profiles[0]
 
 
 def test_a_memory_is_one_process_for_all_and_another_takes_its_place_when_it_is_lost(

@@ -3,7 +3,7 @@
 The procedure. Trials are the dev set's messages of each kind that has a goal, stretches of few turns, facts with
 look-alikes, and questions that share no word with their answer; each by words alone and, if there is an embedding, with
 its vectors too. A choice of weights is worth the mean of all measures, each less `SHORT` times what it lacks of its
-goal. From the defaults on, the weights are tried one after the other, each with all values of its grid while the others
+goal. From `START` on, the weights are tried one after the other, each with all values of its grid while the others
 stand. It moves if the best value is worth `GAIN` more than where it stands, to the nearest of those values that are
 worth as much as the best but for `GAIN`: so noise moves nothing, and nothing moves further than it has to. `ROUNDS`
 rounds, or fewer if one moves nothing.
@@ -57,8 +57,8 @@ GRID: dict[str, Sequence[float]] = {
     "margin": (0.0, 0.5, 1.0),
     "part": (0.15, 0.25, 0.35),
     "share": (0.6, 0.7, 0.8),
-    "least": (4.0, 8.0, 12.0, 16.0),
     "vectors": (2.0, 4.0, 8.0, 16.0),
+    "least": (4.0, 8.0, 12.0),
     "similar": (0.35, 0.4, 0.45, 0.5),
     "facts.tail": (0.6, 0.7, 0.8),
     "facts.least": (0.0, 2.0, 4.0),
@@ -77,7 +77,6 @@ ABLATIONS: dict[str, dict[str, float]] = {
     "without share": {"share": 2.0},
     "without least": {"least": 0.0, "facts.least": 0.0},
     "without background": {"background": 0},
-    "without length": {"length": 0.0},
     "without vectors": {"vectors": 0.0, "similar": 2.0},
 }
 
@@ -103,6 +102,24 @@ class Choice:
 
 OF_FACTS = ("reach", *(name.removeprefix("facts.") for name in GRID if "." in name))
 DEFAULTS = Choice(Weights(), FACTS)
+_GUESSED = Weights(
+    saturation=1.0,
+    before=0.7,
+    after=0.25,
+    reach=3,
+    speaker=0.5,
+    name=20.0,
+    common=5.0,
+    rare=11.0,
+    margin=0.5,
+    part=0.25,
+    share=0.7,
+    least=8.0,
+    vectors=8.0,
+    similar=0.5,
+)
+START = Choice(_GUESSED, replace(_GUESSED, reach=0, tail=0.7, least=2.0))
+"""What was guessed before anything was measured so: whatever the defaults are, they are chosen again from here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +184,9 @@ class Trials:
         lacking = sum(max(0.0, goal - found[name]) for name, goal in self.goals.items())
         return (sum(found.values()) - SHORT * lacking) / len(found)
 
-    def chosen(self, quarters: Sequence[int], tell: Callable[[str, float, Choice], None] | None = None) -> Choice:
+    def chosen(self, quarters: Sequence[int], tell: Callable[[str, Choice], None] | None = None) -> Choice:
         """Return what is chosen by the trials of these quarters; tells of each choice that it tries."""
-        stands = DEFAULTS
+        stands = START
         for _ in range(ROUNDS):
             before = stands
             for name, grid in GRID.items():
@@ -177,11 +194,11 @@ class Trials:
                 worths = {value: self.worth(choice, quarters) for value, choice in tried.items()}
                 if tell is not None:
                     for value, choice in tried.items():
-                        tell(name, value, choice)
-                best = max(worths, key=lambda value: worths[value])
-                if worths[best] > self.worth(stands, quarters) + GAIN:
+                        tell(f"{name} {value:g}", choice)
+                best = max(worths.values())
+                if best > self.worth(stands, quarters) + GAIN:
+                    good = [value for value, worth in worths.items() if worth > best - GAIN]
                     was = stands.value(name)
-                    good = [value for value in grid if worths[value] > worths[best] - GAIN]
                     stands = tried[min(good, key=lambda value: abs(value - was))]
             if stands == before:
                 break
@@ -211,7 +228,7 @@ def print_weights(
         tell(name, DEFAULTS.with_(changes))
     print("Each choice that is tried")
     whole = range(QUARTERS)
-    best = trials.chosen(whole, lambda name, value, choice: tell(f"{name} {value:g}", choice))
+    best = trials.chosen(whole, tell)
     tell("chosen", best)
     print(f"  that is: {_changes(best)}")
     print("Chosen without a quarter, and measured on it; then the defaults there")
@@ -223,8 +240,10 @@ def print_weights(
 
 
 def _changes(choice: Choice) -> str:
-    moved = [f"{name} {choice.value(name):g}" for name in GRID if choice.value(name) != DEFAULTS.value(name)]
-    return ", ".join(moved) or "the defaults"
+    moved = [f"{name} {choice.value(name):g}" for name in GRID if choice.value(name) != START.value(name)]
+    other = [name for name in GRID if choice.value(name) != DEFAULTS.value(name)]
+    so = f"the defaults differ in {', '.join(other)}" if other else "as the defaults"
+    return f"{', '.join(moved) or 'nothing'}; the others as at the start; {so}"
 
 
 # Trials

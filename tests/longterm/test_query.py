@@ -230,7 +230,7 @@ def test_items_that_say_nothing_and_huge_ones_can_be_kept_and_asked_for() -> Non
     [
         ("tail", 1.5, "from 0 to 1"),
         ("before", -0.1, "from 0 to 1"),
-        ("length", float("nan"), "from 0 to 1"),
+        ("part", float("nan"), "from 0 to 1"),
         ("vectors", -1, "from 0 to a million"),
         ("vectors", True, "from 0 to a million"),
         ("name", "20", "from 0 to a million"),
@@ -238,7 +238,8 @@ def test_items_that_say_nothing_and_huge_ones_can_be_kept_and_asked_for() -> Non
         ("text_words", 0, "from 1 to a million"),
         ("similar", None, "a number"),
         ("margin", float("nan"), "a number"),
-        ("saturation", float("inf"), "from 0 to a million"),
+        ("saturation", 0.0, "from 0.01 to a million"),
+        ("speaker", float("inf"), "from 0 to a million"),
         ("common", 11.0, "below Weights.rare, which is 11.0"),
     ],
 )

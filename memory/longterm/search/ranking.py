@@ -28,19 +28,17 @@ class Weights:
         ConfigError: a weight is no number, or out of its range.
     """
 
-    saturation: float = 1.0
+    saturation: float = 0.25
     """BM25's k1: how soon more of the same word adds no more."""
-    length: float = 0.75
-    """BM25's b: how far long texts are held to say less of each thing."""
-    before: float = 0.7
+    before: float = 0.5
     """What a word in the item before counts, beside one in the item itself; each item further back, so much less."""
-    after: float = 0.25
+    after: float = 0.55
     """The same for the item after; the one after that counts `before` times as much, and so on."""
     reach: int = 3
     """How many items of the same session before and after count."""
     speaker: float = 0.5
     """By how much an item gains whose speaker the query names."""
-    name: float = 20.0
+    name: float = 10.0
     """How many nats an item gains whose own name the query has, if that is a rare word."""
     corrected: float = 0.9
     """What a word counts that stands for a misspelt one."""
@@ -63,7 +61,7 @@ class Weights:
     """if that is at least so many nats in general."""
     vectors: float = 8.0
     """How many nats a vector counts that is the query's own."""
-    similar: float = 0.5
+    similar: float = 0.45
     """From which similarity of vectors on something bears on a query whatever its words."""
     tail: float = 0.0
     """Items that bear on the query less than this share of what the best one does are left out."""
@@ -86,8 +84,9 @@ _COUNT = (0, _MOST, "must be a whole number from 0 to a million")
 _ANY = (-_MOST, _MOST, "must be a number from minus to plus a million")
 
 _RANGES = {
-    **dict.fromkeys(("length", "before", "after", "corrected", "part", "tail"), _SHARE),
-    **dict.fromkeys(("saturation", "speaker", "name", "share", "least", "vectors"), _AMOUNT),
+    **dict.fromkeys(("before", "after", "corrected", "part", "tail"), _SHARE),
+    "saturation": (0.01, _MOST, "must be a number from 0.01 to a million"),
+    **dict.fromkeys(("speaker", "name", "share", "least", "vectors"), _AMOUNT),
     **dict.fromkeys(("reach", "background"), _COUNT),
     **dict.fromkeys(("common", "rare", "similar"), _ANY),
     "margin": (-math.inf, _MOST, "must be a number up to a million, or minus infinity for none"),
@@ -130,7 +129,6 @@ def rank(
     asked: Asked,
     *,
     sessions: Places,
-    lengths: Numbers,
     similarities: Numbers | None,
     limit: int,
     weights: Weights,
@@ -139,7 +137,6 @@ def rank(
 
     Args:
         sessions: of each item; items of a session stand together, in their order.
-        lengths: of each item, in words.
         similarities: of each item's vector to the query's, from -1 to 1, NaN for items without one; None if there are
             none at all.
         limit: how many are wanted at most.
@@ -150,7 +147,7 @@ def rank(
     if not size or limit <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
     near = _Neighbours(sessions, weights)
-    scores = _by_words(asked, near, lengths, weights)
+    scores = _by_words(asked, size, near, weights)
     for place, frequency in asked.named:
         scores[place] += weights.name * _telling(frequency, weights)
     if similarities is not None and _tells(asked, weights):
@@ -171,11 +168,10 @@ _HALF = 10.0
 _MANY, _SMALL = 10, 1e-6
 
 
-def _by_words(asked: Asked, near: _Neighbours, lengths: Numbers, weights: Weights) -> Numbers:
+def _by_words(asked: Asked, size: int, near: _Neighbours, weights: Weights) -> Numbers:
     """Return for each item the score of the sentence that it bears on best, 0 where none is borne on."""
     import numpy as np
 
-    size = len(lengths)
     there = [term for term, places in enumerate(asked.hits) if len(places)]
     if not there or not asked.parts:
         return np.zeros(size)
@@ -190,9 +186,7 @@ def _by_words(asked: Asked, near: _Neighbours, lengths: Numbers, weights: Weight
     for row, term in enumerate(there):
         has[row, asked.hits[term]] = 1.0
     frequency = near.spread(has)
-    long = near.spread(lengths)
-    norm = weights.saturation * (1 - weights.length + weights.length * long / float(long.mean()))
-    saturated = frequency * (weights.saturation + 1) / (frequency + norm)
+    saturated = frequency * (weights.saturation + 1) / (frequency + weights.saturation)
     once = np.minimum(frequency, 1.0)
 
     is_part = np.zeros((len(asked.parts), len(logs)))

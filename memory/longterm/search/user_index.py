@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     Vectors = NDArray[np.float32]
     Places = NDArray[np.int64]
 
-WORD_LENGTH = 6
-"""Characters a word takes, about: a text's length is only ever compared with others'."""
-
 MOST_PASSAGES = 3
 """How many passages of an item are shown."""
 
@@ -68,7 +65,6 @@ class Shelf:
         """Where the passages are, in the order in which they came."""
         self._sessions = _NOWHERE
         self._codes: dict[str, int] = {}
-        self._lengths = np.zeros(0)
         self._plain = True
         """Whether all items are for any agent, and none was superseded, expires or is resolved."""
         self._pinned: list[Row] = []
@@ -90,8 +86,6 @@ class Shelf:
         new._codes = codes = dict(self._codes)
         new._sessions = np.insert(self._sessions, at, [_code(row, codes) for row in rows])
         passages = [came[number][1] for number in order]
-        lengths = [1.0 + (passage.stop - passage.start) / WORD_LENGTH for passage in passages]
-        new._lengths = np.insert(self._lengths, at, lengths)
         new._passages = _merged(self._passages, passages, at)
         # Where the old passages are now, and where the new ones are, in the order in which they came.
         old = self._where + np.searchsorted(at, self._where, side="right")
@@ -156,14 +150,14 @@ class Shelf:
         found = self._words.find(query, len(self.rows))
         hits = [self._where[serials] for serials in found.hits]
         speakers, named = self._where[found.speakers], [(int(self._where[at]), logs) for at, logs in found.named]
-        sessions, lengths = self._sessions, self._lengths
+        sessions = self._sessions
         seen = self._seen(scope, which, expired)
         if seen is not None:
             new = np.cumsum(seen) - 1
             hits = [new[places[seen[places]]] for places in hits]
             speakers = new[speakers[seen[speakers]]]
             named = [(int(new[at]), logs) for at, logs in named if seen[at]]
-            sessions, lengths = sessions[seen], lengths[seen]
+            sessions = sessions[seen]
             near = None if near is None else near[seen]
         asked = Asked(
             hits=hits,
@@ -174,7 +168,7 @@ class Shelf:
             named=named,
         )
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
-        ranked = rank(asked, sessions=sessions, lengths=lengths, similarities=near, limit=most, weights=weights)
+        ranked = rank(asked, sessions=sessions, similarities=near, limit=most, weights=weights)
         places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
         said = [_among(ranked.places, each) for each in hits]
         return self._shown(places, ranked.scores, [term.word for term in query.terms], said)[:limit]

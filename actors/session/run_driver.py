@@ -143,6 +143,8 @@ class RunDriver:
             failure = StoreError(f"the end of run {run.run_id!r} could not be stored: {error!r}")
         else:
             return
+        finally:
+            run.attempt = None  # it refers to the run: without it both are freed at once
         # The store still says that the run is active: whoever activates the session next sees to it.
         async with self._transactor.alone:  # not in the midst of an activation, which would take it for done
             self._journal.mark_stale()

@@ -66,6 +66,9 @@ class MemoryItem:
     status: Status = "active"
     pinned: bool = False
     """Whether it is in its user's profile, whatever its type. See `ProfiledRecall`."""
+    uses: int = field(default=0, compare=False)
+    """How often it was recalled for what was asked, or said again, where that was counted: at most once a second, and
+    only where the profile of its user may not fit a request. See `profile_of`."""
     score: float | None = field(default=None, compare=False)
     """How well it bears on what was asked, for an item that was recalled: higher is better, from 0 to 1. Memories that
     rank by `turnwise.memory.longterm.search.ranking` have one scale."""

@@ -115,7 +115,7 @@ class LexicalMemory:
         items = await self.items(scope, FactFilter(types=types))
         ranked = await self.ranked(scope, query, items, limit=max(limit, 0)) if query else []
         found, standing = list(ranked), profile_of(items, profile)
-        self.use(scope, [item.id for item in (*standing, *found)], recalled=True)
+        self.use_profile(scope, standing, found)
         return ProfiledRecall(profile=standing, found=recalled(found, trouble_of(ranked)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
@@ -242,6 +242,19 @@ class LexicalMemory:
         if self._retention is not None and (self._retention.refresh or not recalled):
             self._uses.note(scope.user_id, ids, self._clock())
 
+    def use_profile(self, scope: Scope, profile: Sequence[MemoryItem], found: Sequence[MemoryItem]) -> None:
+        """Note that items were recalled and are in the profile; count those of it that were recalled, if it is long."""
+        self.use(scope, [item.id for item in (*profile, *found)], recalled=True)
+        if len(profile) > COUNTED:
+            standing = {item.id for item in profile}
+            self._uses.note(
+                scope.user_id, [item.id for item in found if item.id in standing], self._clock(), counts=True
+            )
+
+    def use_again(self, scope: Scope, ids: Collection[str]) -> None:
+        """Note and count that what these items say was said again."""
+        self._uses.note(scope.user_id, ids, self._clock(), counts=True)
+
     async def sweep(self) -> int:
         """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
 
@@ -259,7 +272,7 @@ class LexicalMemory:
 
     async def _touch(self, uses: Sequence[Use]) -> None:
         for use in uses:
-            await self._facts.touch(use.user_id, use.ids, use.at)
+            await self._facts.touch(use.user_id, use.ids, use.at, counts=use.counts)
 
 
 _USERS = 200
@@ -267,14 +280,21 @@ _USERS = 200
 
 
 def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> list[MemoryItem]:
-    """Return those that are in the profile: what is pinned, then the others of these types, the newest first.
+    """Return those that are in the profile: what is pinned, then by turns the most used and the newest of these types.
 
-    A change counts as new. The first `PROFILED`, as more fit no request.
+    By turns, so that what was said just now has its place beside what is asked for again and again. Of equally used
+    ones the newest comes first, and a change counts as new. The first `PROFILED`, as more fit no request.
     """
     chosen = [item for item in items if item.pinned or item.type in types]
-    chosen.sort(key=lambda item: (item.pinned, max(item.created_at, item.updated_at or 0.0), item.id), reverse=True)
-    return chosen[:PROFILED]
+    newest = sorted(chosen, key=lambda item: (max(item.created_at, item.updated_at or 0.0), item.id), reverse=True)
+    used = sorted(newest, key=lambda item: -item.uses)
+    by_turns = {item.id: item for pair in zip(used, newest, strict=True) for item in pair}
+    return sorted(by_turns.values(), key=lambda item: not item.pinned)[:PROFILED]
 
+
+COUNTED = 20
+"""If a profile has more items than this, it is counted how often each is recalled. So many mostly fit, whatever their
+order, so for most users nothing is written down."""
 
 PROFILED = 200
 """How many items of a profile go to a session at most."""

@@ -84,6 +84,8 @@ class Use(NamedTuple):
     ids: tuple[str, ...]
     at: float
     """The latest time, in seconds since the epoch; of those within one second."""
+    counts: bool = False
+    """Whether it counts in `MemoryItem.uses`."""
 
 
 class Uses:
@@ -98,25 +100,27 @@ class Uses:
 
     def __init__(self, write: Callable[[Sequence[Use]], Awaitable[None]]) -> None:
         self._write = write
-        self._noted: dict[str, dict[str, float]] = {}
-        """Times by item id, by user."""
+        self._noted: dict[str, dict[str, _Noted]] = {}
+        """By item id, by user."""
         self._lock = asyncio.Lock()
         self._later: asyncio.Task[None] | None = None
         self.trouble: str | None = None
         """Why uses could not be written the last time; None if they could."""
 
-    def note(self, user_id: str, ids: Collection[str], at: float) -> None:
-        """Note that a user's items were used at this time."""
+    def note(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
+        """Note that a user's items were used at this time. What counts, counts once until it is written down."""
         if not ids:
             return
         noted = self._noted.setdefault(user_id, {})
-        noted.update({name: max(at, noted.get(name, at)) for name in ids})
+        for name in ids:
+            before = noted.get(name, _Noted(at, False))
+            noted[name] = _Noted(max(at, before.at), counts or before.counts)
         if self._later is None or self._later.done():
             self._later = asyncio.create_task(self._write_later())
 
     def noted(self, user_id: str, since: float) -> set[str]:
         """Return the ids of a user's items that were used since this time, as far as it is not written yet."""
-        return {name for name, at in self._noted.get(user_id, {}).items() if at >= since}
+        return {name for name, noted in self._noted.get(user_id, {}).items() if noted.at >= since}
 
     async def write(self) -> None:
         """Write down what was noted.
@@ -131,7 +135,7 @@ class Uses:
             for use in batch:
                 noted = self._noted[use.user_id]
                 for name in use.ids:
-                    if noted[name] <= use.at:  # else it was used again meanwhile
+                    if noted[name].at <= use.at:  # else it was used again meanwhile
                         del noted[name]
                 if not noted:
                     del self._noted[use.user_id]
@@ -156,11 +160,18 @@ class Uses:
             tell("noting which items of a memory were used", error, ", and is tried again with the next")
 
 
-def _grouped(noted: dict[str, dict[str, float]]) -> list[Use]:
+class _Noted(NamedTuple):
+    at: float
+    counts: bool
+
+
+def _grouped(noted: Mapping[str, Mapping[str, _Noted]]) -> list[Use]:
     found = []
-    for user_id, times in noted.items():
-        seconds: dict[int, list[str]] = {}
-        for name, at in times.items():
-            seconds.setdefault(math.floor(at), []).append(name)
-        found += [Use(user_id, tuple(ids), max(times[name] for name in ids)) for ids in seconds.values()]
+    for user_id, items in noted.items():
+        alike: dict[tuple[int, bool], list[str]] = {}
+        for name, (at, counts) in items.items():
+            alike.setdefault((math.floor(at), counts), []).append(name)
+        found += [
+            Use(user_id, tuple(ids), max(items[name].at for name in ids), counts) for (_, counts), ids in alike.items()
+        ]
     return found

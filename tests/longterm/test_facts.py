@@ -219,6 +219,7 @@ def test_ids_that_an_earlier_turnwise_deleted_are_known_for_ninety_days_from_the
             ALTER TABLE turnwise_facts DROP COLUMN expires_at;
             ALTER TABLE turnwise_facts DROP COLUMN status;
             ALTER TABLE turnwise_facts DROP COLUMN pinned;
+            ALTER TABLE turnwise_facts DROP COLUMN uses;
             UPDATE turnwise_meta SET value = '1' WHERE name = 'facts_version';
         """)
     assert using(url, lambda facts: facts.put(USER, items(1))) == []
@@ -233,8 +234,8 @@ def test_ids_that_an_earlier_turnwise_deleted_are_known_for_ninety_days_from_the
 def test_facts_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/facts.db"
     using(url, lambda facts: facts.put(USER, items(2)))
-    edit(tmp_path / "facts.db", "UPDATE turnwise_meta SET value = '5' WHERE name = 'facts_version'")
-    with pytest.raises(SchemaVersionError, match="has schema version 5, this turnwise writes 4"):
+    edit(tmp_path / "facts.db", "UPDATE turnwise_meta SET value = '6' WHERE name = 'facts_version'")
+    with pytest.raises(SchemaVersionError, match="has schema version 6, this turnwise writes 5"):
         using(url, lambda facts: facts.query(USER))
 
 

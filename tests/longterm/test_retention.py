@@ -244,11 +244,11 @@ class Unwritable(InMemoryFacts):
     down = False
     touched: list[tuple[str, int]]
 
-    async def touch(self, user_id: str, ids: Collection[str], at: float) -> None:
+    async def touch(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
         if self.down:
             raise StoreError("the disk is full")
         self.touched.append((user_id, len(ids)))
-        await super().touch(user_id, ids, at)
+        await super().touch(user_id, ids, at, counts=counts)
 
 
 def test_a_use_that_cannot_be_written_fails_no_recall_and_is_not_lost(clock: Clock) -> None:

@@ -320,3 +320,39 @@ def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_path: P
             await each.close()
 
     asyncio.run(story())
+
+
+def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turns(tmp_path: Path) -> None:
+    async def story() -> None:
+        def make() -> ExtractiveMemory:
+            return memory_of(SQLFacts(f"sqlite:///{tmp_path}/f.db"))
+
+        memory = make()
+        crates = [
+            MemoryItem(id=f"c{at:02}", text=f"Crate {at} holds pears{at}.", type=_FACTS, created_at=1e9 + at)
+            for at in range(30)
+        ]
+        await memory.remember(ADA, crates)
+        newest = [item.id for item in reversed(crates)]
+        assert [item.id for item in (await memory.recall_with_profile(ADA, "hey")).profile] == newest
+        for query in ("pears3", "pears3 and pears4", "Where is a boat?"):
+            await memory.recall_with_profile(ADA, query)
+            await memory._found._uses.write()
+        await memory.pin(ADA, "c07", True)
+        await memory.close()
+        later = make()
+        profile = (await later.recall_with_profile(ADA, "")).profile
+        assert [item.id for item in profile[:6]] == ["c07", "c03", "c29", "c04", "c28", "c27"]
+        assert {item.id: item.uses for item in profile if item.uses} == {"c03": 2, "c04": 1}
+        await later.close()
+
+    asyncio.run(story())
+
+
+def test_nothing_is_written_for_a_profile_that_fits() -> None:
+    async def story() -> None:
+        memory = memory_of(await known(*WHO))
+        assert (await memory.recall_with_profile(ADA, "Who is allergic to peanuts?")).found
+        assert memory._found._uses._noted == {}
+
+    asyncio.run(story())

@@ -211,7 +211,7 @@ class ExtractiveMemory:
             self._found.items(scope, FactFilter(types=types)), self.recall(scope, query, limit=limit, types=types)
         )
         standing = profile_of(items, profile)
-        self._found.use(scope, [item.id for item in standing], recalled=True)
+        self._found.use_profile(scope, standing, found)
         return ProfiledRecall(profile=standing, found=found)
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
@@ -338,7 +338,7 @@ class ExtractiveMemory:
         known = await self._found.items(scope)  # something may have been forgotten meanwhile
         now = self._clock()
         decision = await asyncio.to_thread(decide, candidates, material, known, names, self._limits, now=now)
-        self._found.use(scope, decision.again)
+        self._found.use_again(scope, decision.again)
         self._counts.update(decision.counts)
         return decision
 
@@ -421,7 +421,7 @@ def _fact(id: str, accepted: Accepted, olds: Sequence[MemoryItem], now: float) -
         source=accepted.said.source,
         created_at=accepted.said.item.created_at or now,
     )
-    fact = replace(fact, pinned=any(old.pinned for old in olds))
+    fact = replace(fact, pinned=any(old.pinned for old in olds), uses=max((old.uses for old in olds), default=0))
     is_semantic = fact.type.category is MemoryCategory.SEMANTIC
     for old in olds:
         if (old.type.category is MemoryCategory.SEMANTIC) is not is_semantic:

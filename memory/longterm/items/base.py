@@ -142,10 +142,14 @@ class FactStore(Protocol):
             InvalidInputError: a turn without its session.
         """
 
-    async def touch(self, user_id: str, ids: Collection[str], at: float) -> None:
+    async def touch(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
         """Note that the user's items of these ids were used at this time, unless they were later. Others are no error.
 
-        Changes nothing that is read back.
+        Changes nothing that is read back but `uses`. An item that was used at this time or later is not counted, so a
+        call may be repeated.
+
+        Args:
+            counts: whether `uses` of each is raised by one.
         """
 
     async def sweep(self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000) -> int:
@@ -273,6 +277,8 @@ def kept(scope: Scope, item: MemoryItem) -> MemoryItem:
         if item.status not in get_args(Status):
             raise ValueError(f"its status {item.status!r} is none of {', '.join(get_args(Status))}")
         times = (item.created_at, item.updated_at or 0.0, item.superseded_at or 0.0, item.expires_at or 0.0)
+        if isinstance(item.uses, bool) or not isinstance(item.uses, int) or item.uses < 0:
+            raise ValueError(f"its uses {str(item.uses)[:_SHOWN]} are no number of times")
         if not all(map(math.isfinite, times)):
             raise ValueError("a time of it is not finite")
         if not item.text.strip():

@@ -519,6 +519,27 @@ async def check_what_a_deleted_fact_stood_in_the_place_of_takes_over_its_end(
 
 
 @_law
+async def check_uses_that_count_are_counted_once_each(facts: FactStore, other: FactStore) -> None:
+    """Those at a later time than the last; also if the call is repeated; whatever else of the item is changed."""
+    await facts.put(_U, [_item("1"), _item("2"), replace(_item("3"), uses=5)], at=1.0)
+
+    async def uses() -> list[int]:
+        return [item.uses for item in (await other.get(_U, ["1", "2", "3"])).values()]
+
+    equal(await uses(), [0, 0, 5], "uses as they were put")
+    for at, ids in ((10.0, ["1", "3", "none"]), (11.0, ["1"]), (11.0, ["1", "2"]), (10.5, ["1"])):
+        await facts.touch("u", ids, at, counts=True)
+    equal(await uses(), [2, 1, 6], "how often each was used")
+    await other.touch("u", ["1"], 12.0)
+    await facts.update(_U, "1", "changed", at=13.0)
+    await facts.pin(_U, "1", True)
+    equal(await uses(), [2, 1, 6], "uses after what does not count")
+    await asyncio.gather(*((facts, other)[at % 2].touch("u", ["2"], 20.0 + at, counts=True) for at in range(4)))
+    equal((await uses())[1] in range(2, 6), True, "whether uses at once are counted, if none came late")
+    await refuses(InvalidMemoryError, facts.put(_U, [replace(_item("4"), uses=-1)]), "a number of uses below 0")
+
+
+@_law
 async def check_use_is_what_was_put_changed_superseded_or_touched(facts: FactStore, other: FactStore) -> None:
     """The latest counts. It changes nothing else, and is its user's."""
     await facts.put(_U, [_item("1"), _item("2"), _item("3", at=1000.0)], at=10.0)

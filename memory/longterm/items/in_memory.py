@@ -135,12 +135,13 @@ class InMemoryFacts:
         self._forget(user_id, found)
         return found
 
-    async def touch(self, user_id: str, ids: Collection[str], at: float) -> None:
+    async def touch(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
         self._check_open()
         rows = self._users.get(user_id, {})
         for name in ids:
-            if row := rows.get(name):
-                row.used = max(row.used, at)
+            if (row := rows.get(name)) and row.used < at:
+                row.used = at
+                row.item = replace(row.item, uses=row.item.uses + counts)
 
     async def sweep(self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000) -> int:
         self._check_open()

@@ -126,8 +126,8 @@ class RedisFacts(RedisDatabase):
         check_turn(session_id, turn_index)
         return _texts(await self._do("purge", _tag(user_id), *_origin(session_id, turn_index)))
 
-    async def touch(self, user_id: str, ids: Collection[str], at: float) -> None:
-        await self._do("touch", float(at), *(_digest(user_id, name) for name in ids), again=True)
+    async def touch(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
+        await self._do("touch", float(at), "1" if counts else "", *(_digest(user_id, name) for name in ids), again=True)
 
     async def sweep(self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000) -> int:
         return int(await self._do("sweep", float(before), _kinds(types), check_limit(limit)))
@@ -233,6 +233,7 @@ def _row(scope: Scope, item: MemoryItem) -> tuple[Argument, ...]:
         "successor": successor or None,
         **_about(item),
         "pinned": "1" if item.pinned else None,
+        "uses": str(item.uses) if item.uses else None,
     }
     fact = _json({name: value for name, value in values.items() if value is not None})
     return _digest(scope.user_id, item.id), fact, _json(item.text), _sortable(item.created_at), successor
@@ -278,6 +279,7 @@ def _read(digest: str, raw: bytes, text: bytes) -> tuple[Fact, int]:
         expires_at=float(fact["expires_at"]) if "expires_at" in fact else None,
         status=status_of(fact.get("status")),
         pinned="pinned" in fact,
+        uses=int(fact.get("uses", "0")),
     )
     return Fact(fact["user"], fact.get("agent"), item), number
 

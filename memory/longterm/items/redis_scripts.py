@@ -269,7 +269,14 @@ return ids
 """
 
 _TOUCH = """
-for at = 2, #ARGV do use(ARGV[at], ARGV[1]) end
+for at = 3, #ARGV do
+  if redis.call('ZADD', used, 'XX', 'GT', 'CH', ARGV[1], ARGV[at]) == 1 and ARGV[2] ~= '' then
+    local fact = parse(redis.call('HGET', items, ARGV[at]))
+    if not fact then return corrupt(ARGV[at], 'it is missing or not what was written') end
+    fact.uses = string.format('%.0f', (tonumber(fact.uses) or 0) + 1)
+    save(ARGV[at], fact)
+  end
+end
 """
 
 _SWEEP = """

@@ -171,14 +171,17 @@ class SQLFacts(ErasingDatabase):
         (gone,) = await self._erase(purge)
         return gone
 
-    async def touch(self, user_id: str, ids: Collection[str], at: float) -> None:
+    async def touch(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
+        values: dict[str, Any] = {"used": at}
+        if counts:
+            values["uses"] = sa.func.coalesce(facts.c.uses, 0) + 1
         digests = [digest_of(user_id, name) for name in ids]
 
         def touch(connection: sa.Connection) -> None:
             self._lock_user(connection, user_id)
             for chunk in _chunks(digests):
                 unless_later = facts.c.digest.in_(chunk), facts.c.used < at
-                connection.execute(sa.update(facts).where(*unless_later).values(used=at))
+                connection.execute(sa.update(facts).where(*unless_later).values(values))
 
         await self._write(touch)
 
@@ -329,6 +332,7 @@ def _row(scope: Scope, digest: bytes, item: MemoryItem) -> dict[str, Any]:
         "superseded_at": item.superseded_at,
         "superseded_by": item.superseded_by,
         "pinned": item.pinned or None,
+        "uses": item.uses or None,
         **_content(item),
     }
 
@@ -368,6 +372,7 @@ def _read(row: sa.Row[Any]) -> MemoryItem:
             expires_at=row.expires_at,
             status=status_of(row.status),
             pinned=bool(row.pinned),
+            uses=int(row.uses or 0),
         )
     except (ValueError, TypeError) as error:
         raise CorruptRecordError(f"fact {row.id!r} of user {row.user_id!r}", why_unreadable(error)) from None

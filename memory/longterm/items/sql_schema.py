@@ -24,9 +24,10 @@ _MIGRATIONS = {
         "ALTER TABLE turnwise_facts ADD COLUMN status TEXT",
     ),
     3: ("ALTER TABLE turnwise_facts ADD COLUMN pinned BOOLEAN",),
+    4: ("ALTER TABLE turnwise_facts ADD COLUMN uses BIGINT",),
 }
 
-SCHEMA = Schema(name="facts_version", version=4, tables=tables, migrations=_MIGRATIONS)
+SCHEMA = Schema(name="facts_version", version=5, tables=tables, migrations=_MIGRATIONS)
 
 facts = Table(
     "turnwise_facts",
@@ -52,6 +53,7 @@ facts = Table(
     Column("expires_at", Double),
     Column("status", Text),  # none if it is active
     Column("pinned", Boolean),  # none if nobody has pinned it
+    Column("uses", BigInteger),  # none if none were counted
     Index("turnwise_facts_created", "user_id", "created_at", "key"),
     Index("turnwise_facts_session", "user_id", "session_id", "created_at", "key"),
     Index("turnwise_facts_superseded", "user_id", "superseded_by"),

@@ -199,7 +199,7 @@ class FullText(ErasingDatabase):
 
         def work(cursor: Any) -> None:
             for use in uses:
-                Rows(cursor).touch(*use)
+                Rows(cursor).touch(use.user_id, use.ids, use.at)
 
         await self._write_fast(work)
 

@@ -19,7 +19,8 @@ from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import Scope, Source, trouble_of
 from turnwise.memory.longterm.deletion import erase
-from turnwise.memory.longterm.search.passages import vectors_of
+from turnwise.memory.longterm.search import passages, user_index
+from turnwise.memory.longterm.search.passages import MOST_VECTORS, vectors_of
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.chroma import (
     MAX_EMBEDDED,
@@ -523,3 +524,101 @@ async def test_a_long_item_with_one_vector_of_an_earlier_version_has_it_until_it
     (found, *_) = await memory.recall(ANN, asked)
     assert "there was a crab" in (found.passage or "")
     await memory.close()
+
+
+WALRUSES = "Walruses said it. " * 30_000
+HUGE = {
+    "words": f"{WALRUSES} The lighthouse keeper is Quint. {WALRUSES}",
+    "one word": "x" * 1_000_000,
+    "punctuation": "?!.,;:- " * 20,
+    "much punctuation": "?!" * 50_000,
+    "emoji": "🦀🦭" * 20,
+    "many emoji": "🦀" * 50_000,
+    "nothing one can see": "\u200b\u200d\ufeff" * 50,
+}
+
+
+@sync
+async def test_items_of_any_size_and_of_no_words_are_kept_and_hide_no_others(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (passages, user_index):
+        monkeypatch.setattr(module, "MOST_VECTORS", MOST_VECTORS // 32)
+    memory = make()
+    kept = [item(name, text) for name, text in HUGE.items()]
+    assert set(await memory.remember(ANN, kept)) == {*HUGE}
+    await memory.remember(ANN, [item("dog", "My dog is called Max")])
+    for query in ("What is my dog called?", "My dgo is called Max"):
+        assert (await ids(memory, query))[0] == "dog"
+    (found, *_) = await memory.recall(ANN, "Who is the lighthouse keeper?")
+    assert found.id == "words" and "Quint" in (found.passage or "") and len(found.passage or "") < 10_000
+    for name in ("punctuation", "emoji", "much punctuation", "many emoji"):
+        assert len(await memory.recall(ANN, HUGE[name])) <= len(HUGE)
+    assert await memory._text.lacking(memory._index.embedding) == 0 or await memory.catch_up() == 0
+    health = await memory.check()
+    assert health.ok and health.count <= len(HUGE) * MOST_VECTORS // 32 + 1
+    assert await memory.forget(ANN, [*HUGE]) == len(HUGE)
+    while await memory.catch_up():
+        pass
+    assert memory._index.count() == 1 and await ids(memory, "dog") == ["dog"]
+    await memory.close()
+
+
+@sync
+async def test_a_question_of_ten_megabytes_has_a_bounded_answer(make: MakeMemory) -> None:
+    embedding = FlakyEmbedding()
+    memory = make(embedding)
+    await memory.remember(ANN, [item("dog", "My dog is called Max"), item("cat", "My cat is called Tom")])
+    for query in ("padding " * 1_250_000, "?!" * 5_000_000, "🦀" * 2_500_000, "x" * 10_000_000):
+        assert await ids(memory, query) == []
+        found = await memory.recall(ANN, f"What is my dog called?\n{query}")
+        assert found[0].id == "dog" and len(found) <= 2 and trouble_of(found) is None
+    await memory.close()
+
+
+@sync
+async def test_who_changes_the_embedding_functions_dimension_loses_nothing(make: MakeMemory) -> None:
+    memory = make(constant(4), keep_s=0)
+    await memory.remember(ANN, [item("1", "a walrus")])
+    await memory.close()
+    memory = make(constant(5), keep_s=0)
+    await memory.remember(ANN, [item("2", "a walrus too")])  # Chroma was not asked yet, so nobody knows
+    assert "4: rebuild() makes them anew" in (memory.trouble or "")
+    memory.trouble = None  # as when its pause is over
+    with pytest.raises(ConfigError, match="rebuild"):
+        await memory.remember(ANN, [item("3", "a walrus as well")])
+    assert await memory.rebuild() == 2
+    assert await ids(memory, "walrus") == ["1", "2"] and (await memory.check()).ok
+    await memory.close()
+
+
+@pytest.mark.soak
+@sync
+async def test_a_user_with_100_000_items_is_answered_and_items_that_come_cost_no_more_than_themselves(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = 0
+    add = user_index._Words._add
+
+    def counted(words: Any, more: Any) -> None:
+        nonlocal made
+        made += len(more)
+        add(words, more)
+
+    monkeypatch.setattr(user_index._Words, "_add", counted)
+    memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/many.db"), embedding=None)
+    rng = random.Random(1)
+    for first in range(0, 100_000, 5_000):
+        texts = [f"Note k{at}x tells of {' '.join(rng.choices(NOUNS, k=12))}" for at in range(first, first + 5_000)]
+        some = [item(str(first + at), text, source=Source(session_id=str(at))) for at, text in enumerate(texts)]
+        await memory.remember(ANN, some)
+    assert await ids(memory, "What does note k77777x tell of?", limit=1) == ["77777"]
+    await memory.remember(ANN, [item("new", "A walrus has come")])
+    assert await ids(memory, "Which walrus came?", limit=1) == ["new"]
+    assert made == 100_001, "nothing is made anew"
+    assert memory._shelves["ann"].bytes < 512 << 20
+    assert await ids(memory, " ".join(NOUNS)) and len(await memory.recall(ANN, "note", limit=10)) <= 10
+    await memory.close()
+
+
+NOUNS = [f"{one}{two}" for one in ("stone", "water", "iron", "summer", "night") for two in ("bridge", "mill", "road")]

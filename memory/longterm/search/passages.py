@@ -52,14 +52,13 @@ def vectors_of(key: str, text: str) -> list[tuple[str, str]]:
         key: the text's; that of the vector of a text that is one passage.
     """
     passages = passages_of(text)
-    if len(passages) == 1:
-        return [(key, text)]
-    return [(vector_key(key, number), passage.of(text)) for number, passage in enumerate(passages[:MOST_VECTORS])]
+    said = [text] if len(passages) == 1 else [passage.of(text) for passage in passages[:MOST_VECTORS]]
+    return list(zip(vector_keys(key, len(said)), said, strict=True))
 
 
-def vector_key(key: str, number: int) -> str:
-    """Return the key of the vector of a passage, by its number, of a text that has several."""
-    return f"{key}.{number}"
+def vector_keys(key: str, count: int) -> list[str]:
+    """Return the keys of the vectors of a text that has so many."""
+    return [key] if count == 1 else [f"{key}.{number}" for number in range(count)]
 
 
 def item_key(key: str) -> str:

@@ -18,7 +18,7 @@ from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.base import FactFilter, holds
 from turnwise.memory.longterm.search.analyzer import is_dense, label, stem, stems, words
-from turnwise.memory.longterm.search.passages import MOST_VECTORS, Passage, passages_of, shown, vector_key
+from turnwise.memory.longterm.search.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.search.query import Query, Term, parse
 from turnwise.memory.longterm.search.ranking import Asked, Weights, rank
 from turnwise.memory.longterm.search.word_frequency import is_frequent, log_frequency
@@ -411,9 +411,8 @@ class _Words:
 
 def _passages(row: Row) -> list[_Arrival]:
     passages = passages_of(row.item.text)
-    if len(passages) == 1:
-        return [(row, passages[0], row.key)]
-    keys = [vector_key(row.key, number) if number < MOST_VECTORS else "" for number in range(len(passages))]
+    keys = vector_keys(row.key, min(len(passages), MOST_VECTORS))
+    keys += [""] * (len(passages) - len(keys))
     return [(row, passage, key) for passage, key in zip(passages, keys, strict=True)]
 
 

@@ -20,7 +20,7 @@ from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.items.base import FactFilter
 from turnwise.memory.longterm.keyword import profile_of
 from turnwise.memory.longterm.retention import Expiry, Retention, Uses
-from turnwise.memory.longterm.search.passages import item_key, vectors_of
+from turnwise.memory.longterm.search.passages import item_key, vector_keys, vectors_of
 from turnwise.memory.longterm.search.query import parse
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.types import MemoryType
@@ -454,8 +454,7 @@ class VectorMemory:
     async def _keep(self, pending: Sequence[Pending], vectors: Mapping[str, _Rows]) -> None:
         """Hold the vectors of new items, by text, until Chroma is given them."""
         for one in pending:
-            keys = [key for key, _ in vectors_of(one.key, one.text)]
-            self._fresh[one.key] = one, dict(zip(keys, vectors[one.text], strict=True))
+            self._fresh[one.key] = one, _keyed(one, vectors[one.text])
         if not self._keep_s or sum(len(each) for _, each in self._fresh.values()) > HELD:
             await self.flush()
         elif self._fresh and (self._keeper is None or self._keeper.done()):
@@ -501,10 +500,7 @@ class VectorMemory:
         done = [one for one in pending if one.text in parts]
         if old := [one.key for one in done if one.has_whole]:
             await asyncio.to_thread(partial(self._index.delete, old, others=False))
-        keyed = [[key for key, _ in vectors_of(one.key, one.text)] for one in done]
-        await self._add(
-            [(one, dict(zip(keys, by_text[one.text], strict=True))) for one, keys in zip(done, keyed, strict=True)]
-        )
+        await self._add([(one, _keyed(one, by_text[one.text])) for one in done])
         with self._lock:
             for one in done:
                 if one.has_whole:
@@ -659,6 +655,11 @@ class VectorMemory:
     def _take_down(self, user: str) -> None:
         if self._shelves.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)
+
+
+def _keyed(one: Pending, vectors: _Rows) -> dict[str, NDArray[np.float32]]:
+    """Return the vectors of an item by their keys."""
+    return dict(zip(vector_keys(one.key, len(vectors)), vectors, strict=True))
 
 
 def _by_text(parts: Mapping[str, Sequence[str]], vectors: Iterable[NDArray[np.float32]]) -> dict[str, _Rows]:

@@ -132,7 +132,7 @@ class StoredSession:
                 run = ActiveRun(self._state.view(), record, waiting[record.turn_index], _NO_GEAR)
                 run.output = Output.read(run.turn.output, journal.cache)
                 if record.state == "queued":
-                    self._state.backlog.queue.append(run)
+                    self._state.backlog.add(run)
                 else:
                     self._state.set_active(run)
 

@@ -139,7 +139,7 @@ class RunAdmission:
             turn = replace(turn, prompt=join(turn.prompt, (span,)), appended=join(turn.appended, (span,)))
             events: list[NewEvent] = [(PromptAppended, {"turn_index": turn.index, "key": key})]
             await self._transactor.commit(session, events, blocks=blocks, encoded=encoded, turns=[turn])
-            self._state.backlog.pending = turn
+            self._state.backlog.apply([turn])
             return turn.index
 
         try:
@@ -223,14 +223,14 @@ class RunAdmission:
             runs=ends,
             live=True,
         )
-        backlog.pending = None
+        backlog.take_pending()
         backlog.apply((), gone)
         for preempted, end in zip(gone, ends, strict=True):
             self._driver.note_end(preempted, end, None)
         if busy is None:
             self._driver.launch(run)
         else:
-            backlog.queue.append(run)
+            backlog.add(run)
             if preempts:
                 busy.request_cancel(f"{if_busy} by run {run.run_id}", discard=rollback)
         return Started(run.run_id, turn.index)

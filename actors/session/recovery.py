@@ -77,10 +77,10 @@ class Recovery:
                 run.decided.set()
             if run is self._state.active:
                 continue
-            if record.state == "awaiting_approval":
-                waiting.append(run)
+            if record.state == "queued":
+                self._state.backlog.add(run)
             else:
-                (self._state.backlog.queue if record.state == "queued" else lost).append(run)
+                (waiting if record.state == "awaiting_approval" else lost).append(run)
         self._state.set_unsettled(lost)
         for run in waiting:
             self._driver.launch(run)

@@ -96,7 +96,7 @@ class RunDriver:
     def launch_next(self, begun: Sequence[Begun]) -> None:
         """Make the head of the queue active, as a commit stored it."""
         for run, record, turn in begun:
-            self._state.backlog.queue.remove(run)
+            self._state.backlog.remove(run)
             run.record, run.turn = record, turn
             self.launch(run)
 

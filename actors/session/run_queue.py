@@ -19,8 +19,18 @@ class Backlog:
     """
 
     def __init__(self) -> None:
-        self.queue: deque[ActiveRun] = deque()
-        self.pending: TurnRecord | None = None
+        self._queue: deque[ActiveRun] = deque()
+        self._pending: TurnRecord | None = None
+
+    @property
+    def queue(self) -> Sequence[ActiveRun]:
+        """The queued runs, in order of arrival."""
+        return self._queue
+
+    @property
+    def pending(self) -> TurnRecord | None:
+        """The turn of the prompts that no run has taken up."""
+        return self._pending
 
     @property
     def turns(self) -> list[TurnRecord]:
@@ -49,13 +59,25 @@ class Backlog:
         behind = (run.turn for run in self.queue if run.turn.index > runs[-1].turn.index)
         return [with_given(next(behind, None) or self.next_turn(index, now), given)]
 
+    def add(self, run: ActiveRun) -> None:
+        """Queue a run behind those that there are."""
+        self._queue.append(run)
+
+    def remove(self, run: ActiveRun) -> None:
+        """Let go of a queued run: it was begun, or has ended."""
+        self._queue.remove(run)
+
+    def take_pending(self) -> None:
+        """A run has taken up the pending prompts."""
+        self._pending = None
+
     def apply(self, turns: Iterable[TurnRecord], gone: Iterable[ActiveRun] = ()) -> None:
         """Take over what a commit stored of waiting turns, and let go of the runs that it ended."""
         for run in gone:
-            self.queue.remove(run)
+            self.remove(run)
         for turn in turns:
             if turn.status == "pending":
-                self.pending = turn
+                self._pending = turn
             for run in self.queue:
                 if run.turn.index == turn.index:
                     run.turn = turn

@@ -20,6 +20,8 @@ from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.spending import Spending
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Doubt, Transactor
+from turnwise.actors.session.turn_search import turns_of
+from turnwise.actors.session.window_rebase import continued_under, rebased
 from turnwise.errors import (
     CompactionError,
     ContextOverflowError,
@@ -33,10 +35,8 @@ from turnwise.memory.background import ended, shielded
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.events import CompactionFailed, WindowCompacted
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Span, Spans, begins_with, cut, join, overlap, size, subtract, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.turn_items import Own
 from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.strategy import OverflowStrategy, decide, is_due
@@ -301,7 +301,7 @@ class WindowCompaction:
         self, compactor: Compactor, plan: Plan, window: Window, bill: _Bill, run: ActiveRun | None
     ) -> tuple[Prepared | None, Exception | None]:
         """Return the plan with what it waits for, as far as so many attempts got it, and the last one's failure."""
-        preparation = Preparation(plan, window, compactor, self._state.view(), self._turns_of)
+        preparation = Preparation(plan, window, compactor, self._state.view(), partial(turns_of, self._journal))
         attempts = compactor.config.compaction_attempts if plan.waits else 1
         check_purse = partial(self._check_purse, run, bill)
         failure: Exception | None = None
@@ -343,9 +343,9 @@ class WindowCompaction:
             span, session = self._journal.extend(len(new))
             was, becomes = prepared.window.spans, prepared.spans(span if new else None)
             head = self._state.head
-            head = head and (_under(head, was, becomes) if run else _rebased(head, was, becomes))
+            head = head and (continued_under(head, was, becomes) if run else rebased(head, was, becomes))
             running = run or self._state.active
-            active = running and _rebased(running.turn, was, becomes)
+            active = running and rebased(running.turn, was, becomes)
             if run:
                 _check_open(run)
                 active = active and replace(active, input=active.carried, carried=())
@@ -431,40 +431,6 @@ class WindowCompaction:
         else:
             self._spending.check_session(self._transactor.owed + (bill.unpaid or Usage()))
 
-    async def _turns_of(self, spans: Spans) -> list[Own]:
-        """Return the turns that added some of these blocks to the session's log, each with all that it added.
-
-        Reads those turns and their runs, and some ten to find the first.
-        """
-        log = self._journal.session.log
-        wanted = union(span for span in spans if span.log == log)
-        found: list[Own] = []
-        after = await self._before_turn_at(wanted[0]) if wanted else -1
-        while wanted and (page := await self._journal.store.turns(self._state.session_id, after=after)):
-            runs = await self._journal.store.runs(self._state.session_id, after=after, limit=page[-1].index - after)
-            private = {run.run_id for run in runs if run.memory != "on"}
-            for turn in page:
-                added = join(turn.prompt, turn.output)
-                if overlap(wanted, added):
-                    is_private = turn.forgotten or turn.run_id in private
-                    found.append(Own(turn.index, added, turn.created_at, is_private))
-                    wanted = subtract(wanted, added)
-            after = page[-1].index
-        return found
-
-    async def _before_turn_at(self, place: Span) -> int:
-        """Return an index such that the turn whose prompt is at this place comes behind it: prompts are in order."""
-        low, high = 0, self._journal.session.next_index
-        while low < high:
-            middle = (low + high) // 2
-            page = await self._journal.store.turns(self._state.session_id, after=middle - 1, limit=1)
-            starts = [span.start for turn in page for span in turn.prompt if span.log == place.log]
-            if page and min(starts, default=-1) <= place.start:
-                low = page[0].index + 1
-            else:
-                high = middle
-        return low - 2
-
 
 class _Bill:
     """What a compaction spends, from one commit to the next."""
@@ -490,29 +456,3 @@ def _failed(strategy: str, attempt: int, of: int, error: Exception) -> NewEvent:
 def _check_open(run: ActiveRun) -> None:
     if run.done.done() or run.closed:
         raise EngineError("the run's end is decided: what comes now changes nothing")
-
-
-def _under(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
-    """Return the turn that a running one continues such that it hands on what of a window that begins with its own.
-
-    So what was paid for is there also if the running turn is discarded. None if that turn's blocks were touched too.
-    """
-    if not begins_with(was, turn.base):
-        return None
-    own = cut(was, size(turn.base))[1]
-    front, rest = cut(becomes, size(becomes) - size(own))
-    return _rebased(turn, turn.base, front) if rest == join(own) else None
-
-
-def _rebased(turn: TurnRecord, was: Spans, becomes: Spans) -> TurnRecord | None:
-    """Return the turn such that it hands on what the window `was` has become; None if it does not continue that window.
-
-    All that came behind the window stays behind what it has become, the turn's output last.
-    """
-    if not begins_with(turn.base, was):
-        return None
-    whole = join(becomes, cut(turn.base, size(was))[1])
-    if turn.forgotten:
-        return replace(turn, carried=whole) if whole else None
-    carried, output = cut(whole, size(whole) - size(turn.output))
-    return replace(turn, carried=carried) if carried and output == join(turn.output) else None

@@ -32,12 +32,12 @@ from turnwise import (
     SessionConfig,
     SessionManager,
     ToolContext,
-    ToolRegistry,
     blocks,
     events,
     external_tool,
     tool,
 )
+from turnwise.engines import ToolRegistry
 
 TRIP = "How is the weather in Ghent, and how long is the train there from Paris? Look both up at once."
 BOOK = "Book 6 seats on train 9317."

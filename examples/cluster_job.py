@@ -20,17 +20,8 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}  # Ray reads it when it is import
 
 import ray
 
-from turnwise import (
-    AsyncSession,
-    AsyncSessionManager,
-    ChromaServer,
-    Dedicated,
-    EchoEngine,
-    FullText,
-    Packed,
-    VectorIndex,
-    VectorMemory,
-)
+from turnwise import AsyncSession, AsyncSessionManager, Dedicated, EchoEngine, Packed, VectorMemory
+from turnwise.memories import ChromaServer, FullText, VectorIndex
 
 QUESTIONS = ("Why do rivers meander?", "What did I ask you first?")
 

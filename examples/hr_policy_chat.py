@@ -40,28 +40,24 @@ from hr_policies import HANDBOOK
 from local_provider import LocalProvider, Message
 from provider_replies import texts_of
 from turnwise import (
-    ByteCounter,
     ExtractiveMemory,
-    Forgotten,
-    InferenceRunner,
-    LongTermMemory,
     MemoryConfig,
-    MemoryType,
     OpenAIEngine,
     Session,
     SessionConfig,
     SessionManager,
-    SQLFacts,
-    SQLNotes,
     StaticMemory,
-    StepContext,
     Trim,
     Turn,
     VectorMemory,
     WorkingMemory,
     blocks,
 )
+from turnwise.engines import InferenceRunner, StepContext
+from turnwise.memories import Forgotten, LongTermMemory, MemoryType
 from turnwise.memory.providers.openai_chat import encode
+from turnwise.stores import SQLFacts, SQLNotes
+from turnwise.strategies import ByteCounter
 
 SYSTEM = "You help the employees of Northwind. Answer in two sentences, from the handbook and what you remember."
 

@@ -38,13 +38,10 @@ from provider_replies import attentive_reply
 from turnwise import (
     AsyncSession,
     AsyncSessionManager,
-    ByteCounter,
     DeleteOldest,
     FlushToMemory,
     MemoryItem,
     OpenAIEngine,
-    OverflowStrategy,
-    Scope,
     SessionConfig,
     Summarize,
     Trim,
@@ -52,8 +49,10 @@ from turnwise import (
     blocks,
     events,
 )
+from turnwise.memories import Scope
 from turnwise.memory.longterm.base import Source
 from turnwise.memory.providers.openai_chat import decode
+from turnwise.strategies import ByteCounter, OverflowStrategy
 
 # tiktoken's vocabulary may not be on this machine, and nothing here needs the network: so a byte is a token. That is
 # some four times too much for English, and the window as large as one of 4,000 tokens.

@@ -34,11 +34,11 @@ from turnwise import (
     OpenAIEngine,
     RunCancelledError,
     RunInterruptedError,
-    SQLStore,
     Turn,
     blocks,
     events,
 )
+from turnwise.stores import SQLStore
 
 RIVERS, WHALES = "Why do rivers meander? Answer in 40 words.", "How do whales sleep? Answer in 40 words."
 BREAD, GLASS = "Why does bread rise? Answer in 40 words.", "What is glass? Answer in 40 words."

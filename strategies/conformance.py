@@ -1,6 +1,6 @@
 """The laws of `OverflowStrategy`: what every strategy holds to, shown on random conversations. Needs no test framework.
 
-`check_contract(make)` shows it for a strategy of your own. It looks at the requests before and after, block by block,
+`check_strategy(make)` shows it for a strategy of your own. It looks at the requests before and after, block by block,
 and so finds out for itself what `Plan.check` finds out from ranges.
 """
 
@@ -29,7 +29,7 @@ from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.window import TokenBudget, Window
 
 
-def check_contract(make: Callable[[Case], OverflowStrategy], seeds: Iterable[int] = range(1000), grow: int = 1) -> None:
+def check_strategy(make: Callable[[Case], OverflowStrategy], seeds: Iterable[int] = range(1000), grow: int = 1) -> None:
     """Check all laws on random conversations, each of which goes on for some exchanges after the first decision.
 
     Args:

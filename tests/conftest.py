@@ -187,9 +187,11 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     """
     from turnwise.memory.longterm.items.in_memory import InMemoryFacts
     from turnwise.memory.longterm.items.sql import SQLFacts
-    from turnwise.memory.longterm.vector import chroma as vector_index
-    from turnwise.memory.longterm.vector import memory as vector_memory
-    from turnwise.memory.longterm.vector import sqlite_items as full_text
+    from turnwise.memory.longterm.vector import (
+        chroma as vector_index,
+        memory as vector_memory,
+        sqlite_items as full_text,
+    )
 
     if share(10) == 10:
         return 1

@@ -28,8 +28,7 @@ from turnwise.memory.longterm.base import (
     is_read_only,
     trouble_of,
 )
-from turnwise.memory.longterm.prompt_sections import Profile, make_profile, make_sections
-from turnwise.memory.longterm.prompt_sections import Recalled as Found
+from turnwise.memory.longterm.prompt_sections import Profile, Recalled as Found, make_profile, make_sections
 from turnwise.memory.longterm.search.query import question_of
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
 

@@ -24,7 +24,7 @@ from turnwise.memory.stores.conformance.fixtures import IDS, NESTED, TEXT, USAGE
 from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
 
 
-async def check_history_contract(make_history: Callable[[str], HistoryStore]) -> None:
+async def check_event_store(make_history: Callable[[str], HistoryStore]) -> None:
     """Check all laws, in order; `make_history` is as `make_store` of `check_contract`.
 
     Raises:

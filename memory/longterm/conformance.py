@@ -23,7 +23,7 @@ from turnwise.memory.stores.conformance.fixtures import IDS
 from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
 
 
-async def check_long_term_contract(make_memory: Callable[[str], LongTermMemory]) -> None:
+async def check_memory(make_memory: Callable[[str], LongTermMemory]) -> None:
     """Check all laws, in order.
 
     Args:

@@ -24,7 +24,7 @@ _READERS = (
 )
 
 
-async def check_read_only_contract(make_memory: Callable[[Sequence[MemoryItem]], LongTermMemory]) -> None:
+async def check_read_only_memory(make_memory: Callable[[Sequence[MemoryItem]], LongTermMemory]) -> None:
     """Check that everybody recalls what it has, by its words and best first, and that nobody changes it.
 
     Args:

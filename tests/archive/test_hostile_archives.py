@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from test_archive import exported, play, sealed
 from turnwise.actors.inference.engine import RunContext, SessionView

@@ -45,30 +45,25 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from local_provider import LocalProvider
 from turnwise import (
     EchoEngine,
-    EngineBuilder,
     ExecutionHandle,
     OpenAIEngine,
     Packed,
     RunCancelledError,
-    RunContext,
     Session,
     SessionConfig,
     SessionManager,
-    SessionRecord,
-    SessionView,
-    SQLStore,
-    ToolLoop,
-    ToolRegistry,
     Turn,
     tool,
 )
 from turnwise.actors.client.actor_lookup import MAX_CALLS
 from turnwise.actors.session.core import SessionCore
+from turnwise.engines import EngineBuilder, RunContext, SessionView, ToolLoop, ToolRegistry
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import Appending, Event, TextDelta
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.stores.base import Commit
+from turnwise.stores import SessionRecord, SQLStore
 
 NAMESPACE = "bench"
 

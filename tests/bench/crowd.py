@@ -28,7 +28,8 @@ import ray
 
 from harness import Samples
 from remembering import vector_memory
-from turnwise import AsyncSession, AsyncSessionManager, Packed, RunContext, SessionView, Turn
+from turnwise import AsyncSession, AsyncSessionManager, Packed, Turn
+from turnwise.engines import RunContext, SessionView
 from turnwise.memory.conversation.blocks import Block, Recalled, Text
 
 HOSTS = 2

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from harness import Samples, Table, prompt_of, retire
 from remembering import Model, vector_memory
-from turnwise import Scope, Session, SessionManager
+from turnwise import Session, SessionManager
+from turnwise.memories import Scope
 from turnwise.memory.longterm.base import MemoryItem
 
 CHATTERS = 4

@@ -14,13 +14,14 @@ import sqlalchemy as sa
 
 from engines import process_of
 from harness import Samples, Table, end_process, prompt_of
-from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, Session, SessionManager, SQLStore
+from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, Session, SessionManager
 from turnwise.memory.conversation.blocks import User, encode
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.rows import session_row, turn_row
+from turnwise.stores import SQLStore
 
 AT_ONCE = 1000
 """How many sessions one process asks at once."""

@@ -6,17 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness import Samples, Table, prompt_of, retire
-from turnwise import (
-    MemoryConfig,
-    RunContext,
-    Scope,
-    Session,
-    SessionManager,
-    SessionView,
-    Turn,
-    VectorMemory,
-)
+from turnwise import MemoryConfig, Session, SessionManager, Turn, VectorMemory
 from turnwise.actors.cluster.memory_actor import RemoteMemory
+from turnwise.engines import RunContext, SessionView
+from turnwise.memories import Scope
 from turnwise.memory.conversation.blocks import Block, Text
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex

@@ -22,24 +22,21 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from local_provider import LocalProvider
 from turnwise import (
-    ByteCounter,
     DeleteOldest,
     EchoEngine,
     FlushToMemory,
     OpenAIEngine,
-    OverflowStrategy,
-    RunContext,
     Session,
     SessionConfig,
     SessionManager,
-    SessionView,
     Summarize,
-    TokenBudget,
     Trim,
     Turn,
 )
+from turnwise.engines import RunContext, SessionView
 from turnwise.memory.conversation.blocks import Block, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import Event, WindowCompacted
+from turnwise.strategies import ByteCounter, OverflowStrategy, TokenBudget
 from turnwise.strategies.conformance_conversations import Conversation
 from turnwise.strategies.strategy import decide
 

@@ -13,12 +13,10 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from engines import ScriptedEngine
-from turnwise.actors.client import arguments as inputs
-from turnwise.actors.client import session_memory
+from turnwise.actors.client import arguments as inputs, session_memory
 from turnwise.actors.client.cluster_client import Realm
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager

@@ -7,8 +7,7 @@ from typing import Any
 
 import pydantic_core
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from turnwise.memory.conversation.blocks import (

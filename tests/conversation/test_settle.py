@@ -3,8 +3,7 @@ from __future__ import annotations
 from itertools import groupby
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from turnwise.memory.conversation.blocks import Block, Citations, System, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.transcript import settle

@@ -97,14 +97,12 @@ def test_a_history_that_breaks_a_law_is_told_which() -> None:
 
     histories: dict[str, HistoryStore] = {}
     with pytest.raises(AssertionError, match=r"^check_a_session_is_its_own: who is left: "):
-        asyncio.run(contract.check_history_contract(lambda law: histories.setdefault(law, Forgetful())))
+        asyncio.run(contract.check_event_store(lambda law: histories.setdefault(law, Forgetful())))
 
 
 def test_the_contract_is_all_of_its_laws() -> None:
     checks = [value for name, value in vars(contract).items() if name.startswith("check_")]
-    assert [check for check in checks if check not in (contract.check_history_contract, check_law)] == list(
-        contract.LAWS
-    )
+    assert [check for check in checks if check not in (contract.check_event_store, check_law)] == list(contract.LAWS)
 
 
 @pytest.mark.parametrize("history_first", [True, False])

@@ -16,8 +16,7 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import BaseModel, PrivateAttr
 from ray import cloudpickle
 

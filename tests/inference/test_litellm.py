@@ -39,8 +39,7 @@ from quirks import (
 )
 from strict_servers import STRICT, StrictServer
 from test_openai_engine import answer, failure
-from test_strict_servers import converse, script
-from test_strict_servers import engine as engine_of_strict
+from test_strict_servers import converse, engine as engine_of_strict, script
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.signature import output_record

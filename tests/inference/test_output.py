@@ -18,8 +18,7 @@ from local_provider import LocalProvider
 from quirks import EVENTS, JSON, QuirkServer, Reply, call, chunk, completed, events, function, item, message, spoken
 from schedules import SESSION
 from test_openai_engine import answer, failure
-from test_tool_loop import Stage
-from test_tool_loop import play as play_on_virtual_time
+from test_tool_loop import Stage, play as play_on_virtual_time
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -41,8 +40,7 @@ from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.steps import steps_of
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.longterm.extraction import prompt as extraction
-from turnwise.memory.longterm.extraction import rerank as choosing
+from turnwise.memory.longterm.extraction import prompt as extraction, rerank as choosing
 from turnwise.memory.longterm.turn_items import Own, turn_item
 from turnwise.memory.providers.endpoints import PROFILES
 from turnwise.memory.providers.validation import CHAT, RESPONSES, check

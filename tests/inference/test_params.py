@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from local_provider import LocalProvider
 from quirks import EVENTS, QuirkServer, chunk, completed, events, spoken

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from quirks import EVENTS, HI, JSON, QUIRKS, STREAM, Quirk, QuirkServer, chunk, completed, events, spoken
 from test_openai_engine import Recorder, answer, failure, run, turn

@@ -7,8 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from turnwise.memory.longterm import byte_search
 from turnwise.memory.longterm.byte_search import (

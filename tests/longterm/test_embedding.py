@@ -8,8 +8,7 @@ import chromadb
 import numpy as np
 import pytest
 from chromadb.utils.embedding_functions import known_embedding_functions
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from turnwise.errors import ConfigError
 from turnwise.memory.longterm.search.analyzer import label, language_of, stems, words

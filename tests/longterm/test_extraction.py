@@ -6,8 +6,7 @@ import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from turnwise.memory.conversation.blocks import (
     Block,

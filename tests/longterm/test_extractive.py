@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from scale import share
 from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError, StoreError

@@ -77,12 +77,12 @@ def test_a_store_of_facts_that_breaks_a_law_is_told_which() -> None:
 
     stores: dict[str, FactStore] = {}
     with pytest.raises(AssertionError, match=r"^check_an_agent_sees_its_own.*: |^check_what_was_deleted.*: "):
-        asyncio.run(contract.check_facts_contract(lambda law: stores.setdefault(law, Forgetful())))
+        asyncio.run(contract.check_item_store(lambda law: stores.setdefault(law, Forgetful())))
 
 
 def test_the_contract_is_all_of_its_laws() -> None:
     checks = [value for name, value in vars(contract).items() if name.startswith("check_")]
-    assert [check for check in checks if check not in (contract.check_facts_contract, check_law)] == list(contract.LAWS)
+    assert [check for check in checks if check not in (contract.check_item_store, check_law)] == list(contract.LAWS)
 
 
 def test_facts_and_sessions_share_a_database(url: str) -> None:

@@ -44,13 +44,13 @@ def test_a_memory_that_breaks_a_law_is_told_which() -> None:
     memories: dict[str, LongTermMemory] = {}
     make = partial(Chatty, InMemoryFacts())
     with pytest.raises(AssertionError, match=r"^check_an_agent_recalls_its_own.*: how many were there of another"):
-        asyncio.run(contract.check_long_term_contract(lambda law: memories.setdefault(law, Chatty(InMemoryFacts()))))
+        asyncio.run(contract.check_memory(lambda law: memories.setdefault(law, Chatty(InMemoryFacts()))))
     assert not is_read_only(make())
 
 
 def test_the_contract_is_all_of_its_laws() -> None:
     checks = [value for name, value in vars(contract).items() if name.startswith("check_")]
-    laws = [check for check in checks if check not in (contract.check_long_term_contract, check_law)]
+    laws = [check for check in checks if check not in (contract.check_memory, check_law)]
     assert laws == list(contract.LAWS)
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import System

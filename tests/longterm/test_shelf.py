@@ -1,8 +1,7 @@
 """`Shelf`: one user's items, laid out to be ranked."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from turnwise.memory.longterm.base import Source
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, vectors_of

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from turnwise.conformance import check_read_only_memory
 from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError, ReadOnlyMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_read_only
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.read_only_conformance import ITEMS, check_read_only_contract
+from turnwise.memory.longterm.read_only_conformance import ITEMS
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.static import EVERYONE, StaticMemory, read_facts
 from turnwise.memory.longterm.types import MemoryType
@@ -203,10 +204,10 @@ def test_it_holds_to_the_laws_of_what_is_for_reading(kind: str, tmp_path: Path) 
 
     async def story() -> None:
         if kind == "items":
-            return await check_read_only_contract(StaticMemory)
+            return await check_read_only_memory(StaticMemory)
         facts = InMemoryFacts() if kind == "memory" else SQLFacts(f"sqlite:///{tmp_path}/facts.db")
         await facts.put(Scope(user_id=EVERYONE), ITEMS)
-        return await check_read_only_contract(lambda _: StaticMemory(facts))
+        return await check_read_only_memory(lambda _: StaticMemory(facts))
 
     asyncio.run(story())
 
@@ -217,4 +218,4 @@ def test_a_memory_that_lets_itself_be_written_breaks_a_law() -> None:
             return True
 
     with pytest.raises(AssertionError, match="update: found True, expected ReadOnlyMemoryError"):
-        asyncio.run(check_read_only_contract(Lax))
+        asyncio.run(check_read_only_memory(Lax))

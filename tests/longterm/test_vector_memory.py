@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise.errors import ConfigError, InvalidMemoryError, StoreError
 from turnwise.memory.conversation.ids import new_id

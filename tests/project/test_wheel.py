@@ -35,11 +35,14 @@ for name in modules:
 
 def modules_in_tree() -> set[str]:
     package = ROOT / "src/turnwise"
-    files = {f"turnwise/{path.name}" for path in package.glob("*.py")} | {"turnwise/py.typed"}
+    files = {f"turnwise/{path.name}" for path in package.glob("*.py*")} | {"turnwise/py.typed"}
     for room in ("cli", "testing"):
         files |= {f"turnwise/{room}/{path.name}" for path in (package / room).glob("*.py")}
     for folder in ("actors", "memory", "strategies"):
-        files |= {f"turnwise/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
+        files |= {
+            f"turnwise/{path.relative_to(ROOT).as_posix()}"
+            for path in sorted((ROOT / folder).rglob("*.py")) + sorted((ROOT / folder).rglob("*.pyi"))
+        }
     return files
 
 

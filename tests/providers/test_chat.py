@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from turnwise.errors import EngineError
 from turnwise.memory.conversation.blocks import (
@@ -27,9 +26,9 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     Unknown,
     User,
+    decode as decode_block,
+    encode as encode_block,
 )
-from turnwise.memory.conversation.blocks import decode as decode_block
-from turnwise.memory.conversation.blocks import encode as encode_block
 from turnwise.memory.conversation.model_params import PARAMS
 from turnwise.memory.providers.endpoints import (
     CHAT_ONLY,

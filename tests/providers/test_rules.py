@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from turnwise.errors import InvalidRequestError, UnsupportedBlockError
 from turnwise.memory.conversation.blocks import (
@@ -25,9 +24,7 @@ from turnwise.memory.conversation.blocks import (
     User,
 )
 from turnwise.memory.conversation.transcript import Message, messages_of, settle
-from turnwise.memory.providers import anthropic
-from turnwise.memory.providers import openai_chat as chat
-from turnwise.memory.providers import openai_responses as responses
+from turnwise.memory.providers import anthropic, openai_chat as chat, openai_responses as responses
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, Rules, check, fit
 from wire_rules import check_anthropic, check_chat, check_responses
 

@@ -34,9 +34,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn, TurnRecord
-from turnwise.memory.providers import anthropic
-from turnwise.memory.providers import openai_chat as chat
-from turnwise.memory.providers import openai_responses as responses
+from turnwise.memory.providers import anthropic, openai_chat as chat, openai_responses as responses
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, Rules, check
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore

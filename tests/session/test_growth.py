@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from scale import share
-from turnwise.actors.client import actor_lookup as homes_module
-from turnwise.actors.client import cluster_client as realm_module
+from turnwise.actors.client import actor_lookup as homes_module, cluster_client as realm_module
 from turnwise.actors.client.actor_lookup import _HomesOfOne
 from turnwise.actors.client.cluster_client import CACHED_BYTES, CACHED_SESSIONS, Realm
 from turnwise.actors.client.request_batching import _BUNDLERS, Bundler

@@ -30,17 +30,9 @@ from siege_callers import ANSWER_S, Caller, misuse, mutate
 from siege_engine import SiegeEngine
 from siege_ledger import Ledger
 from siege_stores import STORES, Store
-from turnwise import (
-    AsyncSessionManager,
-    Dedicated,
-    LexicalMemory,
-    NotFoundError,
-    Packed,
-    RunEndedError,
-    SessionConfig,
-    SQLFacts,
-    TurnwiseError,
-)
+from turnwise import AsyncSessionManager, Dedicated, LexicalMemory, NotFoundError, Packed, SessionConfig, TurnwiseError
+from turnwise.errors import RunEndedError
+from turnwise.stores import SQLFacts
 
 HERE = Path(__file__).parent
 NAMESPACE = "siege"

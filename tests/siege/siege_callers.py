@@ -12,19 +12,21 @@ from typing import Any, TypeVar
 from siege_ledger import Entry, Ledger
 from siege_stores import IMPORTED
 from turnwise import (
-    ArchiveError,
     AsyncExecutionHandle,
     AsyncSession,
     AsyncSessionManager,
-    CorruptRecordError,
-    InvalidInputError,
     NotFoundError,
-    QueueFullError,
-    RunEndedError,
-    SessionLostError,
     StoreError,
     TurnwiseError,
     WaitTimeoutError,
+)
+from turnwise.errors import (
+    ArchiveError,
+    CorruptRecordError,
+    InvalidInputError,
+    QueueFullError,
+    RunEndedError,
+    SessionLostError,
 )
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import Document, Image

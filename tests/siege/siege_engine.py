@@ -12,7 +12,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from turnwise import RunContext, SessionView, ToolLoop, ToolRegistry, Turn, tool
+from turnwise import Turn, tool
+from turnwise.engines import RunContext, SessionView, ToolLoop, ToolRegistry
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User, encode
 
 TOKEN = re.compile(r"tok\.(u\d+)\.(\d+)")

@@ -18,12 +18,14 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit, SessionStore
-from turnwise.memory.stores.conformance import commits as contract_commits
-from turnwise.memory.stores.conformance import forks as contract_forks
-from turnwise.memory.stores.conformance import listing as contract_listing
-from turnwise.memory.stores.conformance import records as contract_records
-from turnwise.memory.stores.conformance import sessions as contract_sessions
-from turnwise.memory.stores.conformance import suite as contract
+from turnwise.memory.stores.conformance import (
+    commits as contract_commits,
+    forks as contract_forks,
+    listing as contract_listing,
+    records as contract_records,
+    sessions as contract_sessions,
+    suite as contract,
+)
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
@@ -311,7 +313,7 @@ def test_a_store_that_breaks_a_law_is_told_which() -> None:
     stores: dict[str, SessionStore] = {}
     why = "check_a_commit_is_stored_whole: the run by its key: found None, expected RunRecord"
     with pytest.raises(AssertionError, match=why):
-        asyncio.run(contract.check_contract(lambda law: stores.setdefault(law, _Forgetful())))
+        asyncio.run(contract.check_session_store(lambda law: stores.setdefault(law, _Forgetful())))
     assert list(stores) == [law.__name__ for law in contract.LAWS[: len(stores)]]
 
 
@@ -321,7 +323,7 @@ def test_a_store_that_raises_the_wrong_error_is_told_which_law_it_breaks() -> No
             raise KeyError(session_id)
 
     with pytest.raises(AssertionError, match=r"^check_a_session_comes_back_as_it_was_created: KeyError\('s'\)$"):
-        asyncio.run(contract.check_contract(lambda _: Rude()))
+        asyncio.run(contract.check_session_store(lambda _: Rude()))
 
 
 def test_the_contract_is_all_of_its_laws() -> None:

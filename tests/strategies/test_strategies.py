@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from scale import share
+from turnwise.conformance import check_strategy
 from turnwise.errors import ConfigError, StrategyError, SummaryRefusedError, WindowOverflowError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import (
@@ -37,11 +38,9 @@ from turnwise.memory.conversation.blocks import (
 )
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_read_only
-from turnwise.memory.providers import anthropic
-from turnwise.memory.providers import openai_chat as chat
-from turnwise.memory.providers import openai_responses as responses
+from turnwise.memory.providers import anthropic, openai_chat as chat, openai_responses as responses
 from turnwise.memory.tokens.counter import ByteCounter
-from turnwise.strategies.conformance import check_case, check_contract
+from turnwise.strategies.conformance import check_case
 from turnwise.strategies.conformance_conversations import COUNTER, Case, Conversation, random_case
 from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.flush import FlushToMemory
@@ -153,7 +152,7 @@ def summarize(case: Case, **settings: Any) -> OverflowStrategy:
 )
 def test_the_laws_hold_on_random_conversations(make: Callable[[Case], OverflowStrategy], start: int) -> None:
     """Cases 34, 35 and 36: 20,100 conversations with `make races`, each of which goes on for two exchanges more."""
-    check_contract(make, seeds(start, share(3350)))
+    check_strategy(make, seeds(start, share(3350)))
 
 
 def test_random_conversations_hold_what_they_should() -> None:
@@ -987,7 +986,7 @@ class Hasty:
 )
 def test_the_contract_finds_what_one_plan_does_not_show(make: Callable[[Case], OverflowStrategy], law: str) -> None:
     with pytest.raises(AssertionError, match=rf"^{law}: .*\(seed \d+\)$"):
-        check_contract(make, range(200))
+        check_strategy(make, range(200))
 
 
 def test_a_strategy_of_ones_own_passes_the_contract() -> None:
@@ -1008,7 +1007,7 @@ def test_a_strategy_of_ones_own_passes_the_contract() -> None:
         def due(self, window: Window, budget: TokenBudget) -> bool:
             return False
 
-    check_contract(lambda case: Newest(), range(300))
+    check_strategy(lambda case: Newest(), range(300))
 
 
 # Plans

@@ -38,8 +38,16 @@ from turnwise.errors import (
     RunFailedError,
     WindowOverflowError,
 )
-from turnwise.memory.conversation.blocks import Block, Summary, System, Text, ToolResult, ToolUse, User
-from turnwise.memory.conversation.blocks import decode as decode_block
+from turnwise.memory.conversation.blocks import (
+    Block,
+    Summary,
+    System,
+    Text,
+    ToolResult,
+    ToolUse,
+    User,
+    decode as decode_block,
+)
 from turnwise.memory.conversation.events import CompactionFailed, RunStarted, WindowCompacted
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import Turn, TurnRecord

@@ -28,9 +28,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.in_memory import InMemoryHistory
-from turnwise.memory.providers import anthropic
-from turnwise.memory.providers import openai_chat as chat
-from turnwise.memory.providers import openai_responses as responses
+from turnwise.memory.providers import anthropic, openai_chat as chat, openai_responses as responses
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.strategies.strategy import OverflowStrategy
 from wire_rules import check_anthropic, check_chat, check_responses

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from turnwise.errors import ConfigError, CorruptRecordError, InvalidInputError, StoreClosedError, WorkingMemoryError

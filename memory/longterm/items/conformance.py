@@ -21,7 +21,7 @@ from turnwise.memory.stores.conformance.laws import Law, check_law, collector, e
 EVER = FactFilter(superseded=True)
 
 
-async def check_facts_contract(make_facts: Callable[[str], FactStore]) -> None:
+async def check_item_store(make_facts: Callable[[str], FactStore]) -> None:
     """Check all laws, in order; `make_facts` is as `make_store` of `check_contract`.
 
     Raises:

@@ -1,6 +1,6 @@
 """The laws of `SessionStore`: what every store holds to, shown on one that is empty at first. Needs no test framework.
 
-`await check_contract(make_store)` runs them all; `LAWS`, with `check_law` of `laws.py`, is for those who would
+`await check_session_store(make_store)` runs them all; `LAWS`, with `check_law` of `laws.py`, is for those who would
 run each as a test of its own.
 """
 
@@ -10,11 +10,13 @@ import functools
 from collections.abc import Callable
 
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.conformance import commits as contract_commits
-from turnwise.memory.stores.conformance import forks as contract_forks
-from turnwise.memory.stores.conformance import listing as contract_listing
-from turnwise.memory.stores.conformance import records as contract_records
-from turnwise.memory.stores.conformance import sessions as contract_sessions
+from turnwise.memory.stores.conformance import (
+    commits as contract_commits,
+    forks as contract_forks,
+    listing as contract_listing,
+    records as contract_records,
+    sessions as contract_sessions,
+)
 from turnwise.memory.stores.conformance.laws import Law, check_law
 
 LAWS: tuple[Law, ...] = (
@@ -27,7 +29,7 @@ LAWS: tuple[Law, ...] = (
 """All laws, in order."""
 
 
-async def check_contract(make_store: Callable[[str], SessionStore]) -> None:
+async def check_session_store(make_store: Callable[[str], SessionStore]) -> None:
     """Check all laws, in order.
 
     Args:

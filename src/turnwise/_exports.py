@@ -1,0 +1,26 @@
+"""Public names, imported when they are asked for: a session's process need not wait for what it does not use.
+
+A public module has a stub beside it, which says where each of its names is. Type checkers read the same stub.
+"""
+
+import ast
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+
+def exports(module: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a public module, by the stub beside its file."""
+    homes: dict[str, tuple[str, str]] = {}
+    for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            homes |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+
+    def find(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        home, its_name = homes[name]
+        found = import_module(home)
+        return getattr(found, its_name) if hasattr(found, its_name) else import_module(f"{home}.{its_name}")
+
+    return find, lambda: sorted(homes), sorted(homes)

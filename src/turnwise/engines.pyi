@@ -1,0 +1,26 @@
+from turnwise.actors.inference.echo import EchoEngine as EchoEngine
+from turnwise.actors.inference.engine import (
+    EngineBuilder as EngineBuilder,
+    InferenceRunner as InferenceRunner,
+    RunContext as RunContext,
+    SessionView as SessionView,
+    Steerable as Steerable,
+    StepContext as StepContext,
+    Structured as Structured,
+    Suspend as Suspend,
+)
+from turnwise.actors.inference.middleware import (
+    LogCalls as LogCalls,
+    Middleware as Middleware,
+    ReorderResults as ReorderResults,
+    SystemPrompt as SystemPrompt,
+)
+from turnwise.actors.inference.openai.engine import AzureOpenAI as AzureOpenAI, OpenAIEngine as OpenAIEngine
+from turnwise.actors.inference.tools.context import ToolContext as ToolContext
+from turnwise.actors.inference.tools.loop import ToolLoop as ToolLoop
+from turnwise.actors.inference.tools.registry import ToolRegistry as ToolRegistry
+from turnwise.actors.inference.tools.tool import Tool as Tool, external_tool as external_tool, tool as tool
+from turnwise.memory.conversation.model_params import ModelParams as ModelParams
+from turnwise.memory.conversation.tool_calls import PendingCall as PendingCall
+from turnwise.memory.conversation.transcript import Ledger as Ledger
+from turnwise.memory.conversation.usage import Usage as Usage

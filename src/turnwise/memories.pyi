@@ -1,0 +1,30 @@
+from turnwise.actors.client.session_memory import (
+    AsyncSessionMemory as AsyncSessionMemory,
+    SessionMemory as SessionMemory,
+)
+from turnwise.actors.inference.tools.memory_tools import memory_tools as memory_tools, notes_tools as notes_tools
+from turnwise.actors.memory.config import MemoryConfig as MemoryConfig
+from turnwise.memory.longterm.base import (
+    DegradedRecall as DegradedRecall,
+    LongTermMemory as LongTermMemory,
+    MemoryItem as MemoryItem,
+    Scope as Scope,
+    Source as Source,
+)
+from turnwise.memory.longterm.deletion import Erasure as Erasure
+from turnwise.memory.longterm.deletion_report import Forgotten as Forgotten
+from turnwise.memory.longterm.extraction.memory import ExtractiveMemory as ExtractiveMemory
+from turnwise.memory.longterm.keyword import LexicalMemory as LexicalMemory
+from turnwise.memory.longterm.retention import Retention as Retention
+from turnwise.memory.longterm.session_memory import MemoryDesk as MemoryDesk
+from turnwise.memory.longterm.static import StaticMemory as StaticMemory
+from turnwise.memory.longterm.types import MemoryCategory as MemoryCategory, MemoryType as MemoryType
+from turnwise.memory.longterm.vector.chroma import (
+    ChromaFolder as ChromaFolder,
+    ChromaServer as ChromaServer,
+    VectorIndex as VectorIndex,
+)
+from turnwise.memory.longterm.vector.memory import VectorMemory as VectorMemory
+from turnwise.memory.longterm.vector.sqlite_items import FullText as FullText
+from turnwise.memory.working.formats import FreeText as FreeText, JsonForm as JsonForm, Markdown as Markdown
+from turnwise.memory.working.memory import WorkingMemory as WorkingMemory

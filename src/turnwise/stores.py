@@ -1,0 +1,5 @@
+"""Stores of sessions, events, facts and notes: the protocols, the stores that turnwise has, and what they return."""
+
+from turnwise._exports import exports
+
+__getattr__, __dir__, __all__ = exports(__name__, __file__)

@@ -1,0 +1,22 @@
+from turnwise.memory.archive.expiry import Swept as Swept
+from turnwise.memory.archive.export import export_session as export_session, import_session as import_session
+from turnwise.memory.conversation.runs import RunRecord as RunRecord, RunState as RunState
+from turnwise.memory.conversation.sessions import SessionRecord as SessionRecord
+from turnwise.memory.conversation.steps import Step as Step
+from turnwise.memory.conversation.usage import Usage as Usage
+from turnwise.memory.event_store.base import HistoryStore as HistoryStore
+from turnwise.memory.event_store.encrypted import EncryptedHistory as EncryptedHistory
+from turnwise.memory.longterm.items.base import FactStore as FactStore
+from turnwise.memory.longterm.items.in_memory import InMemoryFacts as InMemoryFacts
+from turnwise.memory.longterm.items.redis import RedisFacts as RedisFacts
+from turnwise.memory.longterm.items.sql import SQLFacts as SQLFacts
+from turnwise.memory.longterm.items.urls import open_facts as open_facts
+from turnwise.memory.stores.base import Page as Page, SessionStore as SessionStore
+from turnwise.memory.stores.encrypted.settings import Encryption as Encryption
+from turnwise.memory.stores.encrypted.store import EncryptedStore as EncryptedStore
+from turnwise.memory.stores.in_memory import InMemoryStore as InMemoryStore
+from turnwise.memory.stores.redis.store import RedisStore as RedisStore
+from turnwise.memory.stores.sql.store import SQLStore as SQLStore
+from turnwise.memory.working.redis import RedisNotes as RedisNotes
+from turnwise.memory.working.sql import SQLNotes as SQLNotes
+from turnwise.memory.working.urls import open_notes as open_notes

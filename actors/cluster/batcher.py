@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+AT_ONCE = 4
+"""How many batches are under way at most, where one that takes long does not hold up the next."""
+
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
@@ -19,6 +22,8 @@ class Batcher(Generic[Asked, Answer]):
 
     Args:
         work: answers a batch, each with its own answer or exception, in order.
+        patience_s: how long a batch holds up the next one, in seconds; to its end if left out. Then up to `AT_ONCE`
+            are under way, so that who asks for what takes long holds up nobody else.
     """
 
     def __init__(
@@ -26,9 +31,12 @@ class Batcher(Generic[Asked, Answer]):
         work: Callable[[Sequence[Asked]], Awaitable[Sequence[Answer | BaseException]]],
         *,
         most: int = 256,
+        patience_s: float | None = None,
     ) -> None:
         self._work = work
         self._most = most
+        self._patience_s = patience_s
+        self._under_way: set[asyncio.Task[None]] = set()
         self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
         self._runner: asyncio.Task[None] | None = None
 
@@ -44,19 +52,27 @@ class Batcher(Generic[Asked, Answer]):
         while self._waiting:
             await asyncio.sleep(0)  # for those who ask at the same moment
             batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-            answers: Sequence[Answer | BaseException]
-            try:
-                answers = await self._work([asked for asked, _ in batch])
-                if len(answers) != len(batch):
-                    raise RuntimeError(f"{len(batch)} were asked and {len(answers)} answers came")
-            except asyncio.CancelledError:
-                answers = [RuntimeError("the work cancelled itself")] * len(batch)
-            except Exception as error:  # noqa: BLE001 - it is given to each caller
-                answers = [error] * len(batch)
-            for (_, answer), given in zip(batch, answers, strict=True):
-                if answer.done():
-                    continue
-                if isinstance(given, BaseException):
-                    answer.set_exception(given)
-                else:
-                    answer.set_result(given)
+            task = asyncio.create_task(self._carry_out(batch))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+            await asyncio.wait({task}, timeout=self._patience_s)
+            if len(self._under_way) >= AT_ONCE:
+                await asyncio.wait(set(self._under_way), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _carry_out(self, batch: Sequence[tuple[Asked, asyncio.Future[Answer]]]) -> None:
+        answers: Sequence[Answer | BaseException]
+        try:
+            answers = await self._work([asked for asked, _ in batch])
+            if len(answers) != len(batch):
+                raise RuntimeError(f"{len(batch)} were asked and {len(answers)} answers came")
+        except asyncio.CancelledError:
+            answers = [RuntimeError("the work cancelled itself")] * len(batch)
+        except Exception as error:  # noqa: BLE001 - it is given to each caller
+            answers = [error] * len(batch)
+        for (_, answer), given in zip(batch, answers, strict=True):
+            if answer.done():
+                continue
+            if isinstance(given, BaseException):
+                answer.set_exception(given)
+            else:
+                answer.set_result(given)

@@ -53,6 +53,9 @@ MAX_CALLS = 1000
 FAILURES, REST_S = 3, 5.0
 """After so many failures one after the other a memory is left alone for so long, in seconds."""
 
+PATIENCE_S = 0.1
+"""How long recalls hold up those that come after them, in seconds: to read all that a user has may take ten."""
+
 CATCH_UP_S, MOST_PAUSE_S = 1.0, 60.0
 """How long what was left for later waits; and at most, if it fails again and again."""
 
@@ -108,7 +111,7 @@ class MemoryHost:
         """What is being erased: who asks for the same again waits for the same."""
         self._searches: dict[str, tuple[FileSearch, asyncio.Task[None]]] = {}
         """What is searched for, by its name."""
-        self._recalls = Batcher(self._recall_many)
+        self._recalls = Batcher(self._recall_many, patience_s=PATIENCE_S)
         self._writes = Batcher(self._write_many)
 
     async def call(self, request: bytes) -> bytes:

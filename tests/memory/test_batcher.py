@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from test_tool_loop import play
-from turnwise.actors.cluster.batcher import Batcher
+from turnwise.actors.cluster.batcher import AT_ONCE, Batcher
 
 
 def test_what_is_asked_within_a_moment_is_one_batch_and_what_comes_meanwhile_the_next() -> None:
@@ -62,5 +62,29 @@ def test_failures_reach_those_whom_they_concern_and_who_gives_up_disturbs_nobody
         assert all(isinstance(each, OSError) for each in both)
         with pytest.raises(ValueError, match="1"):
             await batcher.ask(1)
+
+    play(story())
+
+
+def test_what_takes_long_does_not_hold_up_what_comes_after_it_and_few_are_under_way() -> None:
+    under_way, most = 0, 0
+
+    async def work(batch: Sequence[float]) -> list[float]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(max(batch))
+        under_way -= 1
+        return list(batch)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        batcher = Batcher(work, most=1, patience_s=0.1)
+        slow = asyncio.ensure_future(batcher.ask(30.0))
+        await asyncio.sleep(0.01)
+        assert await batcher.ask(0.01) == 0.01 and loop.time() < 1 and not slow.done()
+        more = [asyncio.ensure_future(batcher.ask(10.0)) for _ in range(9)]
+        assert await slow == 30.0 and [await answer for answer in more] == [10.0] * 9
+        assert most == AT_ONCE and not under_way
 
     play(story())

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -117,6 +118,35 @@ def test_a_sentence_of_common_words_finds_a_fact_that_has_nearly_all_of_them() -
     assert ids(known, "Where do I live, zeppelin?") == [], "most of what it says is nowhere"
     assert ids(known, "Where do I live?", replace(FACTS, least=8.0)) == [], "it is too little for what was once said"
     assert ids(known, "Do I own things?") == [], "what is in every fact tells nothing"
+
+
+def test_a_word_in_a_sentence_about_much_else_finds_nothing() -> None:
+    assert ids(items(*SAID), "The greyhound and a zeppelin.") == ["0"]
+    assert ids(items(*SAID), "The greyhound, a zeppelin, quokkas, vuvuzelas, isotopes and xylophones.") == []
+
+
+@pytest.mark.parametrize(
+    ("message", "nearness", "found"),
+    [
+        ("Whippets and xylophones?", 0.5, ["0"]),
+        ("Whippets and xylophones?", 0.4, []),
+        ("Hi! How are you?", 0.9, []),
+    ],
+)
+def test_a_vector_finds_what_is_similar_for_a_message_that_asks_something(
+    message: str, nearness: float, found: list[str]
+) -> None:
+    near = np.array([nearness, *[0.1] * (len(SAID) - 1)])
+    shelf = shelf_of(items(*SAID))
+    assert [item.id for item in find(shelf, message, limit=10, weights=FACTS, near=near)] == found
+
+
+def test_what_all_items_are_near_to_counts_for_none() -> None:
+    known = items(*(f"The user owns a {word}." for word in OWNED))
+    near = np.full(len(OWNED), 0.6)
+    near[-1] = 0.8
+    found = find(shelf_of(known), "Whippets and xylophones?", limit=3, weights=Weights(), near=near)
+    assert [item.id for item in found] == [str(len(OWNED) - 1)]
 
 
 def test_a_question_behind_a_colon_is_asked_by_itself() -> None:

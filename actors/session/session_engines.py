@@ -10,7 +10,6 @@ from typing import Any
 from turnwise.actors.inference.attempt import leave_behind
 from turnwise.actors.inference.engine import Closable, InferenceRunner, SessionView
 from turnwise.actors.session.active_run import ActiveRun
-from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.run_resources import Gear
 from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.state import SessionState
@@ -33,25 +32,18 @@ class SessionEngines:
         self.off_loop = off_loop
         self._state = state
         self._tasks = tasks
-        self._current = gear
+        self.current = gear
+        """What the runs that start next have."""
+        self.config = gear.config
+        """Their settings."""
         self._former: list[Gear] = []
         """What runs have that have not ended, and the next ones do not."""
         self._of_run: dict[str, Gear] = {}
         """Likewise, by the ids of runs that an earlier process had begun."""
 
-    @property
-    def current(self) -> Gear:
-        """What the runs that start next have."""
-        return self._current
-
-    @property
-    def config(self) -> SessionConfig:
-        """The settings of the runs that start next."""
-        return self._current.config
-
     def of_run(self, run_id: str) -> Gear:
         """Return what a run has that an earlier process had begun."""
-        return self._of_run.get(run_id, self._current)
+        return self._of_run.get(run_id, self.current)
 
     def ids(self) -> dict[str, str]:
         """Return which engine each run that has not ended has, by run id. As of the last activation."""
@@ -62,8 +54,8 @@ class SessionEngines:
 
     def switch(self, gear: Gear) -> None:
         """Let the next runs have this; those that are open keep what they have."""
-        self._former.append(self._current)
-        self._current = gear
+        self._former.append(self.current)
+        self.current, self.config = gear, gear.config
         self.close_unused()
 
     def assign(self, gear: Gear, runs: Collection[str]) -> None:
@@ -108,7 +100,7 @@ class SessionEngines:
         """Close the runners that no run needs any more. Does not wait."""
         if not self._former:
             return
-        used = {id(gear) for gear in (self._current, *(run.gear for run in self._state.open_runs))}
+        used = {id(gear) for gear in (self.current, *(run.gear for run in self._state.open_runs))}
         used.update(map(id, self._of_run.values()))
         gone = [gear for gear in self._former if id(gear) not in used]
         self._former = [gear for gear in self._former if id(gear) in used]
@@ -120,7 +112,7 @@ class SessionEngines:
 
     def remove_all(self) -> list[Gear]:
         """Return all that runs have or had; `close` them when nobody needs them any more."""
-        gears, self._former = [self._current, *self._former], []
+        gears, self._former = [self.current, *self._former], []
         return gears
 
     async def close(self, gears: Iterable[Gear]) -> None:

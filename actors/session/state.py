@@ -29,33 +29,21 @@ class SessionState:
     def __init__(self, session_id: str, journal: Journal) -> None:
         self.session_id = session_id
         self.journal = journal
-        self._head: TurnRecord | None = None
-        self._active: ActiveRun | None = None
-        self._backlog = Backlog()
+        self.head: TurnRecord | None = None
+        """The last turn that has ended and was kept: what the next one continues."""
+        self.active: ActiveRun | None = None
+        """The run that has the session's claim: it runs, or waits for a decision."""
+        self.backlog = Backlog()
+        """The queued runs, and the prompts that no run has taken up."""
         self._unsettled: Sequence[ActiveRun] = ()
         self._ended: OrderedDict[str, tuple[RunRecord, TurnRecord | None]] = OrderedDict()
 
     # What there is
 
     @property
-    def head(self) -> TurnRecord | None:
-        """The last turn that has ended and was kept: what the next one continues."""
-        return self._head
-
-    @property
-    def active(self) -> ActiveRun | None:
-        """The run that has the session's claim: it runs, or waits for a decision."""
-        return self._active
-
-    @property
-    def backlog(self) -> Backlog:
-        """The queued runs, and the prompts that no run has taken up."""
-        return self._backlog
-
-    @property
     def known_runs(self) -> list[ActiveRun]:
         """All runs that somebody may wait for."""
-        return [*([self._active] if self._active else []), *self._backlog.queue, *self._unsettled]
+        return [*([self.active] if self.active else []), *self.backlog.queue, *self._unsettled]
 
     @property
     def open_runs(self) -> list[ActiveRun]:
@@ -64,9 +52,9 @@ class SessionState:
 
     def open_run(self, run_id: str) -> ActiveRun | None:
         """Return the active or queued run of this id."""
-        if self._active and self._active.run_id == run_id:
-            return self._active
-        return self._backlog.find(run_id)
+        if self.active and self.active.run_id == run_id:
+            return self.active
+        return self.backlog.find(run_id)
 
     def ended_run(self, run_id: str) -> tuple[RunRecord, TurnRecord | None] | None:
         """Return a run that ended not long ago, and what was kept of it."""
@@ -75,7 +63,7 @@ class SessionState:
     @property
     def shown_spans(self) -> list[Spans]:
         """The blocks that the next request or an open turn shows."""
-        turns = [turn for turn in (self._head, self._active and self._active.turn, *self._backlog.turns) if turn]
+        turns = [turn for turn in (self.head, self.active and self.active.turn, *self.backlog.turns) if turn]
         return [part for turn in turns for part in (turn.prompt, turn.spans, turn.base)]
 
     def view(self) -> SessionView:
@@ -89,16 +77,16 @@ class SessionState:
 
     def continue_from(self, head: TurnRecord | None) -> None:
         """Let the next turn continue `head`."""
-        self._head = head
+        self.head = head
 
     def set_active(self, run: ActiveRun | None) -> None:
         """Give the session's claim to a run, or free it."""
-        self._active = run
+        self.active = run
 
     def replace_backlog(self, turns: Iterable[TurnRecord] = ()) -> None:
         """Begin with an empty queue, and the pending turn if there is one among `turns`."""
-        self._backlog = Backlog()
-        self._backlog.apply(turn for turn in turns if turn.status == "pending")
+        self.backlog = Backlog()
+        self.backlog.apply(turn for turn in turns if turn.status == "pending")
 
     def set_unsettled(self, runs: Sequence[ActiveRun]) -> None:
         """Note the runs that an activation has found to be lost, until a commit has ended or resumed them."""

@@ -132,7 +132,8 @@ class CommitWriter:
     def _write_rest(self, cursor: Any, group: Sequence[Asked]) -> None:
         """Write all but the session rows, kind by kind: what one session has is no matter to another."""
         for kind, rows in zip(self._kinds, zip(*(asked.others for asked in group), strict=True), strict=True):
-            kind.write(cursor, list(chain.from_iterable(rows)))
+            if every := list(chain.from_iterable(rows)):
+                kind.write(cursor, every)
 
     def _pipeline(self, cursor: Any) -> AbstractContextManager[object]:
         return cursor.connection.pipeline() if self._has_pipeline else nullcontext()

@@ -52,7 +52,8 @@ class Statement:
 
     def write(self, cursor: Any, rows: Sequence[Row]) -> int:
         """Execute on a driver's own cursor, once for each bound row; return how many rows the last of it changed."""
-        rows = self._insert_many(cursor, rows)
+        if len(rows) >= _SIZES[-1]:
+            rows = self._insert_many(cursor, rows)
         if len(rows) == 1:
             cursor.execute(self._text, rows[0])
         elif rows:

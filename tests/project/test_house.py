@@ -178,3 +178,13 @@ def test_an_error_says_every_field_it_has(cls: type[errors.TurnwiseError]) -> No
     error = sample(cls)
     for name in sorted(set(cls.fields) - {"turn"}):
         assert str(getattr(error, name)) in str(error), name
+
+
+def test_a_case_that_a_test_cites_stands_in_the_list_of_cases() -> None:
+    page = (ROOT / "docs/cases.md").read_text(encoding="utf-8")
+    cases = {int(number) for number in re.findall(r"^(\d+)\. ", page, re.MULTILINE)}
+    assert cases == set(range(1, 66))
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for cited in re.findall(r"\b[Cc]ases? ((?:[1-9]\d*(?:, | and )?)+)", path.read_text(encoding="utf-8")):
+            numbers = {int(number) for number in re.findall(r"\d+", cited)}
+            assert numbers <= cases, f"{path.relative_to(ROOT)} cites {numbers - cases}"

@@ -149,7 +149,8 @@ def test_what_cannot_be_taken_apart_counts_by_its_pickle() -> None:
 _SCRIPT = """
 import dataclasses
 from ray import cloudpickle
-from turnwise import EchoEngine, OpenAIEngine, ToolRegistry, tool
+from turnwise import EchoEngine, OpenAIEngine, tool
+from turnwise.engines import ToolRegistry
 from turnwise.actors.cluster.identity import identity
 
 LIMITS = {"b", "a", "c", "d", "e"}

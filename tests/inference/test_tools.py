@@ -926,7 +926,8 @@ def test_stuck_tools_starve_neither_other_tools_nor_the_end_of_the_loop() -> Non
 def test_a_stuck_tool_does_not_hold_up_the_exit_of_the_process() -> None:
     script = """
         import asyncio, time
-        from turnwise import ToolContext, ToolRegistry, SessionView, blocks, tool
+        from turnwise import ToolContext, blocks, tool
+        from turnwise.engines import SessionView, ToolRegistry
 
         @tool(timeout_s=0.1)
         def stuck() -> None:
@@ -968,7 +969,8 @@ def test_a_tool_of_a_script_goes_along_with_cloudpickle_with_its_local_types() -
         from typing import Annotated
         from pydantic import BaseModel, Field
         from ray import cloudpickle
-        from turnwise import ToolContext, ToolRegistry, tool
+        from turnwise import ToolContext, tool
+        from turnwise.engines import ToolRegistry
 
         class Wish(BaseModel):
             what: str

@@ -1,6 +1,8 @@
 """What all tests share: reproducible random input, and one Ray for those that need it."""
 
+import asyncio
 import contextlib
+import inspect
 import os
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.ray_runtime import interruptible
 from turnwise.memory.conversation.ids import new_id
 from turnwise.testing.faulty_url import register
+from virtual_time import play
 
 if TYPE_CHECKING:
     from postgres_server import PostgresServer
@@ -67,6 +70,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "ray_session" in getattr(item, "fixturenames", ()) or item.path.stem in OWN_RAY:
             item.add_marker("ray")
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test on an event loop of its own: one with virtual time if it is marked so."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    run = play if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
+    run(pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.fixture(scope="session")

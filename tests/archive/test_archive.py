@@ -186,7 +186,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("database"))
 
 
-def test_what_was_exported_and_imported_is_exported_the_same(tmp_path: Path, database: str) -> None:
+async def test_what_was_exported_and_imported_is_exported_the_same(tmp_path: Path, database: str) -> None:
     """Random forks with summaries, gaps and open runs, from SQLite to PostgreSQL to memory."""
 
     async def story(seed: int, stores: list[SessionStore]) -> None:
@@ -209,19 +209,16 @@ def test_what_was_exported_and_imported_is_exported_the_same(tmp_path: Path, dat
         await others[-1].delete("copy 2")
         assert others[-1]._logs == {}  # type: ignore[attr-defined]
 
-    async def stories() -> None:
-        for seed in range(8):
-            stores: list[SessionStore] = [
-                SQLStore(f"sqlite:///{tmp_path}/{seed}.db"),
-                SQLStore(database),
-                InMemoryStore(),
-            ]
-            await story(seed, stores)
-            await stores[1].delete("s")
-            for store in stores:
-                await store.close()
-
-    play(stories())
+    for seed in range(8):
+        stores: list[SessionStore] = [
+            SQLStore(f"sqlite:///{tmp_path}/{seed}.db"),
+            SQLStore(database),
+            InMemoryStore(),
+        ]
+        await story(seed, stores)
+        await stores[1].delete("s")
+        for store in stores:
+            await store.close()
 
 
 def test_what_is_imported_has_all_that_was_exported() -> None:
@@ -274,75 +271,66 @@ def without_places(block: Block) -> Block:
     return block.model_copy(update={"of": (), "folded": ()}) if isinstance(block, Summary) else block
 
 
-def test_a_session_that_is_longer_than_a_page_comes_in_whole_and_goes_on() -> None:
+async def test_a_session_that_is_longer_than_a_page_comes_in_whole_and_goes_on() -> None:
     """Case 45: the audit holds after the import, after the next run, and after a fork of it."""
 
-    async def story() -> None:
-        store, other = InMemoryStore(), InMemoryStore()
-        await store.create(SessionRecord(session_id="s"))
-        core = SessionCore("s", store, EchoEngine())
-        for number in range(PAGE + 5):
-            await core.start([f"prompt {number}"], run_id=f"r{number}")
-            await core.wait(f"r{number}")
-        fork = await core.fork(None, "f")
-        core = SessionCore("f", store, EchoEngine())
-        await core.start(["in the fork"], run_id="f")
-        await core.wait("f")
-        for name in ("s", fork.session_id):
-            await import_session(other, await exported(store, name))
-            again = SessionCore(name, other, EchoEngine())
-            await again.start(["after the import"], run_id=f"after {name}")
-            outcome = await again.wait(f"after {name}")
-            assert outcome and outcome.turn and outcome.turn.text == "after the import"
-            assert len(outcome.turn.blocks) >= 2 * PAGE + 12
-        (await audit(other, ["s", "f"])).check()
-
-    play(story())
+    store, other = InMemoryStore(), InMemoryStore()
+    await store.create(SessionRecord(session_id="s"))
+    core = SessionCore("s", store, EchoEngine())
+    for number in range(PAGE + 5):
+        await core.start([f"prompt {number}"], run_id=f"r{number}")
+        await core.wait(f"r{number}")
+    fork = await core.fork(None, "f")
+    core = SessionCore("f", store, EchoEngine())
+    await core.start(["in the fork"], run_id="f")
+    await core.wait("f")
+    for name in ("s", fork.session_id):
+        await import_session(other, await exported(store, name))
+        again = SessionCore(name, other, EchoEngine())
+        await again.start(["after the import"], run_id=f"after {name}")
+        outcome = await again.wait(f"after {name}")
+        assert outcome and outcome.turn and outcome.turn.text == "after the import"
+        assert len(outcome.turn.blocks) >= 2 * PAGE + 12
+    (await audit(other, ["s", "f"])).check()
 
 
-def test_events_in_a_history_are_exported_too_and_come_into_the_store() -> None:
-    async def story() -> None:
-        store, other, history = InMemoryStore(), InMemoryStore(), InMemoryHistory()
-        await store.create(SessionRecord(session_id="s"))
-        writer = Writer(store, (await store.activate("s")).session, random.Random(1))
-        for _ in range(PAGE // 2):
-            await writer.talk(())
-        events = await store.events("s", limit=10_000)
-        plain = await exported(store)
-        await history.append("s", events[: len(events) // 2])
-        await writer.add(forget_events=events[len(events) // 3].seq)
-        assert len(await store.events("s", limit=10_000)) < len(events)
-        assert await exported(store, history=history) == plain
-        await import_session(other, await exported(store, history=history))
-        assert await other.events("s", limit=10_000) == events
-
-    play(story())
+async def test_events_in_a_history_are_exported_too_and_come_into_the_store() -> None:
+    store, other, history = InMemoryStore(), InMemoryStore(), InMemoryHistory()
+    await store.create(SessionRecord(session_id="s"))
+    writer = Writer(store, (await store.activate("s")).session, random.Random(1))
+    for _ in range(PAGE // 2):
+        await writer.talk(())
+    events = await store.events("s", limit=10_000)
+    plain = await exported(store)
+    await history.append("s", events[: len(events) // 2])
+    await writer.add(forget_events=events[len(events) // 3].seq)
+    assert len(await store.events("s", limit=10_000)) < len(events)
+    assert await exported(store, history=history) == plain
+    await import_session(other, await exported(store, history=history))
+    assert await other.events("s", limit=10_000) == events
 
 
-def test_a_session_that_changes_while_it_is_exported_is_told_and_leaves_no_archive() -> None:
-    async def story() -> None:
-        store = InMemoryStore()
-        lines: list[str] = []
-        await write_fork(store, 3)
-        writer = Writer(store, (await store.activate("s")).session, random.Random(1))
+async def test_a_session_that_changes_while_it_is_exported_is_told_and_leaves_no_archive() -> None:
+    store = InMemoryStore()
+    lines: list[str] = []
+    await write_fork(store, 3)
+    writer = Writer(store, (await store.activate("s")).session, random.Random(1))
 
-        class Busy(InMemoryStore):
-            def __getattribute__(self, name: str) -> Any:
-                return getattr(store, name) if name != "events" else object.__getattribute__(self, name)
+    class Busy(InMemoryStore):
+        def __getattribute__(self, name: str) -> Any:
+            return getattr(store, name) if name != "events" else object.__getattribute__(self, name)
 
-            async def events(self, *args: Any, **kwargs: Any) -> Any:
-                if len(lines) < 100:
-                    await writer.add(row={"updated_at": 99.0})
-                return await store.events(*args, **kwargs)
+        async def events(self, *args: Any, **kwargs: Any) -> Any:
+            if len(lines) < 100:
+                await writer.add(row={"updated_at": 99.0})
+            return await store.events(*args, **kwargs)
 
-        with pytest.raises(SessionChangedError, match="'s'"):
-            await export_session(Busy(), "s", lines.append)
-        with pytest.raises(ArchiveError, match="it ends before its end"):
-            await import_session(InMemoryStore(), lines)
-        with pytest.raises(SessionNotFoundError):
-            await exported(store, "nobody")
-
-    play(story())
+    with pytest.raises(SessionChangedError, match="'s'"):
+        await export_session(Busy(), "s", lines.append)
+    with pytest.raises(ArchiveError, match="it ends before its end"):
+        await import_session(InMemoryStore(), lines)
+    with pytest.raises(SessionNotFoundError):
+        await exported(store, "nobody")
 
 
 def sealed(lines: list[str]) -> list[str]:
@@ -371,28 +359,22 @@ async def refuse(lines: list[str]) -> ArchiveError:
     return error.value
 
 
-def test_an_archive_that_is_cut_off_anywhere_leaves_nothing(lines: list[str]) -> None:
-    async def story() -> None:
-        for count in range(len(lines)):
-            assert (await refuse(lines[:count])).line == count + 1
-            assert (await refuse([*lines[:count], lines[count][:-9]])).line in (count + 1, count + 2)
-        assert (await refuse([*lines, "{}"])).line == len(lines) + 1
-
-    play(story())
+async def test_an_archive_that_is_cut_off_anywhere_leaves_nothing(lines: list[str]) -> None:
+    for count in range(len(lines)):
+        assert (await refuse(lines[:count])).line == count + 1
+        assert (await refuse([*lines[:count], lines[count][:-9]])).line in (count + 1, count + 2)
+    assert (await refuse([*lines, "{}"])).line == len(lines) + 1
 
 
-def test_an_archive_of_which_a_letter_was_changed_leaves_nothing(lines: list[str]) -> None:
-    async def story() -> None:
-        words = random.Random(0)
-        for _ in range(150):
-            at = words.randrange(len(lines) - 1)
-            line = lines[at]
-            spot = words.randrange(len(line) - 1)
-            letter = words.choice([letter for letter in '0a"}{,' if letter != line[spot]])
-            error = await refuse([*lines[:at], line[:spot] + letter + line[spot + 1 :], *lines[at + 1 :]])
-            assert at + 1 <= error.line <= len(lines) + 1
-
-    play(story())
+async def test_an_archive_of_which_a_letter_was_changed_leaves_nothing(lines: list[str]) -> None:
+    words = random.Random(0)
+    for _ in range(150):
+        at = words.randrange(len(lines) - 1)
+        line = lines[at]
+        spot = words.randrange(len(line) - 1)
+        letter = words.choice([letter for letter in '0a"}{,' if letter != line[spot]])
+        error = await refuse([*lines[:at], line[:spot] + letter + line[spot + 1 :], *lines[at + 1 :]])
+        assert at + 1 <= error.line <= len(lines) + 1
 
 
 Change = Callable[[dict[str, Any]], Any]
@@ -452,39 +434,33 @@ def test_a_line_that_cannot_be_is_refused_by_its_number(lines: list[str], kind: 
         raise error
 
 
-def test_lines_in_another_order_are_refused(lines: list[str]) -> None:
-    async def story() -> None:
-        turn = next(at for at, line in enumerate(lines) if line.startswith('{"turn"'))
-        swapped = [*lines[: turn - 1], lines[turn], lines[turn - 1], *lines[turn + 1 : -1]]
-        assert (await refuse(sealed(swapped))).line == turn  # which comes before the last block
-        assert (await refuse(sealed([lines[0], *lines[:-1]]))).line == 2
-
-    play(story())
+async def test_lines_in_another_order_are_refused(lines: list[str]) -> None:
+    turn = next(at for at, line in enumerate(lines) if line.startswith('{"turn"'))
+    swapped = [*lines[: turn - 1], lines[turn], lines[turn - 1], *lines[turn + 1 : -1]]
+    assert (await refuse(sealed(swapped))).line == turn  # which comes before the last block
+    assert (await refuse(sealed([lines[0], *lines[:-1]]))).line == 2
 
 
-def test_an_id_that_is_taken_stays_as_it_is(lines: list[str]) -> None:
-    async def story() -> None:
-        store = InMemoryStore()
-        there = await store.create(SessionRecord(session_id="s", user_id="somebody"))
-        with pytest.raises(SessionExistsError, match="'s'"):
-            await import_session(store, lines)
-        assert await store.get("s") == there
-        found = await import_session(store, lines, session_id="t", now=123.5)
-        assert (found.session_id, found.updated_at) == ("t", 123.5)
-        run = (await store.runs("t"))[0]
-        copy = [line.replace('"session_id":"s"', '"session_id":"u"') for line in lines[:-1]]
-        copy = [line.replace('"run_id":"s-', f'"run_id":"{run.run_id}') for line in copy]
-        same = [line for line in copy if f'"run_id":"{run.run_id}' in line and line.startswith('{"run"')]
-        copied = json.loads(same[0])["run"]["run_id"]
-        copy = [line.replace(f'"{copied}"', f'"{run.run_id}"') for line in copy]
-        with pytest.raises(DuplicateKeyError):
-            await import_session(store, sealed(copy))
-        assert await store.count() == 2
-        for name in ("s", "t"):
-            await store.delete(name)
-        assert store._logs == {}
-
-    play(story())
+async def test_an_id_that_is_taken_stays_as_it_is(lines: list[str]) -> None:
+    store = InMemoryStore()
+    there = await store.create(SessionRecord(session_id="s", user_id="somebody"))
+    with pytest.raises(SessionExistsError, match="'s'"):
+        await import_session(store, lines)
+    assert await store.get("s") == there
+    found = await import_session(store, lines, session_id="t", now=123.5)
+    assert (found.session_id, found.updated_at) == ("t", 123.5)
+    run = (await store.runs("t"))[0]
+    copy = [line.replace('"session_id":"s"', '"session_id":"u"') for line in lines[:-1]]
+    copy = [line.replace('"run_id":"s-', f'"run_id":"{run.run_id}') for line in copy]
+    same = [line for line in copy if f'"run_id":"{run.run_id}' in line and line.startswith('{"run"')]
+    copied = json.loads(same[0])["run"]["run_id"]
+    copy = [line.replace(f'"{copied}"', f'"{run.run_id}"') for line in copy]
+    with pytest.raises(DuplicateKeyError):
+        await import_session(store, sealed(copy))
+    assert await store.count() == 2
+    for name in ("s", "t"):
+        await store.delete(name)
+    assert store._logs == {}
 
 
 def test_an_import_that_the_store_fails_or_that_is_cancelled_leaves_nothing(lines: list[str]) -> None:

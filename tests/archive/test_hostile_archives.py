@@ -422,7 +422,7 @@ def test_a_summary_that_stands_for_itself_is_expanded_all_the_same() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_summaries_that_fold_the_same_ones_again_and_again_take_no_longer_than_their_number() -> None:
+async def test_summaries_that_fold_the_same_ones_again_and_again_take_no_longer_than_their_number() -> None:
     """Forty levels of two summaries, each of both below: a walk without a memory takes 2**40 steps."""
     levels, wide = 40, 4000
     blocks: list[Block] = [HI]
@@ -434,22 +434,19 @@ def test_summaries_that_fold_the_same_ones_again_and_again_take_no_longer_than_t
     blocks += [summary((0, 1)), *(summary((chain + at, chain + at + 1), folded=[chain + at]) for at in range(wide))]
     lines = written(blocks)
 
-    async def story() -> None:
-        store = InMemoryStore()
-        await import_session(store, lines)
-        core = SessionCore("s", store, CheckingEngine())
-        idle = asyncio.create_task(most_calls())
-        for at in (chain - 1, len(blocks) - 1):
-            (encoded,) = await store.blocks([Span((await core.session()).log, at, at + 1)])
-            found = decode(encoded)
-            assert isinstance(found, Summary)
-            assert await core.expand(found) == (HI,)
-        await core.fork(None, "f")
-        idle.cancel()
-        assert (await asyncio.gather(idle))[0] < MOST_CALLS, "somebody else on the event loop waited"
-        await check_runs(core)
-
-    play(story())
+    store = InMemoryStore()
+    await import_session(store, lines)
+    core = SessionCore("s", store, CheckingEngine())
+    idle = asyncio.create_task(most_calls())
+    for at in (chain - 1, len(blocks) - 1):
+        (encoded,) = await store.blocks([Span((await core.session()).log, at, at + 1)])
+        found = decode(encoded)
+        assert isinstance(found, Summary)
+        assert await core.expand(found) == (HI,)
+    await core.fork(None, "f")
+    idle.cancel()
+    assert (await asyncio.gather(idle))[0] < MOST_CALLS, "somebody else on the event loop waited"
+    await check_runs(core)
 
 
 MOST_CALLS = 2_000_000
@@ -480,21 +477,18 @@ async def most_calls() -> int:
 
 
 @pytest.mark.timeout(60)
-def test_turns_of_as_many_spans_as_there_may_be_run_and_hold_nobody_up() -> None:
+async def test_turns_of_as_many_spans_as_there_may_be_run_and_hold_nobody_up() -> None:
     blocks: list[Block] = [HI, YES, HI] * MAX_SPANS
     spans = [["", 3 * at, 3 * at + 2] for at in range(MAX_SPANS)]
     turns = [turn(spans, index=index) for index in range(9)]
 
-    async def story() -> None:
-        store = InMemoryStore()
-        idle = asyncio.create_task(most_calls())
-        await import_session(store, written(blocks, turns))
-        core = SessionCore("s", store, CheckingEngine())
-        await check_runs(core)
-        idle.cancel()
-        assert (await asyncio.gather(idle))[0] < MOST_CALLS, "somebody else on the event loop waited"
-
-    play(story())
+    store = InMemoryStore()
+    idle = asyncio.create_task(most_calls())
+    await import_session(store, written(blocks, turns))
+    core = SessionCore("s", store, CheckingEngine())
+    await check_runs(core)
+    idle.cancel()
+    assert (await asyncio.gather(idle))[0] < MOST_CALLS, "somebody else on the event loop waited"
 
 
 @settings(max_examples=300)

@@ -94,45 +94,36 @@ def test_each_caller_has_its_own_answer_whatever_breaks_and_whoever_gives_up() -
     assert explore(100, life) == 100
 
 
-def test_what_is_asked_in_one_moment_goes_together_and_who_asks_alone_calls() -> None:
-    async def ask() -> None:
-        actor = Actor()
-        bundler = Bundler.of(actor)
-        assert Bundler.of(actor) is bundler
-        assert await bundler.ask(b"one") == b"eno"
-        assert (actor.alone, actor.together) == ([b"one"], [])
-        await asyncio.gather(*(bundler.ask(b"%d" % number) for number in range(MOST + 6)))
-        assert (actor.alone, actor.together) == ([b"one"], [MOST, 6])
-        large = bytes(MOST_BYTES // 2)
-        await asyncio.gather(*(bundler.ask(large) for _ in range(5)))
-        assert (actor.alone, actor.together) == ([b"one", large], [MOST, 6, 2, 2])
-
-    play(ask())
+async def test_what_is_asked_in_one_moment_goes_together_and_who_asks_alone_calls() -> None:
+    actor = Actor()
+    bundler = Bundler.of(actor)
+    assert Bundler.of(actor) is bundler
+    assert await bundler.ask(b"one") == b"eno"
+    assert (actor.alone, actor.together) == ([b"one"], [])
+    await asyncio.gather(*(bundler.ask(b"%d" % number) for number in range(MOST + 6)))
+    assert (actor.alone, actor.together) == ([b"one"], [MOST, 6])
+    large = bytes(MOST_BYTES // 2)
+    await asyncio.gather(*(bundler.ask(large) for _ in range(5)))
+    assert (actor.alone, actor.together) == ([b"one", large], [MOST, 6, 2, 2])
 
 
-def test_an_actor_that_is_gone_is_told_to_each_as_by_a_call_of_its_own() -> None:
-    async def ask() -> None:
-        actor = Actor(is_dead=True)
-        bundler = Bundler(actor)
-        answers = await asyncio.gather(*(bundler.ask(b"%d" % number) for number in range(5)), return_exceptions=True)
-        assert [type(answer) for answer in answers] == [ActorDiedError] * 5
-        assert actor.together == [5] and len(actor.alone) == 5
-        with pytest.raises(ActorDiedError):
-            await bundler.ask(b"again")
-
-    play(ask())
+async def test_an_actor_that_is_gone_is_told_to_each_as_by_a_call_of_its_own() -> None:
+    actor = Actor(is_dead=True)
+    bundler = Bundler(actor)
+    answers = await asyncio.gather(*(bundler.ask(b"%d" % number) for number in range(5)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ActorDiedError] * 5
+    assert actor.together == [5] and len(actor.alone) == 5
+    with pytest.raises(ActorDiedError):
+        await bundler.ask(b"again")
 
 
-def test_what_cannot_be_sent_is_told_to_all_who_asked() -> None:
-    async def ask() -> None:
-        actor = Actor()
-        actor.calls = Method(_refuse)
-        bundler = Bundler(actor)
-        answers = await asyncio.gather(*(bundler.ask(b"%d" % number) for number in range(5)), return_exceptions=True)
-        assert [str(answer) for answer in answers] == ["it cannot be sent"] * 5
-        assert await bundler.ask(b"one") == b"eno"
-
-    play(ask())
+async def test_what_cannot_be_sent_is_told_to_all_who_asked() -> None:
+    actor = Actor()
+    actor.calls = Method(_refuse)
+    bundler = Bundler(actor)
+    answers = await asyncio.gather(*(bundler.ask(b"%d" % number) for number in range(5)), return_exceptions=True)
+    assert [str(answer) for answer in answers] == ["it cannot be sent"] * 5
+    assert await bundler.ask(b"one") == b"eno"
 
 
 def _refuse(requests: Sequence[bytes]) -> None:

@@ -328,7 +328,7 @@ def test_no_error_shows_what_an_own_id_adds() -> None:
         assert "chat" in shown((error, error.args, vars(error), pickle.loads(pickle.dumps(error))))
 
 
-def test_a_fork_of_a_session_that_had_this_id_before_is_given_to_its_owner_only() -> None:
+async def test_a_fork_of_a_session_that_had_this_id_before_is_given_to_its_owner_only() -> None:
     """Deleted by one user and made anew by another, a session has the turns' names of the first; not its forks."""
 
     async def talk(store: InMemoryStore, user_id: str) -> SessionCore:
@@ -338,13 +338,10 @@ def test_a_fork_of_a_session_that_had_this_id_before_is_given_to_its_owner_only(
         await core.wait(run.run_id)
         return core
 
-    async def use() -> None:
-        store = InMemoryStore()
-        first = await talk(store, "alice")
-        assert await first.fork(None, "fork") == await first.fork(None, "fork")
-        await first.delete()
-        second = await talk(store, "bob")
-        with pytest.raises(SessionExistsError):
-            await second.fork(None, "fork")
-
-    asyncio.run(use())
+    store = InMemoryStore()
+    first = await talk(store, "alice")
+    assert await first.fork(None, "fork") == await first.fork(None, "fork")
+    await first.delete()
+    second = await talk(store, "bob")
+    with pytest.raises(SessionExistsError):
+        await second.fork(None, "fork")

@@ -14,7 +14,7 @@ from packed_hosts import Hosting, OpenSupplies, refused
 from schedules import DawdlingStore, explore
 from session_memories import Book
 from test_packed_host import Asking, Named
-from test_tool_loop import Stage, play
+from test_tool_loop import Stage
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import EngineWanted
 from turnwise.actors.hosting.dedicated_host import SessionHost
@@ -29,6 +29,8 @@ from turnwise.memory.conversation.blocks import Block, Text
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
+
+pytestmark = pytest.mark.virtual_time
 
 APPROVED = Decision(verdict="approved")
 
@@ -204,19 +206,16 @@ def test_an_engine_that_made_room_for_others_is_held_again_when_its_session_goes
     assert explore(1, life)
 
 
-def test_what_is_noted_holds_each_engine_while_a_session_or_a_run_has_it() -> None:
-    async def story() -> None:
-        notes = Adoptions()
-        await notes.keep("actor", "a", Adopted("engine 0"), {"engine 0": b"0"})
-        await notes.keep("actor", "a", Adopted("engine 1", {"run": "engine 0"}), {"engine 1": b"1"})
-        for number in range(100):
-            await notes.keep("actor", "b", Adopted(f"other {number}"), {f"other {number}": b"other"})
-        adopted, engines = await notes.find("actor")
-        assert adopted["a"].runs["run"] == "engine 0"
-        assert engines == {"engine 0": b"0", "engine 1": b"1", "other 99": b"other"}
-        assert len(notes._engines) < 30
-
-    play(story())
+async def test_what_is_noted_holds_each_engine_while_a_session_or_a_run_has_it() -> None:
+    notes = Adoptions()
+    await notes.keep("actor", "a", Adopted("engine 0"), {"engine 0": b"0"})
+    await notes.keep("actor", "a", Adopted("engine 1", {"run": "engine 0"}), {"engine 1": b"1"})
+    for number in range(100):
+        await notes.keep("actor", "b", Adopted(f"other {number}"), {f"other {number}": b"other"})
+    adopted, engines = await notes.find("actor")
+    assert adopted["a"].runs["run"] == "engine 0"
+    assert engines == {"engine 0": b"0", "engine 1": b"1", "other 99": b"other"}
+    assert len(notes._engines) < 30
 
 
 def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_another_manager_makes_the_next() -> None:
@@ -296,66 +295,57 @@ async def stage_of(engine: Building) -> Stage:
     return stage
 
 
-def test_the_runner_of_an_engine_that_changes_while_it_is_built_serves_its_run_and_is_closed() -> None:
-    async def story() -> None:
-        first, second = Building("first"), Building("second")
-        stage = await stage_of(first)
-        await stage.core.start(["hello"], run_id="first")
-        await first.begun.wait()
-        stage.core.use(second, stage.config)
-        first.goes_on.set()
-        second.goes_on.set()
-        await stage.core.wait("first")
-        await first.closed.wait()
-        await stage.core.start(["hello"], run_id="second")
-        await stage.core.wait("second")
-        assert await said(stage.store, "session") == {"first": "first", "second": "second"}
-        assert not second.closed.is_set()
-
-    play(story())
+async def test_the_runner_of_an_engine_that_changes_while_it_is_built_serves_its_run_and_is_closed() -> None:
+    first, second = Building("first"), Building("second")
+    stage = await stage_of(first)
+    await stage.core.start(["hello"], run_id="first")
+    await first.begun.wait()
+    stage.core.use(second, stage.config)
+    first.goes_on.set()
+    second.goes_on.set()
+    await stage.core.wait("first")
+    await first.closed.wait()
+    await stage.core.start(["hello"], run_id="second")
+    await stage.core.wait("second")
+    assert await said(stage.store, "session") == {"first": "first", "second": "second"}
+    assert not second.closed.is_set()
 
 
-def test_a_runner_that_is_built_when_nobody_wants_it_any_more_is_closed_or_serves_the_next_run() -> None:
-    async def story() -> None:
-        engine = Building("late")
-        stage = await stage_of(engine)
-        await stage.core.start(["hello"], run_id="first")
-        await engine.begun.wait()
-        assert await stage.core.cancel("too long", "first")
-        await stage.core.start(["hello"], run_id="second")
-        engine.goes_on.set()
-        await stage.core.wait("second")
-        assert (await said(stage.store, "session"))["second"] == "late" and engine.built == 1
-        assert await stage.core.leave() and engine.closed.is_set()
+async def test_a_runner_that_is_built_when_nobody_wants_it_any_more_is_closed_or_serves_the_next_run() -> None:
+    engine = Building("late")
+    stage = await stage_of(engine)
+    await stage.core.start(["hello"], run_id="first")
+    await engine.begun.wait()
+    assert await stage.core.cancel("too long", "first")
+    await stage.core.start(["hello"], run_id="second")
+    engine.goes_on.set()
+    await stage.core.wait("second")
+    assert (await said(stage.store, "session"))["second"] == "late" and engine.built == 1
+    assert await stage.core.leave() and engine.closed.is_set()
 
-        engine = Building("later")
-        stage = await stage_of(engine)
-        await stage.core.start(["hello"], run_id="first")
-        await engine.begun.wait()
-        assert await stage.core.cancel("too long", "first")
-        assert await stage.core.leave()
-        engine.goes_on.set()
-        await engine.closed.wait()
-
-    play(story())
+    engine = Building("later")
+    stage = await stage_of(engine)
+    await stage.core.start(["hello"], run_id="first")
+    await engine.begun.wait()
+    assert await stage.core.cancel("too long", "first")
+    assert await stage.core.leave()
+    engine.goes_on.set()
+    await engine.closed.wait()
 
 
-def test_a_run_asks_the_memories_of_its_own_manager() -> None:
-    async def story() -> None:
-        first, second = Book(), Book()
-        engine = Asking("first")
-        stage = Stage(engine)
-        await stage.store.create(SessionRecord(session_id="session"))
-        slots = [MemorySlot(memory=book, name="book", section=None) for book in (first, second)]
-        stage.core.use(engine, stage.config, None, slots[:1])
-        await stage.core.start(["hello"], run_id="first")
-        await stage.core.start(["hello"], run_id="queued", if_busy="enqueue")
-        stage.core.use(Named("second"), stage.config, None, slots[1:])
-        for name in ("first", "queued"):
-            while not await stage.core.pending(name):
-                await asyncio.sleep(1)
-            await stage.core.decide(name, "call", APPROVED)
-            await stage.core.wait(name)
-        assert first.asked and not hasattr(second, "asked")
-
-    play(story())
+async def test_a_run_asks_the_memories_of_its_own_manager() -> None:
+    first, second = Book(), Book()
+    engine = Asking("first")
+    stage = Stage(engine)
+    await stage.store.create(SessionRecord(session_id="session"))
+    slots = [MemorySlot(memory=book, name="book", section=None) for book in (first, second)]
+    stage.core.use(engine, stage.config, None, slots[:1])
+    await stage.core.start(["hello"], run_id="first")
+    await stage.core.start(["hello"], run_id="queued", if_busy="enqueue")
+    stage.core.use(Named("second"), stage.config, None, slots[1:])
+    for name in ("first", "queued"):
+        while not await stage.core.pending(name):
+            await asyncio.sleep(1)
+        await stage.core.decide(name, "call", APPROVED)
+        await stage.core.wait(name)
+    assert first.asked and not hasattr(second, "asked")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -77,20 +76,17 @@ def test_what_cannot_be_used_is_refused_by_name_and_the_session_goes_on(
     assert chat.run("hello").wait().index == 1
 
 
-def test_callers_that_await_get_the_same_errors(make_manager: MakeManager, tmp_path: Path) -> None:
+async def test_callers_that_await_get_the_same_errors(make_manager: MakeManager, tmp_path: Path) -> None:
     memory = [LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))]
     settings: dict[str, Any] = {"engine": ScriptedEngine(), "memory": memory}
     namespace = make_manager(**settings).open("chat").memory._realm.namespace
 
-    async def story() -> None:
-        async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings, namespace=namespace) as manager:
-            chat = await manager.open("chat")
-            run = await chat.run("slow 400")
-            for name, call in REFUSED:
-                answer = call(manager, chat, run)
-                with pytest.raises(InvalidInputError, match=name):
-                    await answer
-            assert await run.cancel()
-            assert (await (await chat.run("hello"))).index == 1
-
-    asyncio.run(story())
+    async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings, namespace=namespace) as manager:
+        chat = await manager.open("chat")
+        run = await chat.run("slow 400")
+        for name, call in REFUSED:
+            answer = call(manager, chat, run)
+            with pytest.raises(InvalidInputError, match=name):
+                await answer
+        assert await run.cancel()
+        assert (await (await chat.run("hello"))).index == 1

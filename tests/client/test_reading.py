@@ -136,62 +136,53 @@ def test_a_store_says_what_the_owner_of_the_session_says_and_the_owner_keeps_it(
         play(story(seed))
 
 
-def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> None:
-    async def story() -> None:
-        store = InMemoryStore()
-        await store.create(SessionRecord(session_id="chat"))
-        core = SessionCore("chat", store, ScriptedEngine(), SessionConfig(max_queued=1000))
-        await core.start(["first"], run_id="first")
-        await core.wait("first")
-        for number in range(2 * TAIL + 3):
-            await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
-        stored = StoredSession("chat", store, None)
-        assert shown(await stored.reads.latest()) == shown(await core.latest())
-        assert stored.reads.queued_run_ids == core.reads.queued_run_ids
-        await core.end()
-
-    play(story())
+async def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> None:
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id="chat"))
+    core = SessionCore("chat", store, ScriptedEngine(), SessionConfig(max_queued=1000))
+    await core.start(["first"], run_id="first")
+    await core.wait("first")
+    for number in range(2 * TAIL + 3):
+        await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
+    stored = StoredSession("chat", store, None)
+    assert shown(await stored.reads.latest()) == shown(await core.latest())
+    assert stored.reads.queued_run_ids == core.reads.queued_run_ids
+    await core.end()
 
 
-def test_who_waits_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
-    async def story() -> None:
-        store = SharedStore()
-        store.others = ["10.0.0.1:6379"]
-        core = await owned(store)
-        await core.start(["slow 40"], run_id="run")
-        stored = StoredSession("chat", store, None)
-        assert await stored.wait("run", 0.01) is None
-        waiting = asyncio.create_task(stored.wait("run"))
-        after, done, seen = 0, False, []
-        while not done:
-            page, after, done = await stored.events(after, run_id="run", timeout_s=20.0)
-            seen += page
-        assert isinstance(seen[-1], RunCompleted)
-        ended = await waiting
-        assert ended and ended.run.state == "completed"
-        assert (await store.get("chat")).epoch == 1
-
-    play(story())
+async def test_who_waits_for_a_run_of_another_ray_does_not_interrupt_it() -> None:
+    store = SharedStore()
+    store.others = ["10.0.0.1:6379"]
+    core = await owned(store)
+    await core.start(["slow 40"], run_id="run")
+    stored = StoredSession("chat", store, None)
+    assert await stored.wait("run", 0.01) is None
+    waiting = asyncio.create_task(stored.wait("run"))
+    after, done, seen = 0, False, []
+    while not done:
+        page, after, done = await stored.events(after, run_id="run", timeout_s=20.0)
+        seen += page
+    assert isinstance(seen[-1], RunCompleted)
+    ended = await waiting
+    assert ended and ended.run.state == "completed"
+    assert (await store.get("chat")).epoch == 1
 
 
 @pytest.mark.parametrize("verb", ["wait", "events"])
-def test_a_run_that_nobody_can_be_running_is_the_owners_to_settle(verb: str) -> None:
-    async def story() -> None:
-        store = SharedStore()
-        core = await owned(store)
-        await core.start(["slow 100000"], run_id="run")
-        stored = StoredSession("chat", store, None)
-        asks: dict[str, Callable[[StoredSession], Coroutine[Any, Any, Any]]] = {
-            "wait": lambda stored: stored.wait("run"),
-            "events": lambda stored: stored.events(100, run_id="run", timeout_s=60.0),
-        }
-        with pytest.raises(UnattendedError):
-            await asks[verb](stored)
-        reading = asyncio.create_task(asks[verb](StoredSession("chat", store, None, may_settle=False)))
-        await core.cancel("enough")
-        await reading
-
-    play(story())
+async def test_a_run_that_nobody_can_be_running_is_the_owners_to_settle(verb: str) -> None:
+    store = SharedStore()
+    core = await owned(store)
+    await core.start(["slow 100000"], run_id="run")
+    stored = StoredSession("chat", store, None)
+    asks: dict[str, Callable[[StoredSession], Coroutine[Any, Any, Any]]] = {
+        "wait": lambda stored: stored.wait("run"),
+        "events": lambda stored: stored.events(100, run_id="run", timeout_s=60.0),
+    }
+    with pytest.raises(UnattendedError):
+        await asks[verb](stored)
+    reading = asyncio.create_task(asks[verb](StoredSession("chat", store, None, may_settle=False)))
+    await core.cancel("enough")
+    await reading
 
 
 class TakenOverMeanwhile(InMemoryStore):
@@ -208,27 +199,21 @@ class TakenOverMeanwhile(InMemoryStore):
 
 
 @pytest.mark.parametrize("reads_before", [0, 1])
-def test_who_follows_a_run_that_is_settled_while_the_store_is_read_sees_its_end(reads_before: int) -> None:
-    async def story() -> None:
-        store = TakenOverMeanwhile()
-        owner = await owned(store)
-        started = await owner.start(["slow 1000"], run_id="run-1")
-        seen = (await owner.events(run_id=started.run_id))[1]
-        store.reads_before = reads_before
-        events, _, done = await StoredSession("chat", store, None).events(seen, run_id=started.run_id)
-        assert done and [event.kind for event in events] == ["run_interrupted"]
-
-    play(story())
+async def test_who_follows_a_run_that_is_settled_while_the_store_is_read_sees_its_end(reads_before: int) -> None:
+    store = TakenOverMeanwhile()
+    owner = await owned(store)
+    started = await owner.start(["slow 1000"], run_id="run-1")
+    seen = (await owner.events(run_id=started.run_id))[1]
+    store.reads_before = reads_before
+    events, _, done = await StoredSession("chat", store, None).events(seen, run_id=started.run_id)
+    assert done and [event.kind for event in events] == ["run_interrupted"]
 
 
-def test_a_session_that_is_not_there_cannot_be_read() -> None:
-    async def story() -> None:
-        stored = StoredSession("chat", InMemoryStore(), None)
-        for ask in (stored.reads.latest, stored.reads.turns, stored.reads.runs, stored.events, stored.reads.session):
-            with pytest.raises(SessionNotFoundError):
-                await ask()
-
-    play(story())
+async def test_a_session_that_is_not_there_cannot_be_read() -> None:
+    stored = StoredSession("chat", InMemoryStore(), None)
+    for ask in (stored.reads.latest, stored.reads.turns, stored.reads.runs, stored.events, stored.reads.session):
+        with pytest.raises(SessionNotFoundError):
+            await ask()
 
 
 def packed_host(store: SessionStore) -> PackedHost:
@@ -240,44 +225,38 @@ def packed_host(store: SessionStore) -> PackedHost:
     return PackedHost(supplies, Packed(), node_id="node", keep=keep, drop=lambda _: None, leave=lambda: None)
 
 
-def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_with_the_first_change() -> None:
-    async def story() -> None:
-        store = SharedStore()
-        store.others = ["10.0.0.1:6379"]
-        core = await owned(store)
-        await core.start(["slow 100000"], run_id="run")
-        host = packed_host(store)
+async def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_with_the_first_change() -> None:
+    store = SharedStore()
+    store.others = ["10.0.0.1:6379"]
+    core = await owned(store)
+    await core.start(["slow 100000"], run_id="run")
+    host = packed_host(store)
 
-        async def ask(*request: Any) -> Any:
-            answer = pickle.loads(await host.call(pickle.dumps(("chat", *request))))
-            if isinstance(answer, Refused):
-                raise answer.error
-            return answer
+    async def ask(*request: Any) -> Any:
+        answer = pickle.loads(await host.call(pickle.dumps(("chat", *request))))
+        if isinstance(answer, Refused):
+            raise answer.error
+        return answer
 
-        assert (await ask("latest", ())).record.run_id == "run"
-        assert (await ask("info")).active_run_id == "run"
-        assert (await ask("run", "run")).state == "running"
-        assert len(await ask("turns", -1, 100, ())) == 1
-        assert await ask("wait", "run", 0.01, ()) is None
-        assert (await store.get("chat")).epoch == 1
-        waiting = asyncio.create_task(ask("wait", "run", None, ()))
-        await ask("append", ("and?",), "key")
-        assert (await store.get("chat")).epoch == 2
-        ended = await waiting
-        assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"
-        with pytest.raises(SessionFencedError):
-            await core.append(["late"], "late")
-
-    play(story())
+    assert (await ask("latest", ())).record.run_id == "run"
+    assert (await ask("info")).active_run_id == "run"
+    assert (await ask("run", "run")).state == "running"
+    assert len(await ask("turns", -1, 100, ())) == 1
+    assert await ask("wait", "run", 0.01, ()) is None
+    assert (await store.get("chat")).epoch == 1
+    waiting = asyncio.create_task(ask("wait", "run", None, ()))
+    await ask("append", ("and?",), "key")
+    assert (await store.get("chat")).epoch == 2
+    ended = await waiting
+    assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"
+    with pytest.raises(SessionFencedError):
+        await core.append(["late"], "late")
 
 
-def test_a_packed_host_settles_a_run_that_is_waited_for_and_was_lost() -> None:
-    async def story() -> None:
-        store = SharedStore()
-        core = await owned(store)
-        await core.start(["slow 100000"], run_id="run")
-        answer = await packed_host(store).call(pickle.dumps(("chat", "wait", "run", None, ())))
-        ended = pickle.loads(answer)
-        assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"
-
-    play(story())
+async def test_a_packed_host_settles_a_run_that_is_waited_for_and_was_lost() -> None:
+    store = SharedStore()
+    core = await owned(store)
+    await core.start(["slow 100000"], run_id="run")
+    answer = await packed_host(store).call(pickle.dumps(("chat", "wait", "run", None, ())))
+    ended = pickle.loads(answer)
+    assert isinstance(ended, PackedOutcome) and ended.state == "interrupted"

@@ -580,35 +580,32 @@ def test_the_store_in_memory_is_shared_by_the_sessions_and_survives_their_kill(m
     audit(manager, "chat")
 
 
-def test_the_async_family_does_the_same(make_manager: MakeManager) -> None:
+async def test_the_async_family_does_the_same(make_manager: MakeManager) -> None:
     manager = make_manager()
 
-    async def story() -> None:
-        settings: Any = {"engine": ScriptedEngine(), "namespace": manager._realm.namespace}
-        async with AsyncSessionManager("memory://async", **settings) as opened:
-            chat = await opened.open("chat", user_id="sarah")
-            execution = await chat.run("slow 20")
-            kinds = [event.kind async for event in execution.events()]
-            assert kinds[0] == "run_started" and kinds[-1] == "run_completed"
-            assert (await execution).text == "slow 20"
-            waiting = asyncio.create_task((await chat.run("slow 40")).wait())
-            await asyncio.sleep(0.05)
-            waiting.cancel()
-            assert (await chat.info()).active_run_id, "cancelling a wait cancels no run"
-            assert await chat.cancel("enough") is True
-            with pytest.raises(RunCancelledError, match="enough"):
-                await (await chat.execution((await chat.runs())[-1].run_id)).wait()
-            with pytest.raises(WaitTimeoutError):
-                await (await chat.run("slow 50")).wait(timeout_s=0.05)
-            queued = await asyncio.gather(*(chat.run(f"q{n}", if_busy="enqueue") for n in range(5)))
-            assert {turn.index for turn in await asyncio.gather(*queued)} == set(range(3, 8))
-            assert await opened.count(user_id="sarah") == 1 and len(await opened.list()) == 1
-            fork = await chat.fork()
-            assert (await (await fork.run("hello"))).text == "hello"
-            await chat.end()
-            await chat.delete()
-
-    asyncio.run(story())
+    settings: Any = {"engine": ScriptedEngine(), "namespace": manager._realm.namespace}
+    async with AsyncSessionManager("memory://async", **settings) as opened:
+        chat = await opened.open("chat", user_id="sarah")
+        execution = await chat.run("slow 20")
+        kinds = [event.kind async for event in execution.events()]
+        assert kinds[0] == "run_started" and kinds[-1] == "run_completed"
+        assert (await execution).text == "slow 20"
+        waiting = asyncio.create_task((await chat.run("slow 40")).wait())
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        assert (await chat.info()).active_run_id, "cancelling a wait cancels no run"
+        assert await chat.cancel("enough") is True
+        with pytest.raises(RunCancelledError, match="enough"):
+            await (await chat.execution((await chat.runs())[-1].run_id)).wait()
+        with pytest.raises(WaitTimeoutError):
+            await (await chat.run("slow 50")).wait(timeout_s=0.05)
+        queued = await asyncio.gather(*(chat.run(f"q{n}", if_busy="enqueue") for n in range(5)))
+        assert {turn.index for turn in await asyncio.gather(*queued)} == set(range(3, 8))
+        assert await opened.count(user_id="sarah") == 1 and len(await opened.list()) == 1
+        fork = await chat.fork()
+        assert (await (await fork.run("hello"))).text == "hello"
+        await chat.end()
+        await chat.delete()
 
 
 @pytest.mark.parametrize(

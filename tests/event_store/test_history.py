@@ -106,34 +106,28 @@ def test_the_contract_is_all_of_its_laws() -> None:
 
 
 @pytest.mark.parametrize("history_first", [True, False])
-def test_a_history_and_a_store_share_a_database(url: str, history_first: bool) -> None:
-    async def use() -> None:
-        store, history = SQLStore(url), SQLHistory(url)
-        first = history.append("s", events_of("s", 3))
-        second = store.create(SessionRecord(session_id="s"))
-        for call in (first, second) if history_first else (second, first):
-            await call
-        await store.delete("s")
-        assert await history.events("s") == events_of("s", 3) and await store.count() == 0
-        await store.create(SessionRecord(session_id="s"))
-        await history.delete("s")
-        assert await history.events("s") == [] and (await store.get("s")).session_id == "s"
-        await asyncio.gather(store.close(), history.close())
-
-    asyncio.run(use())
+async def test_a_history_and_a_store_share_a_database(url: str, history_first: bool) -> None:
+    store, history = SQLStore(url), SQLHistory(url)
+    first = history.append("s", events_of("s", 3))
+    second = store.create(SessionRecord(session_id="s"))
+    for call in (first, second) if history_first else (second, first):
+        await call
+    await store.delete("s")
+    assert await history.events("s") == events_of("s", 3) and await store.count() == 0
+    await store.create(SessionRecord(session_id="s"))
+    await history.delete("s")
+    assert await history.events("s") == [] and (await store.get("s")).session_id == "s"
+    await asyncio.gather(store.close(), history.close())
 
 
-def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
-    async def use() -> None:
-        histories, store = [SQLHistory(url) for _ in range(6)], SQLStore(url)
-        appends = (history.append(f"s{at}", events_of(f"s{at}", 3)) for at, history in enumerate(histories))
-        await asyncio.gather(store.create(SessionRecord(session_id="s")), *appends)
-        for at, history in enumerate(histories):
-            assert await histories[0].events(f"s{at}") == events_of(f"s{at}", 3)
-            await history.append(f"s{at}", [])
-        await asyncio.gather(store.close(), *(history.close() for history in histories))
-
-    asyncio.run(use())
+async def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
+    histories, store = [SQLHistory(url) for _ in range(6)], SQLStore(url)
+    appends = (history.append(f"s{at}", events_of(f"s{at}", 3)) for at, history in enumerate(histories))
+    await asyncio.gather(store.create(SessionRecord(session_id="s")), *appends)
+    for at, history in enumerate(histories):
+        assert await histories[0].events(f"s{at}") == events_of(f"s{at}", 3)
+        await history.append(f"s{at}", [])
+    await asyncio.gather(store.close(), *(history.close() for history in histories))
 
 
 def test_what_was_appended_is_there_when_it_is_opened_again(url: str) -> None:

@@ -14,7 +14,6 @@ from packed_hosts import Hosting, OpenSupplies
 from schedules import SESSION
 from session_memories import Book, MemoryStage
 from test_packed_host import Patient
-from test_tool_loop import play
 from turnwise.actors.cluster.batcher import Batcher
 from turnwise.actors.cluster.memory_actor import MemoryHost
 from turnwise.actors.hosting.dedicated_host import SessionHost
@@ -29,6 +28,9 @@ from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.retention import Use, Uses
 from turnwise.memory.stores.in_memory import InMemoryStore
+from virtual_time import play
+
+pytestmark = pytest.mark.virtual_time
 
 SECRET = "the prompt that no log may quote"
 
@@ -60,14 +62,11 @@ def logged(caplog: pytest.LogCaptureFixture, *parts: str) -> None:
     assert SECRET not in caplog.text
 
 
-def test_a_run_ends_though_its_store_raises_an_error_of_its_own_once() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened()
-        failed = fail_once(stage.store, "commit", at=2)
-        turn = await stage.say(SECRET)
-        assert failed.is_set() and turn.status == "completed"
-
-    play(story())
+async def test_a_run_ends_though_its_store_raises_an_error_of_its_own_once() -> None:
+    stage = await MemoryStage.opened()
+    failed = fail_once(stage.store, "commit", at=2)
+    turn = await stage.say(SECRET)
+    assert failed.is_set() and turn.status == "completed"
 
 
 def test_a_run_that_could_not_be_ended_is_seen_to_though_the_store_raises_an_error_of_its_own(
@@ -335,18 +334,15 @@ def test_uses_that_could_not_be_noted_are_noted_with_the_next(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("answers", ["none", "cancels itself"])
-def test_a_batch_without_answers_leaves_nobody_waiting(answers: str) -> None:
+async def test_a_batch_without_answers_leaves_nobody_waiting(answers: str) -> None:
     async def work(batch: Any) -> Any:
         if answers == "none":
             return []
         raise asyncio.CancelledError
 
-    async def story() -> None:
-        batcher = Batcher[int, int](work)
-        asked = await asyncio.wait_for(asyncio.gather(*map(batcher.ask, range(3)), return_exceptions=True), 10)
-        assert [type(answer) for answer in asked] == [RuntimeError] * 3
-
-    play(story())
+    batcher = Batcher[int, int](work)
+    asked = await asyncio.wait_for(asyncio.gather(*map(batcher.ask, range(3)), return_exceptions=True), 10)
+    assert [type(answer) for answer in asked] == [RuntimeError] * 3
 
 
 def test_the_error_of_a_change_whose_caller_has_gone_is_logged(caplog: pytest.LogCaptureFixture) -> None:

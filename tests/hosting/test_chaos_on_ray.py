@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,7 +24,7 @@ RATES = {"raise": 0.05, "hang": 0.02, "cut": 0.05, "dangling": 0.03, "nothing": 
 
 
 @pytest.mark.usefixtures("make_manager")
-def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_path: Path) -> None:
+async def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_path: Path) -> None:
     """Cases 15 and 47."""
     journal, url = tmp_path / "faults.jsonl", f"sqlite:///{tmp_path}/chats.db"
     engine = FaultyEngine(Faults(FaultPlan(rates=RATES), journal=journal), for_real=True)  # type: ignore[arg-type]
@@ -38,23 +37,20 @@ def test_sixty_faults_among_real_processes_lose_and_double_nothing(tmp_path: Pat
         yield ActorKiller("SIGKILL of the memory's process", namespace, "turnwise/memory/"), 0.5
         yield Doing("what a test does", [].clear), 2.0
 
-    async def run() -> None:
-        memory = StaticMemory(["It rains."])
-        async with AsyncSessionManager(
-            faulty_url(url, STORE, journal=journal), engine=engine, memory=[memory], config=config, namespace=namespace
-        ) as manager:
-            report = await chaos(
-                manager,
-                lambda: open_store(url),
-                Acknowledged(tmp_path / "told.jsonl"),
-                killers=killers,
-                workload=Workload(sessions=3, callers=2),
-                bounds=Bounds(faults=60, most_s=40.0, settle_s=120.0),
-                journal=journal,
-            )
-        report.check()
-        assert any("store.commit after, in the session's process" in kind for kind in report.faults)
-        assert report.faults[SessionKiller.kind] > 0 and report.faults["SIGKILL of the memory's process"] > 0
-        assert report.audit.counts["acknowledged prompt"] > 0
-
-    asyncio.run(run())
+    memory = StaticMemory(["It rains."])
+    async with AsyncSessionManager(
+        faulty_url(url, STORE, journal=journal), engine=engine, memory=[memory], config=config, namespace=namespace
+    ) as manager:
+        report = await chaos(
+            manager,
+            lambda: open_store(url),
+            Acknowledged(tmp_path / "told.jsonl"),
+            killers=killers,
+            workload=Workload(sessions=3, callers=2),
+            bounds=Bounds(faults=60, most_s=40.0, settle_s=120.0),
+            journal=journal,
+        )
+    report.check()
+    assert any("store.commit after, in the session's process" in kind for kind in report.faults)
+    assert report.faults[SessionKiller.kind] > 0 and report.faults["SIGKILL of the memory's process"] > 0
+    assert report.audit.counts["acknowledged prompt"] > 0

@@ -149,7 +149,7 @@ def test_workers_that_ignore_sigint_are_warned_about_once(ray_session: Any) -> N
     assert "ignore SIGINT" in said and "cannot be cancelled" in said
 
 
-def test_arguments_of_an_async_manager_are_refused_by_its_constructor_and_its_cluster_by_the_first_verb(
+async def test_arguments_of_an_async_manager_are_refused_by_its_constructor_and_its_cluster_by_the_first_verb(
     ray_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from turnwise.actors.inference.echo import EchoEngine
@@ -158,17 +158,14 @@ def test_arguments_of_an_async_manager_are_refused_by_its_constructor_and_its_cl
         AsyncSessionManager(engine=EchoEngine)  # type: ignore[arg-type]
     nodes = [{"Alive": True}, {"Alive": True}]
 
-    async def story() -> None:
-        manager = AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(), namespace="test-first")
-        with monkeypatch.context() as patch:
-            patch.setattr("ray.nodes", lambda: nodes)
-            for _ in range(2):
-                with pytest.raises(ConfigError, match="one node"):
-                    await manager.count()
-        assert await manager.count() == 0
-        await manager.close()
-
-    asyncio.run(story())
+    manager = AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(), namespace="test-first")
+    with monkeypatch.context() as patch:
+        patch.setattr("ray.nodes", lambda: nodes)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="one node"):
+                await manager.count()
+    assert await manager.count() == 0
+    await manager.close()
 
 
 def test_settings_of_the_environment_are_read_when_a_manager_is_made(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from schedules import SESSION, explore, inline
+from schedules import SESSION, inline
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext
 from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -33,15 +33,9 @@ from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_of
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.validation import CHAT, check
 from turnwise.memory.stores.in_memory import InMemoryStore
+from virtual_time import play
 
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    """Play a story on virtual time."""
-
-    async def whole(_: int) -> None:
-        await story
-
-    assert explore(1, whole)
+pytestmark = pytest.mark.virtual_time
 
 
 @tool
@@ -170,35 +164,29 @@ class Noting:
         return self.change(answer) if self.change else answer
 
 
-def test_the_first_middleware_is_outermost_around_each_call_of_the_model_and_its_answer_counts() -> None:
-    async def story() -> None:
-        notes: list[str] = []
-        model = Model(LOOK, DONE)
-        model.middleware = [
-            Noting("outer", notes, lambda answer: [*answer, use("dog")] if answer == LOOK else answer),
-            Noting("inner", notes),
-        ]
-        outcome = await run(await core_of(model))
-        assert notes == ["outer in", "inner in", "inner out", "outer out"] * 2
-        assert outcome.turn and outcome.turn.output == (*LOOK, use("dog"), result("cat"), result("dog"), *DONE)
-
-    play(story())
+async def test_the_first_middleware_is_outermost_around_each_call_of_the_model_and_its_answer_counts() -> None:
+    notes: list[str] = []
+    model = Model(LOOK, DONE)
+    model.middleware = [
+        Noting("outer", notes, lambda answer: [*answer, use("dog")] if answer == LOOK else answer),
+        Noting("inner", notes),
+    ]
+    outcome = await run(await core_of(model))
+    assert notes == ["outer in", "inner in", "inner out", "outer out"] * 2
+    assert outcome.turn and outcome.turn.output == (*LOOK, use("dog"), result("cat"), result("dog"), *DONE)
 
 
-def test_a_middleware_that_raises_fails_the_run_and_keeps_what_was_recorded() -> None:
-    async def story() -> None:
-        def fail(answer: Sequence[Block]) -> Sequence[Block]:
-            if answer == DONE:
-                raise EngineError("this may not be said")
-            return answer
+async def test_a_middleware_that_raises_fails_the_run_and_keeps_what_was_recorded() -> None:
+    def fail(answer: Sequence[Block]) -> Sequence[Block]:
+        if answer == DONE:
+            raise EngineError("this may not be said")
+        return answer
 
-        model = Model(LOOK, DONE)
-        model.middleware = [Noting("censor", [], fail)]
-        outcome = await run(await core_of(model))
-        assert (outcome.run.state, outcome.run.why) == ("failed", "this may not be said")
-        assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"))
-
-    play(story())
+    model = Model(LOOK, DONE)
+    model.middleware = [Noting("censor", [], fail)]
+    outcome = await run(await core_of(model))
+    assert (outcome.run.state, outcome.run.why) == ("failed", "this may not be said")
+    assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"))
 
 
 def test_calls_are_logged_with_ids_sizes_and_times_and_never_with_what_is_said(
@@ -235,58 +223,52 @@ def show_nothing(phase: Phase, turn: Turn, context: RunContext) -> None:
 # Hooks
 
 
-def test_hooks_see_the_turn_as_it_stands_before_and_after_each_call_and_after_tools() -> None:
-    async def story() -> None:
-        seen: list[tuple[str, int, str]] = []
+async def test_hooks_see_the_turn_as_it_stands_before_and_after_each_call_and_after_tools() -> None:
+    seen: list[tuple[str, int, str]] = []
 
-        async def later(phase: Phase, turn: Turn, context: RunContext) -> None:
-            await asyncio.sleep(0.1)
-            seen.append((phase, len(turn.blocks), turn.blocks[-1].kind))
-            assert context.run_id == "run" and turn.index == 0
+    async def later(phase: Phase, turn: Turn, context: RunContext) -> None:
+        await asyncio.sleep(0.1)
+        seen.append((phase, len(turn.blocks), turn.blocks[-1].kind))
+        assert context.run_id == "run" and turn.index == 0
 
-        model = Model(LOOK, DONE)
-        model.hooks = [later]
-        outcome = await run(await core_of(model))
-        assert outcome.run.state == "completed"
-        assert seen == [
-            ("before_inference", 1, "user"),
-            ("after_inference", 3, "tool_use"),
-            ("after_tools", 4, "tool_result"),
-            ("before_inference", 4, "tool_result"),
-            ("after_inference", 5, "text"),
-        ]
-
-    play(story())
+    model = Model(LOOK, DONE)
+    model.hooks = [later]
+    outcome = await run(await core_of(model))
+    assert outcome.run.state == "completed"
+    assert seen == [
+        ("before_inference", 1, "user"),
+        ("after_inference", 3, "tool_use"),
+        ("after_tools", 4, "tool_result"),
+        ("before_inference", 4, "tool_result"),
+        ("after_inference", 5, "text"),
+    ]
 
 
 @pytest.mark.parametrize("kind", [ValueError, TypeError])
-def test_a_hook_that_fails_fails_no_run_keeps_no_other_from_its_turn_and_is_told(kind: type[Exception]) -> None:
+async def test_a_hook_that_fails_fails_no_run_keeps_no_other_from_its_turn_and_is_told(kind: type[Exception]) -> None:
     """Case 59."""
 
-    async def story() -> None:
-        seen: list[str] = []
+    seen: list[str] = []
 
-        def broken(phase: Phase, turn: Turn, context: RunContext) -> None:
-            raise kind("the hook broke")
+    def broken(phase: Phase, turn: Turn, context: RunContext) -> None:
+        raise kind("the hook broke")
 
-        class Watcher:
-            def __call__(self, phase: Phase, turn: Turn, context: RunContext) -> None:
-                seen.append(phase)
+    class Watcher:
+        def __call__(self, phase: Phase, turn: Turn, context: RunContext) -> None:
+            seen.append(phase)
 
-        model = Model(LOOK, DONE)
-        model.hooks = [broken, Watcher()]
-        core = await core_of(model)
-        outcome = await run(core)
-        assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"), *DONE)
-        assert seen == ["before_inference", "after_inference", "after_tools", "before_inference", "after_inference"]
-        events: list[Event] = (await core.events())[0]
-        failed = [event for event in events if isinstance(event, HookFailed)]
-        assert [event.hook.partition(":")[0] for event in failed] == seen
-        assert {event.why for event in failed} == {f"{kind.__name__}: the hook broke"}
-        assert all(event.hook.endswith("broken") for event in failed)
-        assert [event.call for event in events if isinstance(event, ModelCallStarted)] == [0, 1]
-
-    play(story())
+    model = Model(LOOK, DONE)
+    model.hooks = [broken, Watcher()]
+    core = await core_of(model)
+    outcome = await run(core)
+    assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"), *DONE)
+    assert seen == ["before_inference", "after_inference", "after_tools", "before_inference", "after_inference"]
+    events: list[Event] = (await core.events())[0]
+    failed = [event for event in events if isinstance(event, HookFailed)]
+    assert [event.hook.partition(":")[0] for event in failed] == seen
+    assert {event.why for event in failed} == {f"{kind.__name__}: the hook broke"}
+    assert all(event.hook.endswith("broken") for event in failed)
+    assert [event.call for event in events if isinstance(event, ModelCallStarted)] == [0, 1]
 
 
 # Budgets
@@ -334,76 +316,62 @@ def test_a_price_is_for_a_million_tokens_of_each_kind() -> None:
         (Budget(seconds=1.2), 3),
     ],
 )
-def test_the_call_that_passes_a_limit_is_finished_and_the_next_is_not_made(budget: Budget, calls: int) -> None:
-    async def story() -> None:
-        model = Model(*([use(str(number))] for number in range(9)))
-        prices = {"model": Price(input=1_000_000.0, output=0.0)}
-        outcome = await run(await core_of(model, run_budget=budget, prices=prices))
-        assert (outcome.run.state, outcome.run.code) == ("failed", "budget")
-        assert outcome.turn and outcome.turn.stop_reason == "budget"
-        assert len(model.given) == calls
-        asked = [(use(str(number)), result(str(number))) for number in range(calls)]
-        assert outcome.turn.output == tuple(block for pair in asked for block in pair)
-        assert outcome.run.usage and outcome.run.usage.cost == 10.0 * calls
-
-    play(story())
+async def test_the_call_that_passes_a_limit_is_finished_and_the_next_is_not_made(budget: Budget, calls: int) -> None:
+    model = Model(*([use(str(number))] for number in range(9)))
+    prices = {"model": Price(input=1_000_000.0, output=0.0)}
+    outcome = await run(await core_of(model, run_budget=budget, prices=prices))
+    assert (outcome.run.state, outcome.run.code) == ("failed", "budget")
+    assert outcome.turn and outcome.turn.stop_reason == "budget"
+    assert len(model.given) == calls
+    asked = [(use(str(number)), result(str(number))) for number in range(calls)]
+    assert outcome.turn.output == tuple(block for pair in asked for block in pair)
+    assert outcome.run.usage and outcome.run.usage.cost == 10.0 * calls
 
 
-def test_a_cost_is_limited_only_where_it_is_known() -> None:
+async def test_a_cost_is_limited_only_where_it_is_known() -> None:
     """A model without a name or a price fails with the remedy, if a budget asks for its cost; tools cost nothing."""
 
-    async def story() -> None:
-        for name in (None, "other"):
-            model = Model(LOOK, DONE, name=name)
-            outcome = await run(
-                await core_of(model, run_budget=Budget(cost=1.0), prices={"model": Price(input=1, output=1)})
-            )
-            assert outcome.run.state == "failed" and outcome.run.code is None
-            assert f"model {name!r} has no price: add it to SessionConfig(prices=...)" in str(outcome.run.why)
-            outcome = await run(await core_of(Model(LOOK, DONE, name=name), run_budget=Budget(calls=9)))
-            assert outcome.run.state == "completed" and outcome.run.usage and outcome.run.usage.cost == 0
-        free = await core_of(
-            Model(LOOK, DONE), session_budget=Budget(cost=1.0), prices={"model": Price(input=0, output=0)}
+    for name in (None, "other"):
+        model = Model(LOOK, DONE, name=name)
+        outcome = await run(
+            await core_of(model, run_budget=Budget(cost=1.0), prices={"model": Price(input=1, output=1)})
         )
-        assert (await run(free)).run.state == "completed"
-
-    play(story())
-
-
-def test_a_sessions_budget_counts_all_its_runs_and_leave_to_go_on_is_for_one() -> None:
-    async def story() -> None:
-        core = await core_of(Model(DONE), session_budget=Budget(calls=2), over_budget="ask")
-        for name in ("first", "second"):
-            assert (await run(core, name)).run.state == "completed"
-        for name in ("third", "fourth"):
-            await core.start(["go"], run_id=name)
-            while not await core.pending(name):
-                await asyncio.sleep(0.01)
-            (call,) = await core.pending(name)
-            assert call.wants == "budget" and call.why and "the session has spent" in call.why
-            await core.decide(name, call.call_id, Decision(verdict="approved"))
-            outcome = await core.wait(name)
-            assert outcome and outcome.run.state == "completed", "leave is for this run"
-        session = await core.session()
-        assert (session.usage.calls, session.usage.input_tokens) == (4, 40)
-
-    play(story())
+        assert outcome.run.state == "failed" and outcome.run.code is None
+        assert f"model {name!r} has no price: add it to SessionConfig(prices=...)" in str(outcome.run.why)
+        outcome = await run(await core_of(Model(LOOK, DONE, name=name), run_budget=Budget(calls=9)))
+        assert outcome.run.state == "completed" and outcome.run.usage and outcome.run.usage.cost == 0
+    free = await core_of(Model(LOOK, DONE), session_budget=Budget(cost=1.0), prices={"model": Price(input=0, output=0)})
+    assert (await run(free)).run.state == "completed"
 
 
-def test_who_is_refused_more_keeps_what_was_executed() -> None:
-    async def story() -> None:
-        core = await core_of(Model(LOOK, DONE), run_budget=Budget(calls=1), over_budget="ask")
-        await core.start(["go"], run_id="run")
-        while (await core.run("run")).state != "awaiting_approval":
+async def test_a_sessions_budget_counts_all_its_runs_and_leave_to_go_on_is_for_one() -> None:
+    core = await core_of(Model(DONE), session_budget=Budget(calls=2), over_budget="ask")
+    for name in ("first", "second"):
+        assert (await run(core, name)).run.state == "completed"
+    for name in ("third", "fourth"):
+        await core.start(["go"], run_id=name)
+        while not await core.pending(name):
             await asyncio.sleep(0.01)
-        before = (await core.run("run")).usage
-        await asyncio.sleep(100)
-        assert (await core.run("run")).usage == before, "waiting costs nothing"
-        (call,) = await core.pending("run")
-        await core.decide("run", call.call_id, Decision(verdict="rejected", text="no"))
-        outcome = await core.wait("run")
-        assert outcome and outcome.turn and (outcome.run.state, outcome.run.code) == ("failed", "budget")
-        assert outcome.turn.output == (*LOOK, result("cat"))
-        assert outcome.run.usage and outcome.run.usage.calls == 1
+        (call,) = await core.pending(name)
+        assert call.wants == "budget" and call.why and "the session has spent" in call.why
+        await core.decide(name, call.call_id, Decision(verdict="approved"))
+        outcome = await core.wait(name)
+        assert outcome and outcome.run.state == "completed", "leave is for this run"
+    session = await core.session()
+    assert (session.usage.calls, session.usage.input_tokens) == (4, 40)
 
-    play(story())
+
+async def test_who_is_refused_more_keeps_what_was_executed() -> None:
+    core = await core_of(Model(LOOK, DONE), run_budget=Budget(calls=1), over_budget="ask")
+    await core.start(["go"], run_id="run")
+    while (await core.run("run")).state != "awaiting_approval":
+        await asyncio.sleep(0.01)
+    before = (await core.run("run")).usage
+    await asyncio.sleep(100)
+    assert (await core.run("run")).usage == before, "waiting costs nothing"
+    (call,) = await core.pending("run")
+    await core.decide("run", call.call_id, Decision(verdict="rejected", text="no"))
+    outcome = await core.wait("run")
+    assert outcome and outcome.turn and (outcome.run.state, outcome.run.code) == ("failed", "budget")
+    assert outcome.turn.output == (*LOOK, result("cat"))
+    assert outcome.run.usage and outcome.run.usage.calls == 1

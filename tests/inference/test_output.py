@@ -18,7 +18,7 @@ from local_provider import LocalProvider
 from quirks import EVENTS, JSON, QuirkServer, Reply, call, chunk, completed, events, function, item, message, spoken
 from schedules import SESSION
 from test_openai_engine import answer, failure
-from test_tool_loop import Stage, play as play_on_virtual_time
+from test_tool_loop import Stage
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -45,6 +45,7 @@ from turnwise.memory.longterm.turn_items import Own, turn_item
 from turnwise.memory.providers.endpoints import PROFILES
 from turnwise.memory.providers.validation import CHAT, RESPONSES, check
 from turnwise.memory.stores.in_memory import InMemoryStore
+from virtual_time import play as play_on_virtual_time
 
 
 class City(BaseModel):

@@ -17,7 +17,7 @@ from local_provider import LocalProvider
 from quirks import EVENTS, QuirkServer, chunk, completed, events, spoken
 from schedules import SESSION, DawdlingStore, explore
 from test_openai_engine import Recorder, turn
-from test_tool_loop import Scripted, Stage, play, use
+from test_tool_loop import Scripted, Stage, use
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import StepContext, check_taken
 from turnwise.actors.inference.middleware import SystemPrompt
@@ -32,6 +32,8 @@ from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.model_params import PARAMS, ModelParams, check_params, merged
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
+
+pytestmark = pytest.mark.virtual_time
 
 CHAT = (200, EVENTS, events(chunk(content="Hi there"), chunk("stop")))
 RESPONSES = (200, EVENTS, events(completed(spoken("Hi there"))))
@@ -337,41 +339,35 @@ def steered(*settings: Any) -> Steered:
     return Steered(TWO_STEPS, ToolRegistry(look, *settings))
 
 
-def test_a_forced_choice_holds_for_the_first_step_and_the_rest_for_all() -> None:
-    async def story() -> None:
-        engine = steered()
-        stage = Stage(engine)
-        await stage.start(model="large", params={"temperature": 0.5, "tool_choice": "required"})
-        assert (await stage.outcome()).run.state == "completed"
-        assert engine.asked == [
-            ("large", {"temperature": 0.5, "tool_choice": "required"}),
-            ("large", {"temperature": 0.5, "tool_choice": "auto"}),
-        ]
-        run = await stage.store.run("run")
-        assert (run.model, run.params) == ("large", {"temperature": 0.5, "tool_choice": "required"})
-
-    play(story())
+async def test_a_forced_choice_holds_for_the_first_step_and_the_rest_for_all() -> None:
+    engine = steered()
+    stage = Stage(engine)
+    await stage.start(model="large", params={"temperature": 0.5, "tool_choice": "required"})
+    assert (await stage.outcome()).run.state == "completed"
+    assert engine.asked == [
+        ("large", {"temperature": 0.5, "tool_choice": "required"}),
+        ("large", {"temperature": 0.5, "tool_choice": "auto"}),
+    ]
+    run = await stage.store.run("run")
+    assert (run.model, run.params) == ("large", {"temperature": 0.5, "tool_choice": "required"})
 
 
 @pytest.mark.parametrize("after", ["the first call", "the first result"])
-def test_a_run_that_another_process_takes_up_asks_for_the_same(after: str) -> None:
-    async def story() -> None:
-        engine = steered()
-        stage = Stage(engine, on_lost="resume")
-        engine.waits = asyncio.Event()
-        params = {"temperature": 0.5, "tool_choice": "required", "metadata": {"team": "blue"}}
-        if after == "the first call":
-            engine.asked.append((None, {}))  # so that the first one waits
-        await stage.start(model="large", params=params)
-        await engine.waits.wait()
-        engine.waits = None
-        engine.asked.clear()
-        await stage.new_core().activate()
-        assert (await stage.outcome()).run.state == "completed"
-        later = {**params, "tool_choice": "auto"}
-        assert engine.asked == [("large", each) for each in ([params, later] if after == "the first call" else [later])]
-
-    play(story())
+async def test_a_run_that_another_process_takes_up_asks_for_the_same(after: str) -> None:
+    engine = steered()
+    stage = Stage(engine, on_lost="resume")
+    engine.waits = asyncio.Event()
+    params = {"temperature": 0.5, "tool_choice": "required", "metadata": {"team": "blue"}}
+    if after == "the first call":
+        engine.asked.append((None, {}))  # so that the first one waits
+    await stage.start(model="large", params=params)
+    await engine.waits.wait()
+    engine.waits = None
+    engine.asked.clear()
+    await stage.new_core().activate()
+    assert (await stage.outcome()).run.state == "completed"
+    later = {**params, "tool_choice": "auto"}
+    assert engine.asked == [("large", each) for each in ([params, later] if after == "the first call" else [later])]
 
 
 def test_wherever_a_run_is_taken_over_it_asks_for_the_same_and_is_made_to_call_a_tool_only_at_first() -> None:
@@ -412,71 +408,59 @@ def test_wherever_a_run_is_taken_over_it_asks_for_the_same_and_is_made_to_call_a
     assert explore(30, story) and all(taken_over[times] for times in range(3))
 
 
-def test_a_run_that_waited_for_approval_goes_on_with_what_it_asked_for() -> None:
+async def test_a_run_that_waited_for_approval_goes_on_with_what_it_asked_for() -> None:
     @tool(approval=True)
     def paint(at: str) -> str:
         """Paint."""
         return "painted"
 
-    async def story() -> None:
-        engine = Steered([[use("1", "paint", at="a")], [Text(text="done")]], ToolRegistry(paint))
+    engine = Steered([[use("1", "paint", at="a")], [Text(text="done")]], ToolRegistry(paint))
+    stage = Stage(engine)
+    await stage.start(params={"top_p": 0.5, "tool_choice": {"type": "function", "function": {"name": "paint"}}})
+    await stage.until(stage.awaits)
+    assert await stage.core.leave()
+    core = stage.new_core()
+    await core.decide("run", "1", APPROVED)
+    assert (await stage.outcome()).run.state == "completed"
+    assert engine.asked[1:] == [(None, {"top_p": 0.5, "tool_choice": "auto"})]
+
+
+async def test_a_session_s_parameters_hold_for_its_runs_and_its_forks() -> None:
+    engine = Steered([[Text(text="done")]], ToolRegistry())
+    stage = Stage(engine)
+    asked: dict[str, Any] = {"model": "large", "params": check_params("params", {"temperature": 0.5, "top_p": 0.5})}
+    await stage.store.create(SessionRecord(session_id=SESSION, **asked))
+    await stage.core.start(["go"], run_id="run")
+    await stage.outcome()
+    await stage.core.start(["go"], run_id="next", model="small", params={"temperature": 0.0, "top_p": None})
+    await stage.core.wait("next")
+    fork = await stage.core.fork(None, "fork")
+    assert engine.asked == [("large", {"temperature": 0.5, "top_p": 0.5}), ("small", {"temperature": 0.0})]
+    assert (fork.model, fork.params) == ("large", {"temperature": 0.5, "top_p": 0.5})
+
+
+async def test_a_run_that_asks_for_what_its_engine_does_not_take_is_refused_and_nothing_is_stored() -> None:
+    for engine, asked, why in (
+        (EchoEngine(), {"params": {"temperature": 0.5}}, r"params\['temperature'\]=0.5: EchoEngine takes no param"),
+        (EchoEngine(), {"model": "large"}, "model='large': EchoEngine takes no parameters"),
+        (steered(), {"params": {"top_p": 0.5, "seed": 7}}, r"params\['seed'\]=7: it throws dice"),
+    ):
         stage = Stage(engine)
-        await stage.start(params={"top_p": 0.5, "tool_choice": {"type": "function", "function": {"name": "paint"}}})
-        await stage.until(stage.awaits)
-        assert await stage.core.leave()
-        core = stage.new_core()
-        await core.decide("run", "1", APPROVED)
-        assert (await stage.outcome()).run.state == "completed"
-        assert engine.asked[1:] == [(None, {"top_p": 0.5, "tool_choice": "auto"})]
-
-    play(story())
-
-
-def test_a_session_s_parameters_hold_for_its_runs_and_its_forks() -> None:
-    async def story() -> None:
-        engine = Steered([[Text(text="done")]], ToolRegistry())
-        stage = Stage(engine)
-        asked: dict[str, Any] = {"model": "large", "params": check_params("params", {"temperature": 0.5, "top_p": 0.5})}
-        await stage.store.create(SessionRecord(session_id=SESSION, **asked))
-        await stage.core.start(["go"], run_id="run")
-        await stage.outcome()
-        await stage.core.start(["go"], run_id="next", model="small", params={"temperature": 0.0, "top_p": None})
-        await stage.core.wait("next")
-        fork = await stage.core.fork(None, "fork")
-        assert engine.asked == [("large", {"temperature": 0.5, "top_p": 0.5}), ("small", {"temperature": 0.0})]
-        assert (fork.model, fork.params) == ("large", {"temperature": 0.5, "top_p": 0.5})
-
-    play(story())
-
-
-def test_a_run_that_asks_for_what_its_engine_does_not_take_is_refused_and_nothing_is_stored() -> None:
-    async def story() -> None:
-        for engine, asked, why in (
-            (EchoEngine(), {"params": {"temperature": 0.5}}, r"params\['temperature'\]=0.5: EchoEngine takes no param"),
-            (EchoEngine(), {"model": "large"}, "model='large': EchoEngine takes no parameters"),
-            (steered(), {"params": {"top_p": 0.5, "seed": 7}}, r"params\['seed'\]=7: it throws dice"),
-        ):
-            stage = Stage(engine)
-            await stage.create()
-            with pytest.raises(InvalidInputError, match=why):
-                await stage.core.start(["go"], run_id="run", **asked)
-            assert await stage.store.runs(SESSION) == [] and (await stage.store.get(SESSION)).log_size == 0
-            await stage.core.start(["go"], run_id="run")
-            assert (await stage.outcome()).run.state == "completed"
-
-    play(story())
-
-
-def test_a_key_that_comes_again_with_other_parameters_is_a_conflict() -> None:
-    async def story() -> None:
-        stage = Stage(steered())
         await stage.create()
-        first = await stage.core.start(["go"], run_id="run", idempotency_key="k", params={"top_p": 0.5})
-        assert await stage.core.start(["go"], run_id="again", idempotency_key="k", params={"top_p": 0.5}) == first
-        with pytest.raises(IdempotencyConflictError):
-            await stage.core.start(["go"], run_id="other", idempotency_key="k", params={"top_p": 0.6})
+        with pytest.raises(InvalidInputError, match=why):
+            await stage.core.start(["go"], run_id="run", **asked)
+        assert await stage.store.runs(SESSION) == [] and (await stage.store.get(SESSION)).log_size == 0
+        await stage.core.start(["go"], run_id="run")
+        assert (await stage.outcome()).run.state == "completed"
 
-    play(story())
+
+async def test_a_key_that_comes_again_with_other_parameters_is_a_conflict() -> None:
+    stage = Stage(steered())
+    await stage.create()
+    first = await stage.core.start(["go"], run_id="run", idempotency_key="k", params={"top_p": 0.5})
+    assert await stage.core.start(["go"], run_id="again", idempotency_key="k", params={"top_p": 0.5}) == first
+    with pytest.raises(IdempotencyConflictError):
+        await stage.core.start(["go"], run_id="other", idempotency_key="k", params={"top_p": 0.6})
 
 
 def test_middleware_edits_requests_and_the_parameters_go_along() -> None:

@@ -194,7 +194,7 @@ def test_the_death_of_a_worker_is_an_error_result(ray_session: ModuleType, make_
 
 @pytest.mark.parametrize("kind", ["task", "actor"])
 @pytest.mark.parametrize("by", ["cancel", "timeout"])
-def test_a_cancel_and_a_timeout_reach_what_runs_on_ray(
+async def test_a_cancel_and_a_timeout_reach_what_runs_on_ray(
     kind: str, by: str, ray_session: ModuleType, make_actor: Callable[..., Any], tmp_path: Path
 ) -> None:
     begun, ended = tmp_path / "begun", tmp_path / "ended"
@@ -204,18 +204,15 @@ def test_a_cancel_and_a_timeout_reach_what_runs_on_ray(
     else:
         made = tool(make_actor(Counter).linger, like=Counter.linger, **options)
 
-    async def main() -> None:
-        calling = start(made, begun=str(begun), ended=str(ended))
-        await until(begun.exists)
-        if by == "cancel":
-            calling.cancel()
-            done, _ = await asyncio.wait({calling}, timeout=LONG_S)
-            assert done and calling.cancelled()
-        else:
-            assert (await calling).result.text == "TimeoutError: it has not ended within 4 s"
-        await until(ended.exists)
-
-    asyncio.run(main())
+    calling = start(made, begun=str(begun), ended=str(ended))
+    await until(begun.exists)
+    if by == "cancel":
+        calling.cancel()
+        done, _ = await asyncio.wait({calling}, timeout=LONG_S)
+        assert done and calling.cancelled()
+    else:
+        assert (await calling).result.text == "TimeoutError: it has not ended within 4 s"
+    await until(ended.exists)
 
 
 def test_a_task_cancelled_by_others_is_an_error_result(ray_session: ModuleType, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schedules import SESSION, explore, inline
+from schedules import SESSION, inline
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.tools.loop import LOST, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -27,16 +27,9 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.strategy import OverflowStrategy
 
+pytestmark = pytest.mark.virtual_time
+
 Script = Sequence[Sequence[Block]]
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    """Play a story on virtual time, so that pauses order what happens and cost nothing."""
-
-    async def whole(_: int) -> None:
-        await story
-
-    assert explore(1, whole)
 
 
 def use(call_id: str, name: str, /, **arguments: Any) -> ToolUse:
@@ -110,7 +103,7 @@ def results(outcome: Outcome) -> list[ToolResult]:
     return [block for block in outcome.turn.output if isinstance(block, ToolResult)]
 
 
-def test_parallel_results_come_in_the_order_of_calls_and_a_failure_leaves_its_siblings() -> None:
+async def test_parallel_results_come_in_the_order_of_calls_and_a_failure_leaves_its_siblings() -> None:
     """Cases 24 and 31: at most `max_parallel` at once, whichever ends first."""
     busy, most, order = [0], [0], list[int]()
 
@@ -129,34 +122,29 @@ def test_parallel_results_come_in_the_order_of_calls_and_a_failure_leaves_its_si
 
     calls = [use(f"c{n}", "work", number=n, seconds=s) for n, s in enumerate((0.1, 0.02, 0.03, 0.0))]
 
-    async def story() -> None:
-        stage = Stage(
-            Scripted([[Text(text="let me"), *calls], [Text(text="done")]], ToolRegistry(work, max_parallel=2))
-        )
-        outcome = await stage.run()
-        assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == "done"
-        assert [result.text for result in results(outcome)] == ["0", "ValueError: broken", "2", "3"]
-        assert [result.is_error for result in results(outcome)] == [False, True, False, False]
-        assert order == [1, 2, 3, 0] and max(most) == 2
-        assert stage.engine.given[1] == outcome.turn.blocks[:-1], "the model is shown what the history holds"
-        events = await stage.events()
-        kinds = [type(event) for event in events]
-        assert kinds.index(ModelCallEnded) < kinds.index(ToolStarted) < kinds.index(ToolEnded)
-        assert [event.call_id for event in events if isinstance(event, ToolEnded)] == ["c1", "c2", "c3", "c0"]
-        steps = steps_of(events)
-        assert [(step.kind, step.name, step.is_error) for step in steps] == [
-            ("model", "", False),
-            *(("tool", "work", failed) for failed in (False, True, False, False)),
-            ("model", "", False),
-        ]
-        assert all(step.seconds is not None and step.seconds >= 0 for step in steps)
-        assert outcome.run.usage and (outcome.run.usage.calls, outcome.run.usage.tool_calls) == (2, 4)
-        assert (await stage.core.session()).usage == outcome.run.usage
-
-    play(story())
+    stage = Stage(Scripted([[Text(text="let me"), *calls], [Text(text="done")]], ToolRegistry(work, max_parallel=2)))
+    outcome = await stage.run()
+    assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == "done"
+    assert [result.text for result in results(outcome)] == ["0", "ValueError: broken", "2", "3"]
+    assert [result.is_error for result in results(outcome)] == [False, True, False, False]
+    assert order == [1, 2, 3, 0] and max(most) == 2
+    assert stage.engine.given[1] == outcome.turn.blocks[:-1], "the model is shown what the history holds"
+    events = await stage.events()
+    kinds = [type(event) for event in events]
+    assert kinds.index(ModelCallEnded) < kinds.index(ToolStarted) < kinds.index(ToolEnded)
+    assert [event.call_id for event in events if isinstance(event, ToolEnded)] == ["c1", "c2", "c3", "c0"]
+    steps = steps_of(events)
+    assert [(step.kind, step.name, step.is_error) for step in steps] == [
+        ("model", "", False),
+        *(("tool", "work", failed) for failed in (False, True, False, False)),
+        ("model", "", False),
+    ]
+    assert all(step.seconds is not None and step.seconds >= 0 for step in steps)
+    assert outcome.run.usage and (outcome.run.usage.calls, outcome.run.usage.tool_calls) == (2, 4)
+    assert (await stage.core.session()).usage == outcome.run.usage
 
 
-def test_abort_stops_the_run_and_keeps_what_siblings_gave() -> None:
+async def test_abort_stops_the_run_and_keeps_what_siblings_gave() -> None:
     """Case 31."""
 
     @tool
@@ -172,19 +160,16 @@ def test_abort_stops_the_run_and_keeps_what_siblings_gave() -> None:
     async def long() -> None:
         await asyncio.sleep(60)
 
-    async def story() -> None:
-        calls: list[Block] = [use("a", "long"), use("b", "breaks"), use("c", "quick")]
-        stage = Stage(Scripted([calls, [Text(text="no")]], ToolRegistry(quick, breaks, long, on_error="abort")))
-        outcome = await stage.run()
-        assert outcome.run.state == "failed" and "breaks" in str(outcome.run.why)
-        a, b, c = results(outcome)
-        assert a.is_error and "cancelled" in a.text and b.is_error and c.text == "quick"
-        assert len(stage.engine.given) == 1
-
-    play(story())
+    calls: list[Block] = [use("a", "long"), use("b", "breaks"), use("c", "quick")]
+    stage = Stage(Scripted([calls, [Text(text="no")]], ToolRegistry(quick, breaks, long, on_error="abort")))
+    outcome = await stage.run()
+    assert outcome.run.state == "failed" and "breaks" in str(outcome.run.why)
+    a, b, c = results(outcome)
+    assert a.is_error and "cancelled" in a.text and b.is_error and c.text == "quick"
+    assert len(stage.engine.given) == 1
 
 
-def test_what_came_in_at_the_moment_of_an_abort_is_kept() -> None:
+async def test_what_came_in_at_the_moment_of_an_abort_is_kept() -> None:
     """Case 31: results that are there and were not recorded yet."""
 
     @tool
@@ -197,15 +182,12 @@ def test_what_came_in_at_the_moment_of_an_abort_is_kept() -> None:
         await asyncio.sleep(1)
         raise ValueError("broken")
 
-    async def story() -> None:
-        calls: list[Block] = [use("a", "quick", number=1), use("b", "breaks"), use("c", "quick", number=2)]
-        outcome = await Stage(Scripted([calls], ToolRegistry(quick, breaks, on_error="abort"))).run()
-        assert [result.text for result in results(outcome) if not result.is_error] == ["1", "2"]
-
-    play(story())
+    calls: list[Block] = [use("a", "quick", number=1), use("b", "breaks"), use("c", "quick", number=2)]
+    outcome = await Stage(Scripted([calls], ToolRegistry(quick, breaks, on_error="abort"))).run()
+    assert [result.text for result in results(outcome) if not result.is_error] == ["1", "2"]
 
 
-def test_a_call_of_the_model_voids_what_an_earlier_one_streamed() -> None:
+async def test_a_call_of_the_model_voids_what_an_earlier_one_streamed() -> None:
     class Retrying:
         def build(self, session: SessionView) -> InferenceRunner:
             return self
@@ -218,19 +200,16 @@ def test_a_call_of_the_model_voids_what_an_earlier_one_streamed() -> None:
             await asyncio.sleep(60)
             raise AssertionError("cancelled before")
 
-    async def story() -> None:
-        stage = Stage(Retrying())
-        await stage.start()
-        await asyncio.sleep(1)
-        assert Ledger.replay((await stage.core.events())[0]).blocks() == [Text(text="all of it")]
-        await stage.core.cancel("enough")
-        outcome = await stage.outcome()
-        assert outcome.turn and outcome.turn.text == "all of it" and outcome.turn.output[0].interrupted  # type: ignore[attr-defined]
-
-    play(story())
+    stage = Stage(Retrying())
+    await stage.start()
+    await asyncio.sleep(1)
+    assert Ledger.replay((await stage.core.events())[0]).blocks() == [Text(text="all of it")]
+    await stage.core.cancel("enough")
+    outcome = await stage.outcome()
+    assert outcome.turn and outcome.turn.text == "all of it" and outcome.turn.output[0].interrupted  # type: ignore[attr-defined]
 
 
-def test_time_counts_while_a_run_is_running_and_not_while_it_waits() -> None:
+async def test_time_counts_while_a_run_is_running_and_not_while_it_waits() -> None:
     @tool(approval=True)
     async def work() -> str:
         await asyncio.sleep(6)
@@ -247,16 +226,13 @@ def test_time_counts_while_a_run_is_running_and_not_while_it_waits() -> None:
                 await asyncio.sleep(7)
         return await stage.outcome()
 
-    async def stories() -> None:
-        enough, short = await story(13), await story(11)
-        assert enough.run.state == "completed" and enough.run.usage and 12 <= enough.run.usage.seconds < 13
-        assert (short.run.state, short.run.code) == ("failed", "timeout")
-        assert [result.is_error for result in results(short)] == [False, True]
-
-    play(stories())
+    enough, short = await story(13), await story(11)
+    assert enough.run.state == "completed" and enough.run.usage and 12 <= enough.run.usage.seconds < 13
+    assert (short.run.state, short.run.code) == ("failed", "timeout")
+    assert [result.is_error for result in results(short)] == [False, True]
 
 
-def test_at_the_limit_of_steps_executed_results_are_kept_and_the_turn_says_so() -> None:
+async def test_at_the_limit_of_steps_executed_results_are_kept_and_the_turn_says_so() -> None:
     """Case 22."""
 
     @tool
@@ -268,18 +244,15 @@ def test_at_the_limit_of_steps_executed_results_are_kept_and_the_turn_says_so() 
             self.given.append(turn.blocks)
             return [use(f"c{len(self.given)}", "look")]
 
-    async def story() -> None:
-        stage = Stage(Restless([], ToolRegistry(look, max_steps=3)))
-        outcome = await stage.run()
-        assert (outcome.run.state, outcome.run.code, outcome.run.finish) == ("failed", "step_limit", "error")
-        assert "max_steps" in str(outcome.run.why)
-        assert outcome.turn and outcome.turn.stop_reason == "step_limit"
-        assert [result.text for result in results(outcome)] == ["seen"] * 3
-
-    play(story())
+    stage = Stage(Restless([], ToolRegistry(look, max_steps=3)))
+    outcome = await stage.run()
+    assert (outcome.run.state, outcome.run.code, outcome.run.finish) == ("failed", "step_limit", "error")
+    assert "max_steps" in str(outcome.run.why)
+    assert outcome.turn and outcome.turn.stop_reason == "step_limit"
+    assert [result.text for result in results(outcome)] == ["seen"] * 3
 
 
-def test_what_is_no_tool_or_takes_no_such_arguments_becomes_an_error_result() -> None:
+async def test_what_is_no_tool_or_takes_no_such_arguments_becomes_an_error_result() -> None:
     """Case 32."""
 
     @tool
@@ -290,20 +263,17 @@ def test_what_is_no_tool_or_takes_no_such_arguments_becomes_an_error_result() ->
     async def secret() -> str:
         raise AssertionError("it is denied")
 
-    async def story() -> None:
-        calls = [use("a", "nothing"), use("b", "secret"), use("c", "double", number="x"), use("d", "double", number=4)]
-        stage = Stage(Scripted([calls, [Text(text="done")]], ToolRegistry(double, secret, deny=["secret"])))
-        outcome = await stage.run()
-        a, b, c, d = results(outcome)
-        assert outcome.run.state == "completed" and d.text == "8"
-        assert a.is_error and b.is_error and c.is_error and "number" in c.text
-        assert "secret" not in a.text, "the model is not told of a tool that it may not call"
-
-    play(story())
+    calls = [use("a", "nothing"), use("b", "secret"), use("c", "double", number="x"), use("d", "double", number=4)]
+    stage = Stage(Scripted([calls, [Text(text="done")]], ToolRegistry(double, secret, deny=["secret"])))
+    outcome = await stage.run()
+    a, b, c, d = results(outcome)
+    assert outcome.run.state == "completed" and d.text == "8"
+    assert a.is_error and b.is_error and c.is_error and "number" in c.text
+    assert "secret" not in a.text, "the model is not told of a tool that it may not call"
 
 
 @pytest.mark.parametrize("repeatable", [False, True])
-def test_a_lost_run_goes_on_behind_its_last_result(repeatable: bool) -> None:
+async def test_a_lost_run_goes_on_behind_its_last_result(repeatable: bool) -> None:
     """Case 33: what has settled is not called again; what had begun only if its tool says that this is harmless."""
     called: list[str] = []
 
@@ -318,48 +288,42 @@ def test_a_lost_run_goes_on_behind_its_last_result(repeatable: bool) -> None:
         await asyncio.sleep(60 if called.count("slow") == 1 else 0)
         return "slow"
 
-    async def story() -> None:
-        script: Script = [[use("a", "quick"), use("b", "slow")], [Text(text="done")]]
-        stage = Stage(Scripted(script, ToolRegistry(quick, slow)), on_lost="resume")
-        await stage.start()
-        await stage.until(lambda: _has(stage, ToolEnded))
-        first = stage.core
-        outcome_of_first = asyncio.ensure_future(first.wait("run"))
-        stage.new_core()
-        outcome = await stage.outcome()
-        assert called == ["quick", "slow", "slow"] if repeatable else ["quick", "slow"]
-        quickly, slowly = results(outcome)
-        assert quickly.text == "quick" and slowly.text == ("slow" if repeatable else LOST)
-        assert outcome.run.resumes == 1 and outcome.run.state == "completed"
-        resumed = [event for event in await stage.events() if isinstance(event, RunResumed)]
-        assert len(resumed) == 1
-        outcome_of_first.cancel()
-
-    play(story())
+    script: Script = [[use("a", "quick"), use("b", "slow")], [Text(text="done")]]
+    stage = Stage(Scripted(script, ToolRegistry(quick, slow)), on_lost="resume")
+    await stage.start()
+    await stage.until(lambda: _has(stage, ToolEnded))
+    first = stage.core
+    outcome_of_first = asyncio.ensure_future(first.wait("run"))
+    stage.new_core()
+    outcome = await stage.outcome()
+    assert called == ["quick", "slow", "slow"] if repeatable else ["quick", "slow"]
+    quickly, slowly = results(outcome)
+    assert quickly.text == "quick" and slowly.text == ("slow" if repeatable else LOST)
+    assert outcome.run.resumes == 1 and outcome.run.state == "completed"
+    resumed = [event for event in await stage.events() if isinstance(event, RunResumed)]
+    assert len(resumed) == 1
+    outcome_of_first.cancel()
 
 
 async def _has(stage: Stage, kind: type[Event]) -> bool:
     return any(isinstance(event, kind) for event in await stage.events())
 
 
-def test_a_run_that_kills_its_process_is_not_resumed_for_ever() -> None:
-    async def story() -> None:
-        @tool(repeatable=True)
-        async def deadly() -> None:
-            await asyncio.sleep(60)
+async def test_a_run_that_kills_its_process_is_not_resumed_for_ever() -> None:
+    @tool(repeatable=True)
+    async def deadly() -> None:
+        await asyncio.sleep(60)
 
-        stage = Stage(Scripted([[use("a", "deadly")]], ToolRegistry(deadly)), on_lost="resume", max_resumes=2)
-        await stage.start()
-        await stage.until(lambda: _has(stage, ToolStarted))
-        for resumes in (1, 2):
-            stage.new_core()
-            assert (await stage.core.run("run")).resumes == resumes
+    stage = Stage(Scripted([[use("a", "deadly")]], ToolRegistry(deadly)), on_lost="resume", max_resumes=2)
+    await stage.start()
+    await stage.until(lambda: _has(stage, ToolStarted))
+    for resumes in (1, 2):
         stage.new_core()
-        outcome = await stage.outcome()
-        assert outcome.run.state == "interrupted" and "too often" in str(outcome.run.why)
-        assert results(outcome)[0].is_error
-
-    play(story())
+        assert (await stage.core.run("run")).resumes == resumes
+    stage.new_core()
+    outcome = await stage.outcome()
+    assert outcome.run.state == "interrupted" and "too often" in str(outcome.run.why)
+    assert results(outcome)[0].is_error
 
 
 def approving() -> tuple[Scripted, list[str]]:
@@ -374,57 +338,51 @@ def approving() -> tuple[Scripted, list[str]]:
     return Scripted(script, ToolRegistry(delete)), called
 
 
-def test_a_call_that_needs_a_word_waits_for_it_across_processes() -> None:
+async def test_a_call_that_needs_a_word_waits_for_it_across_processes() -> None:
     """The process may leave meanwhile; approved, the call is made once, whoever says so however often."""
 
-    async def story() -> None:
-        engine, called = approving()
-        stage = Stage(engine)
-        await stage.start()
-        await stage.until(stage.awaits)
-        (pending,) = await stage.core.pending("run")
-        assert (pending.call_id, pending.name, dict(pending.input)) == ("a", "delete", {"path": "/etc"})
-        assert (await stage.core.run("run")).finish == "tool_calls_pending"
-        assert await stage.core.leave(), "a waiting run keeps no process"
-        stage.new_core()
-        assert await stage.core.pending("run") == [pending] and not called
-        for _ in range(2):
-            await stage.core.decide("run", "a", Decision(verdict="approved"))
-        outcome = await stage.outcome()
-        assert called == ["/etc"] and results(outcome)[0].text == "deleted /etc"
+    engine, called = approving()
+    stage = Stage(engine)
+    await stage.start()
+    await stage.until(stage.awaits)
+    (pending,) = await stage.core.pending("run")
+    assert (pending.call_id, pending.name, dict(pending.input)) == ("a", "delete", {"path": "/etc"})
+    assert (await stage.core.run("run")).finish == "tool_calls_pending"
+    assert await stage.core.leave(), "a waiting run keeps no process"
+    stage.new_core()
+    assert await stage.core.pending("run") == [pending] and not called
+    for _ in range(2):
         await stage.core.decide("run", "a", Decision(verdict="approved"))
-        with pytest.raises(CallDecidedError, match="approved"):
-            await stage.core.decide("run", "a", Decision(verdict="rejected"))
-        with pytest.raises(CallNotFoundError):
-            await stage.core.decide("run", "b", Decision(verdict="approved"))
+    outcome = await stage.outcome()
+    assert called == ["/etc"] and results(outcome)[0].text == "deleted /etc"
+    await stage.core.decide("run", "a", Decision(verdict="approved"))
+    with pytest.raises(CallDecidedError, match="approved"):
+        await stage.core.decide("run", "a", Decision(verdict="rejected"))
+    with pytest.raises(CallNotFoundError):
+        await stage.core.decide("run", "b", Decision(verdict="approved"))
 
-    play(story())
 
-
-def test_an_id_that_comes_again_is_another_call_and_needs_a_word_of_its_own() -> None:
+async def test_an_id_that_comes_again_is_another_call_and_needs_a_word_of_its_own() -> None:
     """Some servers count calls anew in each answer: what was decided about one is not taken for the next."""
 
-    async def story() -> None:
-        engine, called = approving()
-        engine.script = [
-            [use("call_0", "delete", path="/etc")],
-            [use("call_0", "delete", path="/home"), use("call_0", "delete", path="/tmp/x")],
-            [Text(text="done")],
-        ]
-        stage = Stage(engine)
-        await stage.start()
-        await stage.until(stage.awaits)
-        await stage.core.decide("run", "call_0", Decision(verdict="rejected", text="no"))
-        await asyncio.sleep(1)
-        pending = [(call.call_id, call.input["path"]) for call in await stage.core.pending("run")]
-        assert pending == [("call_0_2", "/home"), ("call_0_3", "/tmp/x")] and not called
-        await stage.core.decide("run", "call_0_2", Decision(verdict="rejected", text="no"))
-        await stage.core.decide("run", "call_0_3", Decision(verdict="approved"))
-        outcome = await stage.outcome()
-        assert called == ["/tmp/x"] and outcome.run.state == "completed"
-        assert [result.text for result in results(outcome)] == ["rejected: no", "rejected: no", "deleted /tmp/x"]
-
-    play(story())
+    engine, called = approving()
+    engine.script = [
+        [use("call_0", "delete", path="/etc")],
+        [use("call_0", "delete", path="/home"), use("call_0", "delete", path="/tmp/x")],
+        [Text(text="done")],
+    ]
+    stage = Stage(engine)
+    await stage.start()
+    await stage.until(stage.awaits)
+    await stage.core.decide("run", "call_0", Decision(verdict="rejected", text="no"))
+    await asyncio.sleep(1)
+    pending = [(call.call_id, call.input["path"]) for call in await stage.core.pending("run")]
+    assert pending == [("call_0_2", "/home"), ("call_0_3", "/tmp/x")] and not called
+    await stage.core.decide("run", "call_0_2", Decision(verdict="rejected", text="no"))
+    await stage.core.decide("run", "call_0_3", Decision(verdict="approved"))
+    outcome = await stage.outcome()
+    assert called == ["/tmp/x"] and outcome.run.state == "completed"
+    assert [result.text for result in results(outcome)] == ["rejected: no", "rejected: no", "deleted /tmp/x"]
 
 
 @pytest.mark.parametrize(
@@ -436,102 +394,92 @@ def test_an_id_that_comes_again_is_another_call_and_needs_a_word_of_its_own() ->
     ],
     ids=["rejected", "provided", "edited"],
 )
-def test_a_decision_is_what_the_model_and_the_history_see(decision: Decision, result: str, ran: list[str]) -> None:
-    async def story() -> None:
-        engine, called = approving()
-        stage = Stage(engine)
-        await stage.start()
-        await stage.until(stage.awaits)
-        await stage.core.decide("run", "a", decision)
-        outcome = await stage.outcome()
-        assert called == ran and results(outcome)[0].text == result
-        assert results(outcome)[0].is_error == (decision.verdict == "rejected")
-        assert outcome.turn and outcome.turn.text == "done"
-        (call,) = [block for block in outcome.turn.output if isinstance(block, ToolUse)]
-        assert call.input == (decision.input or {"path": "/etc"})
-        assert engine.given[1] == outcome.turn.blocks[:-1]
-        events = await stage.events()
-        assert Ledger.replay(events).blocks() == list(outcome.turn.output)
-        assert isinstance(events[-1], RunCompleted)
-
-    play(story())
+async def test_a_decision_is_what_the_model_and_the_history_see(
+    decision: Decision, result: str, ran: list[str]
+) -> None:
+    engine, called = approving()
+    stage = Stage(engine)
+    await stage.start()
+    await stage.until(stage.awaits)
+    await stage.core.decide("run", "a", decision)
+    outcome = await stage.outcome()
+    assert called == ran and results(outcome)[0].text == result
+    assert results(outcome)[0].is_error == (decision.verdict == "rejected")
+    assert outcome.turn and outcome.turn.text == "done"
+    (call,) = [block for block in outcome.turn.output if isinstance(block, ToolUse)]
+    assert call.input == (decision.input or {"path": "/etc"})
+    assert engine.given[1] == outcome.turn.blocks[:-1]
+    events = await stage.events()
+    assert Ledger.replay(events).blocks() == list(outcome.turn.output)
+    assert isinstance(events[-1], RunCompleted)
 
 
 WRONG_EDITS: list[dict[str, Any]] = [{"path": 7}, {}, {"path": "/tmp", "force": True}, {"path": None}]
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["same process", "process that came back"])
-def test_edited_arguments_that_do_not_fit_the_tool_store_nothing_and_can_be_corrected(is_back: bool) -> None:
-    async def story() -> None:
-        engine, called = approving()
-        stage = Stage(engine)
-        await stage.start()
-        await stage.until(stage.awaits)
-        if is_back:
-            assert await stage.core.leave()
-            stage.new_core()
-        events, record = await stage.events(), await stage.core.run("run")
-        for wrong in WRONG_EDITS:
-            with pytest.raises(InvalidInputError, match=r"input=.*'delete'.*(path|force)"):
-                await stage.core.decide("run", "a", Decision(verdict="approved", input=wrong))
-        assert await stage.events() == events and await stage.core.run("run") == record
-        for _ in range(2):
-            await stage.core.decide("run", "a", Decision(verdict="approved", input={"path": "/tmp"}))
-        assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
-        with pytest.raises(CallDecidedError):
-            await stage.core.decide("run", "a", Decision(verdict="approved", input={"path": 7}))
-
-    play(story())
+async def test_edited_arguments_that_do_not_fit_the_tool_store_nothing_and_can_be_corrected(is_back: bool) -> None:
+    engine, called = approving()
+    stage = Stage(engine)
+    await stage.start()
+    await stage.until(stage.awaits)
+    if is_back:
+        assert await stage.core.leave()
+        stage.new_core()
+    events, record = await stage.events(), await stage.core.run("run")
+    for wrong in WRONG_EDITS:
+        with pytest.raises(InvalidInputError, match=r"input=.*'delete'.*(path|force)"):
+            await stage.core.decide("run", "a", Decision(verdict="approved", input=wrong))
+    assert await stage.events() == events and await stage.core.run("run") == record
+    for _ in range(2):
+        await stage.core.decide("run", "a", Decision(verdict="approved", input={"path": "/tmp"}))
+    assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
+    with pytest.raises(CallDecidedError):
+        await stage.core.decide("run", "a", Decision(verdict="approved", input={"path": 7}))
 
 
-def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() -> None:
+async def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() -> None:
     class Unbuildable(Scripted):
         def build(self, session: SessionView) -> InferenceRunner:
             raise SystemExit("no key")
 
-    async def story() -> None:
-        engine, called = approving()
-        stage = Stage(engine)
-        await stage.start()
-        await stage.until(stage.awaits)
-        assert await stage.core.leave()
-        stage.engine = Unbuildable(engine.script, engine.registry)
-        stage.new_core()
-        edit = Decision(verdict="approved", input={"path": "/tmp"})
-        with pytest.raises(EngineError, match=r"'delete' cannot be checked: .*SystemExit"):
-            await stage.core.decide("run", "a", edit)
-        assert [call.call_id for call in await stage.core.pending("run")] == ["a"]
-        assert await stage.core.leave()
-        stage.engine = engine
-        stage.new_core()
+    engine, called = approving()
+    stage = Stage(engine)
+    await stage.start()
+    await stage.until(stage.awaits)
+    assert await stage.core.leave()
+    stage.engine = Unbuildable(engine.script, engine.registry)
+    stage.new_core()
+    edit = Decision(verdict="approved", input={"path": "/tmp"})
+    with pytest.raises(EngineError, match=r"'delete' cannot be checked: .*SystemExit"):
         await stage.core.decide("run", "a", edit)
-        assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
+    assert [call.call_id for call in await stage.core.pending("run")] == ["a"]
+    assert await stage.core.leave()
+    stage.engine = engine
+    stage.new_core()
+    await stage.core.decide("run", "a", edit)
+    assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
 
-    play(story())
 
-
-def test_a_call_nested_too_deep_fails_its_run_and_leaves_the_session_readable() -> None:
+async def test_a_call_nested_too_deep_fails_its_run_and_leaves_the_session_readable() -> None:
     """What is deeper than readers of JSON go was stored, and nobody could load the session again."""
     arguments: Any = "deep"
     for _ in range(230):
         arguments = {"a": arguments}
 
-    async def story() -> None:
-        engine, called = approving()
-        engine.script = [[use("a", "delete", path=arguments)]]
-        stage = Stage(engine)
-        outcome = await stage.run()
-        assert outcome.run.state == "failed" and "nested more than 100 levels" in str(outcome.run.why)
-        stage.new_core()
-        assert [turn.index for turn in await stage.core.turns()] == [0] and not called
-        engine.script = [[Text(text="done")]]
-        await stage.core.start(["again"], run_id="next")
-        assert (ended := await stage.core.wait("next")) and ended.run.state == "completed"
-
-    play(story())
+    engine, called = approving()
+    engine.script = [[use("a", "delete", path=arguments)]]
+    stage = Stage(engine)
+    outcome = await stage.run()
+    assert outcome.run.state == "failed" and "nested more than 100 levels" in str(outcome.run.why)
+    stage.new_core()
+    assert [turn.index for turn in await stage.core.turns()] == [0] and not called
+    engine.script = [[Text(text="done")]]
+    await stage.core.start(["again"], run_id="next")
+    assert (ended := await stage.core.wait("next")) and ended.run.state == "completed"
 
 
-def test_two_edits_at_once_build_one_engine_which_is_closed() -> None:
+async def test_two_edits_at_once_build_one_engine_which_is_closed() -> None:
     built: list[Any] = []
     closed: list[Any] = []
 
@@ -548,57 +496,48 @@ def test_two_edits_at_once_build_one_engine_which_is_closed() -> None:
         await asyncio.sleep(0.1)
         return work(*args)
 
-    async def story() -> None:
-        engine, called = approving()
-        stage = Stage(engine)
-        await stage.start()
-        await stage.until(stage.awaits)
-        assert await stage.core.leave()
-        slow = Slow(engine.script, engine.registry)
-        stage.core = SessionCore(SESSION, stage.store, slow, off_loop=off_loop)
-        edits = [Decision(verdict="approved", input={"path": path}) for path in ("/a", "/a")]
-        await asyncio.gather(*(stage.core.decide("run", "a", edit) for edit in edits))
-        await stage.outcome()
-        assert await stage.core.leave()
-        assert called == ["/a"] and len(built) == 1 and closed == built
-
-    play(story())
+    engine, called = approving()
+    stage = Stage(engine)
+    await stage.start()
+    await stage.until(stage.awaits)
+    assert await stage.core.leave()
+    slow = Slow(engine.script, engine.registry)
+    stage.core = SessionCore(SESSION, stage.store, slow, off_loop=off_loop)
+    edits = [Decision(verdict="approved", input={"path": path}) for path in ("/a", "/a")]
+    await asyncio.gather(*(stage.core.decide("run", "a", edit) for edit in edits))
+    await stage.outcome()
+    assert await stage.core.leave()
+    assert called == ["/a"] and len(built) == 1 and closed == built
 
 
-def test_a_waiting_run_can_be_cancelled_and_keeps_what_was_decided() -> None:
-    async def story() -> None:
-        @tool(approval=True)
-        async def act(what: str) -> str:
-            raise AssertionError("nobody approved")
+async def test_a_waiting_run_can_be_cancelled_and_keeps_what_was_decided() -> None:
+    @tool(approval=True)
+    async def act(what: str) -> str:
+        raise AssertionError("nobody approved")
 
-        calls = [use("a", "act", what="one"), use("b", "act", what="two")]
-        stage = Stage(Scripted([calls, [Text(text="done")]], ToolRegistry(act)))
-        await stage.start()
-        await stage.until(stage.awaits)
-        await stage.core.decide("run", "a", Decision(verdict="provided", text="by hand"))
-        assert await stage.awaits(), "it goes on when all is decided"
-        stage.new_core()
-        assert await stage.core.cancel("enough") is True
-        outcome = await stage.outcome()
-        assert [result.text for result in results(outcome)] == ["by hand", "cancelled: enough"]
-        with pytest.raises(CallDecidedError, match="cancelled"):
-            await stage.core.decide("run", "b", Decision(verdict="approved"))
-
-    play(story())
+    calls = [use("a", "act", what="one"), use("b", "act", what="two")]
+    stage = Stage(Scripted([calls, [Text(text="done")]], ToolRegistry(act)))
+    await stage.start()
+    await stage.until(stage.awaits)
+    await stage.core.decide("run", "a", Decision(verdict="provided", text="by hand"))
+    assert await stage.awaits(), "it goes on when all is decided"
+    stage.new_core()
+    assert await stage.core.cancel("enough") is True
+    outcome = await stage.outcome()
+    assert [result.text for result in results(outcome)] == ["by hand", "cancelled: enough"]
+    with pytest.raises(CallDecidedError, match="cancelled"):
+        await stage.core.decide("run", "b", Decision(verdict="approved"))
 
 
-def test_decisions_that_fit_no_call_of_the_kind_are_refused() -> None:
-    async def story() -> None:
-        from turnwise.actors.inference.tools.tool import external_tool
+async def test_decisions_that_fit_no_call_of_the_kind_are_refused() -> None:
+    from turnwise.actors.inference.tools.tool import external_tool
 
-        outside = external_tool("outside", "Runs elsewhere.", {"type": "object"})
-        stage = Stage(Scripted([[use("a", "outside")], [Text(text="done")]], ToolRegistry(outside)))
-        await stage.start()
-        await stage.until(stage.awaits)
-        assert [call.wants for call in await stage.core.pending("run")] == ["result"]
-        with pytest.raises(InvalidInputError, match="provide"):
-            await stage.core.decide("run", "a", Decision(verdict="approved"))
-        await stage.core.decide("run", "a", Decision(verdict="provided", text="42"))
-        assert results(await stage.outcome())[0].text == "42"
-
-    play(story())
+    outside = external_tool("outside", "Runs elsewhere.", {"type": "object"})
+    stage = Stage(Scripted([[use("a", "outside")], [Text(text="done")]], ToolRegistry(outside)))
+    await stage.start()
+    await stage.until(stage.awaits)
+    assert [call.wants for call in await stage.core.pending("run")] == ["result"]
+    with pytest.raises(InvalidInputError, match="provide"):
+        await stage.core.decide("run", "a", Decision(verdict="approved"))
+    await stage.core.decide("run", "a", Decision(verdict="provided", text="42"))
+    assert results(await stage.outcome())[0].text == "42"

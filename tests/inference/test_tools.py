@@ -837,7 +837,7 @@ def test_cancelling_a_call_reaches_a_thread_by_the_signal_and_waits_for_nobody()
     assert troubles == []
 
 
-def test_cancelling_a_call_cancels_a_coroutine_and_waits_for_nobody() -> None:
+async def test_cancelling_a_call_cancels_a_coroutine_and_waits_for_nobody() -> None:
     """Acceptance 9, with a coroutine that holds the cancel back."""
     started, release = threading.Event(), asyncio.Event()
     seen: list[Any] = []
@@ -853,17 +853,14 @@ def test_cancelling_a_call_cancels_a_coroutine_and_waits_for_nobody() -> None:
             seen.append("late")
         return "late"
 
-    async def main() -> None:
-        async with stuck_call(ToolRegistry(stubborn), started) as calling:
-            calling.cancel()
-            done, _ = await asyncio.wait({calling}, timeout=LONG_S)
-            assert done and calling.cancelled()
-            await until(lambda: seen)
-            assert seen == [True]
-            release.set()
-            await until(lambda: len(seen) == 2)
-
-    asyncio.run(main())
+    async with stuck_call(ToolRegistry(stubborn), started) as calling:
+        calling.cancel()
+        done, _ = await asyncio.wait({calling}, timeout=LONG_S)
+        assert done and calling.cancelled()
+        await until(lambda: seen)
+        assert seen == [True]
+        release.set()
+        await until(lambda: len(seen) == 2)
 
 
 def test_the_runs_signal_reaches_the_tool_and_the_tools_own_does_not_reach_the_run() -> None:

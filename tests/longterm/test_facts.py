@@ -85,29 +85,23 @@ def test_the_contract_is_all_of_its_laws() -> None:
     assert [check for check in checks if check not in (contract.check_item_store, check_law)] == list(contract.LAWS)
 
 
-def test_facts_and_sessions_share_a_database(url: str) -> None:
-    async def use() -> None:
-        store, facts = SQLStore(url), SQLFacts(url)
-        await asyncio.gather(store.create(SessionRecord(session_id="s")), facts.put(USER, items(3)))
-        await store.delete("s")
-        assert await facts.count(USER) == 3
-        await store.create(SessionRecord(session_id="s"))
-        await facts.purge("u")
-        assert (await store.get("s")).session_id == "s"
-        await asyncio.gather(store.close(), facts.close())
-
-    asyncio.run(use())
+async def test_facts_and_sessions_share_a_database(url: str) -> None:
+    store, facts = SQLStore(url), SQLFacts(url)
+    await asyncio.gather(store.create(SessionRecord(session_id="s")), facts.put(USER, items(3)))
+    await store.delete("s")
+    assert await facts.count(USER) == 3
+    await store.create(SessionRecord(session_id="s"))
+    await facts.purge("u")
+    assert (await store.get("s")).session_id == "s"
+    await asyncio.gather(store.close(), facts.close())
 
 
-def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
-    async def use() -> None:
-        stores = [SQLFacts(url) for _ in range(6)]
-        await asyncio.gather(*(facts.put(Scope(user_id=f"u{at}"), items(3)) for at, facts in enumerate(stores)))
-        for at in range(6):
-            assert await stores[0].count(Scope(user_id=f"u{at}")) == 3
-        await asyncio.gather(*(facts.close() for facts in stores))
-
-    asyncio.run(use())
+async def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
+    stores = [SQLFacts(url) for _ in range(6)]
+    await asyncio.gather(*(facts.put(Scope(user_id=f"u{at}"), items(3)) for at, facts in enumerate(stores)))
+    for at in range(6):
+        assert await stores[0].count(Scope(user_id=f"u{at}")) == 3
+    await asyncio.gather(*(facts.close() for facts in stores))
 
 
 def test_what_was_kept_and_deleted_is_so_when_it_is_opened_again(url: str) -> None:
@@ -127,7 +121,7 @@ def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
         pickle.dumps(InMemoryFacts())
 
 
-def test_what_is_deleted_is_in_no_file_any_more(tmp_path: Path) -> None:
+async def test_what_is_deleted_is_in_no_file_any_more(tmp_path: Path) -> None:
     """Case 54: neither in SQLite's file nor in its log, while the store is open; nor is it legible who had it."""
     text = "She was born in Trondheim. " * 300
     sarah = Scope(user_id="sarah-connor", agent="agent-x")
@@ -139,21 +133,18 @@ def test_what_is_deleted_is_in_no_file_any_more(tmp_path: Path) -> None:
         found = b"".join(path.read_bytes() for path in tmp_path.iterdir())
         return {word for word in (b"Trondheim", b"sarah", b"once-more", b"agent-x") if word in found}
 
-    async def use() -> None:
-        facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
-        await facts.put(USER, items(50))
-        await facts.put(sarah, about)
-        assert words() == {b"Trondheim", b"sarah"}
-        await facts.purge("sarah-connor")
-        assert words() == set()
-        await facts.put(sarah, [MemoryItem(id="once-more", text=text, type=MemoryType.SKILL)])
-        assert words() == {b"Trondheim", b"sarah", b"once-more", b"agent-x"}
-        await facts.delete(sarah, ["once-more", "sarah-5"])
-        assert words() == set()
-        assert await facts.count(USER) == 50
-        await facts.close()
-
-    asyncio.run(use())
+    facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    await facts.put(USER, items(50))
+    await facts.put(sarah, about)
+    assert words() == {b"Trondheim", b"sarah"}
+    await facts.purge("sarah-connor")
+    assert words() == set()
+    await facts.put(sarah, [MemoryItem(id="once-more", text=text, type=MemoryType.SKILL)])
+    assert words() == {b"Trondheim", b"sarah", b"once-more", b"agent-x"}
+    await facts.delete(sarah, ["once-more", "sarah-5"])
+    assert words() == set()
+    assert await facts.count(USER) == 50
+    await facts.close()
 
 
 def edit(path: Path, statement: str) -> None:

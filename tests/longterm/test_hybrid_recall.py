@@ -1,6 +1,5 @@
 """How facts are found: by words and vectors together, or by a model that chooses."""
 
-import asyncio
 import json
 import pickle
 from collections.abc import Mapping, Sequence
@@ -125,17 +124,14 @@ async def test_a_model_may_choose_and_is_held_to_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("answer", [OSError("away"), "not JSON", {"names": "f1"}, {"names": [1]}, {}, {"f": ["f1"]}])
-def test_a_model_that_fails_or_lies_leaves_words_to_be_found_by(answer: Any) -> None:
-    async def story() -> None:
-        memory = ExtractiveMemory(Chooser(answer, {"names": ["f1"]}), InMemoryFacts(), chooses=True)
-        await memory.remember(ANN, items())
-        found = await memory.recall(ANN, "Which cello?")
-        assert [item.text for item in found] == [FACTS[1]]
-        assert str(trouble_of(found)).startswith("the model chose no facts: ")
-        found = await memory.recall(ANN, "Which cello?")
-        assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None, "the nearest is f1"
-
-    asyncio.run(story())
+async def test_a_model_that_fails_or_lies_leaves_words_to_be_found_by(answer: Any) -> None:
+    memory = ExtractiveMemory(Chooser(answer, {"names": ["f1"]}), InMemoryFacts(), chooses=True)
+    await memory.remember(ANN, items())
+    found = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in found] == [FACTS[1]]
+    assert str(trouble_of(found)).startswith("the model chose no facts: ")
+    found = await memory.recall(ANN, "Which cello?")
+    assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None, "the nearest is f1"
 
 
 @sync

@@ -54,30 +54,24 @@ def test_the_contract_is_all_of_its_laws() -> None:
     assert laws == list(contract.LAWS)
 
 
-def test_what_has_no_time_gets_that_of_its_coming() -> None:
-    async def use() -> None:
-        times = iter((5.0, 5.5, 6.0, 7.0))
-        memory = LexicalMemory(InMemoryFacts(), clock=lambda: next(times))
-        await memory.remember(
-            USER, [MemoryItem(id="1", text="Likes figs."), MemoryItem(id="2", text="Figs", created_at=1.0)]
-        )
-        found = {item.id: item.created_at for item in await memory.recall(USER, "figs")}
-        assert found == {"1": 5.0, "2": 1.0}
-        assert await memory.update(USER, "1", "Loves figs.", type=MemoryType.PREFERENCES)
-        (item,) = await memory.recall(USER, "figs", types=[MemoryType.PREFERENCES])
-        assert (item.text, item.created_at, item.updated_at) == ("Loves figs.", 5.0, 6.0)
-
-    asyncio.run(use())
+async def test_what_has_no_time_gets_that_of_its_coming() -> None:
+    times = iter((5.0, 5.5, 6.0, 7.0))
+    memory = LexicalMemory(InMemoryFacts(), clock=lambda: next(times))
+    await memory.remember(
+        USER, [MemoryItem(id="1", text="Likes figs."), MemoryItem(id="2", text="Figs", created_at=1.0)]
+    )
+    found = {item.id: item.created_at for item in await memory.recall(USER, "figs")}
+    assert found == {"1": 5.0, "2": 1.0}
+    assert await memory.update(USER, "1", "Loves figs.", type=MemoryType.PREFERENCES)
+    (item,) = await memory.recall(USER, "figs", types=[MemoryType.PREFERENCES])
+    assert (item.text, item.created_at, item.updated_at) == ("Loves figs.", 5.0, 6.0)
 
 
-def test_what_cannot_be_remembered_is_refused_whole() -> None:
-    async def use() -> None:
-        memory = LexicalMemory(InMemoryFacts())
-        no_type = MemoryItem(id="2", text="x", type="no")  # type: ignore[arg-type]
-        for wrong in (MemoryItem(id="2", text=" "), MemoryItem(id="", text="x"), no_type):
-            with pytest.raises(InvalidMemoryError):
-                await memory.remember(USER, [MemoryItem(id="1", text="figs"), wrong])
-        assert await memory.recall(USER, "figs") == []
-        assert repr(memory).startswith("LexicalMemory(<turnwise.memory.longterm.items.in_memory.InMemoryFacts")
-
-    asyncio.run(use())
+async def test_what_cannot_be_remembered_is_refused_whole() -> None:
+    memory = LexicalMemory(InMemoryFacts())
+    no_type = MemoryItem(id="2", text="x", type="no")  # type: ignore[arg-type]
+    for wrong in (MemoryItem(id="2", text=" "), MemoryItem(id="", text="x"), no_type):
+        with pytest.raises(InvalidMemoryError):
+            await memory.remember(USER, [MemoryItem(id="1", text="figs"), wrong])
+    assert await memory.recall(USER, "figs") == []
+    assert repr(memory).startswith("LexicalMemory(<turnwise.memory.longterm.items.in_memory.InMemoryFacts")

@@ -167,35 +167,34 @@ def value_of(value: Any, tmp_path: Path) -> MemoryItem | SkipReason:
 # What becomes of them
 
 
-def test_each_memory_is_recalled_in_its_category(make_source: Callable[[Iterable[Row]], str], tmp_path: Path) -> None:
-    async def use() -> None:
-        facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
-        report = await migrate(make_source(SARAH), facts)
-        assert (report.read, report.written, report.known, dict(report.skipped)) == (4, 4, 0, {})
-        assert dict(report.by_user) == {"sarah": 4}
-        assert {str(kind): count for kind, count in report.by_type.items()} == {
-            "preferences": 1,
-            "facts": 1,
-            "session_summary": 1,
-            "instructions": 1,
-        }
-        scope = Scope(user_id="sarah", agent="any")
-        for memory in (LexicalMemory(facts), ExtractiveMemory(None, facts)):
-            for query, text, category in (
-                ("Does she take milk in her coffee?", "Sarah prefers oat milk in coffee", MemoryCategory.SEMANTIC),
-                ("Where does Sarah live?", "Sarah lives in Warsaw", MemoryCategory.SEMANTIC),
-                ("the move to Berlin", "We planned the move to Berlin", MemoryCategory.EPISODIC),
-                ("Shall I commit without tests?", "Run the tests before a commit", MemoryCategory.PROCEDURAL),
-            ):
-                best = (await memory.recall(scope, query))[0]
-                assert (best.text, best.type.category) == (text, category)
-                assert (best.created_at, best.updated_at) == (CREATED.timestamp(), UPDATED.timestamp())
-                assert best.source == Source()
-        (home,) = [item for item in await facts.query(scope) if item.topic]
-        assert (home.text, home.topic) == ("Sarah lives in Warsaw", "home")
-        await facts.close()
-
-    asyncio.run(use())
+async def test_each_memory_is_recalled_in_its_category(
+    make_source: Callable[[Iterable[Row]], str], tmp_path: Path
+) -> None:
+    facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    report = await migrate(make_source(SARAH), facts)
+    assert (report.read, report.written, report.known, dict(report.skipped)) == (4, 4, 0, {})
+    assert dict(report.by_user) == {"sarah": 4}
+    assert {str(kind): count for kind, count in report.by_type.items()} == {
+        "preferences": 1,
+        "facts": 1,
+        "session_summary": 1,
+        "instructions": 1,
+    }
+    scope = Scope(user_id="sarah", agent="any")
+    for memory in (LexicalMemory(facts), ExtractiveMemory(None, facts)):
+        for query, text, category in (
+            ("Does she take milk in her coffee?", "Sarah prefers oat milk in coffee", MemoryCategory.SEMANTIC),
+            ("Where does Sarah live?", "Sarah lives in Warsaw", MemoryCategory.SEMANTIC),
+            ("the move to Berlin", "We planned the move to Berlin", MemoryCategory.EPISODIC),
+            ("Shall I commit without tests?", "Run the tests before a commit", MemoryCategory.PROCEDURAL),
+        ):
+            best = (await memory.recall(scope, query))[0]
+            assert (best.text, best.type.category) == (text, category)
+            assert (best.created_at, best.updated_at) == (CREATED.timestamp(), UPDATED.timestamp())
+            assert best.source == Source()
+    (home,) = [item for item in await facts.query(scope) if item.topic]
+    assert (home.text, home.topic) == ("Sarah lives in Warsaw", "home")
+    await facts.close()
 
 
 def test_all_sources_give_the_same_items(tmp_path: Path, database: str) -> None:
@@ -745,26 +744,23 @@ def test_a_line_that_grows_meanwhile_is_taken_as_it_was(tmp_path: Path) -> None:
     assert run(path, InMemoryFacts(), progress=write).written == 1500
 
 
-def test_a_migration_that_is_cancelled_lets_go_of_its_source(tmp_path: Path) -> None:
+async def test_a_migration_that_is_cancelled_lets_go_of_its_source(tmp_path: Path) -> None:
     path = lines_of(tmp_path / "flat.jsonl", (record(*row) for row in many(3_000, 2)))
 
-    async def use() -> None:
-        begun = asyncio.Event()
+    begun = asyncio.Event()
 
-        class Stuck(InMemoryFacts):
-            async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
-                begun.set()
-                return await asyncio.Future[list[str]]()
+    class Stuck(InMemoryFacts):
+        async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
+            begun.set()
+            return await asyncio.Future[list[str]]()
 
-        task = asyncio.create_task(migrate(path, Stuck()))
-        await begun.wait()
-        assert open_count(path) == 1
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError) as cancelled:
-            await task
-        assert open_count(path) == 0, cancelled  # which has all frames, so nothing was closed for want of a reference
-
-    asyncio.run(use())
+    task = asyncio.create_task(migrate(path, Stuck()))
+    await begun.wait()
+    assert open_count(path) == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await task
+    assert open_count(path) == 0, cancelled  # which has all frames, so nothing was closed for want of a reference
 
 
 # What cannot be used

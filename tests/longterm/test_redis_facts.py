@@ -242,20 +242,17 @@ def test_those_used_equally_long_ago_are_swept_in_the_order_in_which_they_were_p
     using(redis_url, use)
 
 
-def test_stores_of_different_prefixes_and_databases_see_nothing_of_each_other(redis_url: str) -> None:
-    async def use() -> None:
-        stores = [RedisFacts(redis_url), RedisFacts(redis_url, prefix="other:1"), RedisFacts(redis_url[:-1] + "1")]
-        notes = [RedisNotes(redis_url), RedisNotes(redis_url, prefix="other:1"), RedisNotes(redis_url[:-1] + "1")]
-        for at, (facts, pad) in enumerate(zip(stores, notes, strict=True)):
-            assert await facts.put(USER, items(at + 1)) == [str(n) for n in range(at + 1)]
-            assert await pad.change(USER, f"{at} {{}}".format) == f"{at} None"
-        assert [await facts.count(USER) for facts in stores] == [1, 2, 3]
-        assert await stores[1].purge("u") == ["0", "1"] and await notes[1].purge("u") == 1
-        assert [await facts.count(USER) for facts in stores] == [1, 0, 3]
-        assert [await pad.read(USER) for pad in notes] == ["0 None", None, "2 None"]
-        await asyncio.gather(*(each.close() for each in (*stores, *notes)))
-
-    asyncio.run(use())
+async def test_stores_of_different_prefixes_and_databases_see_nothing_of_each_other(redis_url: str) -> None:
+    stores = [RedisFacts(redis_url), RedisFacts(redis_url, prefix="other:1"), RedisFacts(redis_url[:-1] + "1")]
+    notes = [RedisNotes(redis_url), RedisNotes(redis_url, prefix="other:1"), RedisNotes(redis_url[:-1] + "1")]
+    for at, (facts, pad) in enumerate(zip(stores, notes, strict=True)):
+        assert await facts.put(USER, items(at + 1)) == [str(n) for n in range(at + 1)]
+        assert await pad.change(USER, f"{at} {{}}".format) == f"{at} None"
+    assert [await facts.count(USER) for facts in stores] == [1, 2, 3]
+    assert await stores[1].purge("u") == ["0", "1"] and await notes[1].purge("u") == 1
+    assert [await facts.count(USER) for facts in stores] == [1, 0, 3]
+    assert [await pad.read(USER) for pad in notes] == ["0 None", None, "2 None"]
+    await asyncio.gather(*(each.close() for each in (*stores, *notes)))
 
 
 def test_a_store_serves_several_event_loops_and_ends_what_runs_before_it_closes(redis_url: str) -> None:
@@ -348,62 +345,53 @@ def test_what_has_to_read_a_corrupt_fact_to_write_writes_nothing(
         assert {key: client.dump(key) for key in client.scan_iter()} == before
 
 
-def test_a_corrupt_note_is_named_and_can_be_deleted(redis_url: str, redis_server: RedisServer) -> None:
-    async def use() -> None:
-        notes = RedisNotes(redis_url)
-        scope = Scope(user_id="u", session_id="s")
-        await notes.change(scope, lambda _: "x")
-        with redis_server.client as client:
-            (key,) = client.keys("turnwise:notes:*")
-            (field,) = client.hkeys(key)
-            for raw in ("{", "", "5", "null"):
-                client.hset(key, field, raw)
-                for call in (notes.read(scope), notes.change(scope, lambda _: "y")):
-                    with pytest.raises(CorruptRecordError, match="record note of session 's' of user 'u' in the store"):
-                        await call
-        assert await notes.purge("u", session_id="s") == 1
-        assert await notes.read(scope) is None
-        await notes.close()
-
-    asyncio.run(use())
+async def test_a_corrupt_note_is_named_and_can_be_deleted(redis_url: str, redis_server: RedisServer) -> None:
+    notes = RedisNotes(redis_url)
+    scope = Scope(user_id="u", session_id="s")
+    await notes.change(scope, lambda _: "x")
+    with redis_server.client as client:
+        (key,) = client.keys("turnwise:notes:*")
+        (field,) = client.hkeys(key)
+        for raw in ("{", "", "5", "null"):
+            client.hset(key, field, raw)
+            for call in (notes.read(scope), notes.change(scope, lambda _: "y")):
+                with pytest.raises(CorruptRecordError, match="record note of session 's' of user 'u' in the store"):
+                    await call
+    assert await notes.purge("u", session_id="s") == 1
+    assert await notes.read(scope) is None
+    await notes.close()
 
 
-def test_a_note_that_cannot_be_kept_or_made_changes_nothing(redis_url: str) -> None:
-    async def use() -> None:
-        notes = RedisNotes(redis_url)
-        await notes.change(USER, lambda _: "x\0")
-        with pytest.raises(StoreError, match="surrogates not allowed"):
-            await notes.change(USER, lambda _: "\ud800")
-        with pytest.raises(ZeroDivisionError):
-            await notes.change(USER, lambda _: str(1 / 0))
-        assert await notes.read(USER) == "x\0"
-        await notes.close()
-
-    asyncio.run(use())
+async def test_a_note_that_cannot_be_kept_or_made_changes_nothing(redis_url: str) -> None:
+    notes = RedisNotes(redis_url)
+    await notes.change(USER, lambda _: "x\0")
+    with pytest.raises(StoreError, match="surrogates not allowed"):
+        await notes.change(USER, lambda _: "\ud800")
+    with pytest.raises(ZeroDivisionError):
+        await notes.change(USER, lambda _: str(1 / 0))
+    assert await notes.read(USER) == "x\0"
+    await notes.close()
 
 
-def test_a_change_of_a_note_is_made_anew_of_what_another_has_left(redis_url: str) -> None:
-    async def use() -> None:
-        notes, other = RedisNotes(redis_url), RedisNotes(redis_url)
-        seen: list[str | None] = []
-        loop = asyncio.get_running_loop()
+async def test_a_change_of_a_note_is_made_anew_of_what_another_has_left(redis_url: str) -> None:
+    notes, other = RedisNotes(redis_url), RedisNotes(redis_url)
+    seen: list[str | None] = []
+    loop = asyncio.get_running_loop()
 
-        def change(text: str | None) -> str | None:
-            seen.append(text)
-            if len(seen) < len(meanwhile):
-                work = asyncio.run_coroutine_threadsafe(other.change(USER, lambda _: meanwhile[len(seen)]), loop)
-                work.result()
-            return f"{text} and mine"
+    def change(text: str | None) -> str | None:
+        seen.append(text)
+        if len(seen) < len(meanwhile):
+            work = asyncio.run_coroutine_threadsafe(other.change(USER, lambda _: meanwhile[len(seen)]), loop)
+            work.result()
+        return f"{text} and mine"
 
-        # The verb runs on a loop of its own thread here, so that another can be faster while it decides.
-        for meanwhile in (["", "theirs", None, "more"], ["", None], ["", "theirs"]):
-            seen.clear()
-            made = await asyncio.to_thread(asyncio.run, notes.change(USER, change))
-            assert made == await other.read(USER) == f"{meanwhile[-1]} and mine"
-            assert seen[1:] == meanwhile[1:]
-        await asyncio.gather(notes.close(), other.close())
-
-    asyncio.run(use())
+    # The verb runs on a loop of its own thread here, so that another can be faster while it decides.
+    for meanwhile in (["", "theirs", None, "more"], ["", None], ["", "theirs"]):
+        seen.clear()
+        made = await asyncio.to_thread(asyncio.run, notes.change(USER, change))
+        assert made == await other.read(USER) == f"{meanwhile[-1]} and mine"
+        assert seen[1:] == meanwhile[1:]
+    await asyncio.gather(notes.close(), other.close())
 
 
 def test_of_fifty_writers_at_once_each_is_done_once_and_whole(redis_url: str, redis_server: RedisServer) -> None:
@@ -510,55 +498,52 @@ def test_a_server_that_does_not_answer_is_a_store_error(own_server: Callable[...
     using(server.url, use, timeout_s=0.3)
 
 
-def test_what_was_read_is_read_again_when_an_answer_is_lost_and_what_was_written_is_not_written_again(
+async def test_what_was_read_is_read_again_when_an_answer_is_lost_and_what_was_written_is_not_written_again(
     redis_url: str, redis_server: RedisServer
 ) -> None:
-    async def use() -> None:
-        async with Line(redis_server.port) as line:
-            facts = RedisFacts(f"{line.url}?retry_on_timeout=yes", connections=1)
-            notes = RedisNotes(line.url, connections=1)
-            await facts.put(USER, items(2))
-            await notes.change(USER, lambda _: "x")
-            assert await notes.read(USER) == "x" and await notes.purge("v") == 0
-            new = MemoryItem(id="9", text="x", created_at=9.0)
-            for call in (facts.delete(USER, ["9-9"]), facts.purge("v"), facts.sweep(0.0), facts.touch("u", [], 1.0)):
-                await call  # so that each script is there
-            again: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
-                (lambda: facts.count(USER), 2),
-                (lambda: facts.get(USER, ["1"]), {"1": items(2)[1]}),
-                (lambda: facts.update(USER, "1", "text 1", at=1.0), True),
-                (lambda: facts.supersede(USER, "1", new), True),
-                (lambda: facts.touch("u", ["1"], 1.0), None),
-                (lambda: notes.read(USER), "x"),
-            ]
-            for verb, expected in again:
-                line.lose = 1
-                assert await verb() == expected
-                assert line.lose == 0
-            once: list[Callable[[], Awaitable[Any]]] = [
-                lambda: facts.put(USER, [MemoryItem(id="once", text="x")], at=1.0),
-                lambda: facts.delete(USER, ["0"]),
-                lambda: facts.sweep(2.0),
-                lambda: facts.purge("u"),
-            ]
-            left = []
-            for verb in once:
-                line.lose = 1
-                with pytest.raises(StoreError):
-                    await verb()
-                left.append(await facts.count(USER, EVER))
-            assert left == [4, 3, 2, 0]
-
-            def change(text: str | None) -> str:
-                line.lose = 1
-                return f"{text}!"
-
+    async with Line(redis_server.port) as line:
+        facts = RedisFacts(f"{line.url}?retry_on_timeout=yes", connections=1)
+        notes = RedisNotes(line.url, connections=1)
+        await facts.put(USER, items(2))
+        await notes.change(USER, lambda _: "x")
+        assert await notes.read(USER) == "x" and await notes.purge("v") == 0
+        new = MemoryItem(id="9", text="x", created_at=9.0)
+        for call in (facts.delete(USER, ["9-9"]), facts.purge("v"), facts.sweep(0.0), facts.touch("u", [], 1.0)):
+            await call  # so that each script is there
+        again: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
+            (lambda: facts.count(USER), 2),
+            (lambda: facts.get(USER, ["1"]), {"1": items(2)[1]}),
+            (lambda: facts.update(USER, "1", "text 1", at=1.0), True),
+            (lambda: facts.supersede(USER, "1", new), True),
+            (lambda: facts.touch("u", ["1"], 1.0), None),
+            (lambda: notes.read(USER), "x"),
+        ]
+        for verb, expected in again:
+            line.lose = 1
+            assert await verb() == expected
+            assert line.lose == 0
+        once: list[Callable[[], Awaitable[Any]]] = [
+            lambda: facts.put(USER, [MemoryItem(id="once", text="x")], at=1.0),
+            lambda: facts.delete(USER, ["0"]),
+            lambda: facts.sweep(2.0),
+            lambda: facts.purge("u"),
+        ]
+        left = []
+        for verb in once:
+            line.lose = 1
             with pytest.raises(StoreError):
-                await notes.change(USER, change)
-            assert await notes.read(USER) == "x!"
-            await asyncio.gather(facts.close(), notes.close())
+                await verb()
+            left.append(await facts.count(USER, EVER))
+        assert left == [4, 3, 2, 0]
 
-    asyncio.run(use())
+        def change(text: str | None) -> str:
+            line.lose = 1
+            return f"{text}!"
+
+        with pytest.raises(StoreError):
+            await notes.change(USER, change)
+        assert await notes.read(USER) == "x!"
+        await asyncio.gather(facts.close(), notes.close())
 
 
 def test_what_redis_refuses_is_a_store_error_and_nothing_is_written(redis_url: str, redis_server: RedisServer) -> None:

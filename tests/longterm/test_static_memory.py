@@ -199,17 +199,14 @@ def test_a_file_is_read_when_the_memory_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["items", "sqlite", "memory"])
-def test_it_holds_to_the_laws_of_what_is_for_reading(kind: str, tmp_path: Path) -> None:
+async def test_it_holds_to_the_laws_of_what_is_for_reading(kind: str, tmp_path: Path) -> None:
     """Case 49."""
 
-    async def story() -> None:
-        if kind == "items":
-            return await check_read_only_memory(StaticMemory)
-        facts = InMemoryFacts() if kind == "memory" else SQLFacts(f"sqlite:///{tmp_path}/facts.db")
-        await facts.put(Scope(user_id=EVERYONE), ITEMS)
-        return await check_read_only_memory(lambda _: StaticMemory(facts))
-
-    asyncio.run(story())
+    if kind == "items":
+        return await check_read_only_memory(StaticMemory)
+    facts = InMemoryFacts() if kind == "memory" else SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    await facts.put(Scope(user_id=EVERYONE), ITEMS)
+    return await check_read_only_memory(lambda _: StaticMemory(facts))
 
 
 def test_a_memory_that_lets_itself_be_written_breaks_a_law() -> None:

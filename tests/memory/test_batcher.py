@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from test_tool_loop import play
 from turnwise.actors.cluster.batcher import AT_ONCE, Batcher
 
+pytestmark = pytest.mark.virtual_time
 
-def test_what_is_asked_within_a_moment_is_one_batch_and_what_comes_meanwhile_the_next() -> None:
+
+async def test_what_is_asked_within_a_moment_is_one_batch_and_what_comes_meanwhile_the_next() -> None:
     batches: list[list[int]] = []
 
     async def work(batch: Sequence[int]) -> list[int]:
@@ -19,54 +20,45 @@ def test_what_is_asked_within_a_moment_is_one_batch_and_what_comes_meanwhile_the
         await asyncio.sleep(1.0)
         return [2 * number for number in batch]
 
-    async def story() -> None:
-        batcher = Batcher(work, most=4)
-        first = [asyncio.ensure_future(batcher.ask(number)) for number in range(3)]
-        await asyncio.sleep(0.5)
-        second = [asyncio.ensure_future(batcher.ask(number)) for number in range(3, 9)]
-        assert [await answer for answer in (*first, *second)] == [2 * number for number in range(9)]
-        assert batches == [[0, 1, 2], [3, 4, 5, 6], [7, 8]]
-        assert await batcher.ask(9) == 18, "it goes on after it had nothing to do"
-
-    play(story())
+    batcher = Batcher(work, most=4)
+    first = [asyncio.ensure_future(batcher.ask(number)) for number in range(3)]
+    await asyncio.sleep(0.5)
+    second = [asyncio.ensure_future(batcher.ask(number)) for number in range(3, 9)]
+    assert [await answer for answer in (*first, *second)] == [2 * number for number in range(9)]
+    assert batches == [[0, 1, 2], [3, 4, 5, 6], [7, 8]]
+    assert await batcher.ask(9) == 18, "it goes on after it had nothing to do"
 
 
-def test_who_asks_alone_waits_for_nobody() -> None:
+async def test_who_asks_alone_waits_for_nobody() -> None:
     async def work(batch: Sequence[int]) -> list[int]:
         return list(batch)
 
-    async def story() -> None:
-        began = asyncio.get_running_loop().time()
-        assert await Batcher(work).ask(7) == 7
-        assert asyncio.get_running_loop().time() == began
-
-    play(story())
+    began = asyncio.get_running_loop().time()
+    assert await Batcher(work).ask(7) == 7
+    assert asyncio.get_running_loop().time() == began
 
 
-def test_failures_reach_those_whom_they_concern_and_who_gives_up_disturbs_nobody() -> None:
+async def test_failures_reach_those_whom_they_concern_and_who_gives_up_disturbs_nobody() -> None:
     async def work(batch: Sequence[int]) -> list[int | BaseException]:
         await asyncio.sleep(0.1)
         if 7 in batch:
             raise OSError("all of it")
         return [ValueError(f"{number}") if number == 1 else number for number in batch]
 
-    async def story() -> None:
-        batcher = Batcher(work)
-        tasks = [asyncio.ensure_future(batcher.ask(number)) for number in range(4)]
-        await asyncio.sleep(0.05)
-        tasks[2].cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert results[0] == 0 and results[3] == 3
-        assert isinstance(results[1], ValueError) and isinstance(results[2], asyncio.CancelledError)
-        both = await asyncio.gather(batcher.ask(7), batcher.ask(8), return_exceptions=True)
-        assert all(isinstance(each, OSError) for each in both)
-        with pytest.raises(ValueError, match="1"):
-            await batcher.ask(1)
-
-    play(story())
+    batcher = Batcher(work)
+    tasks = [asyncio.ensure_future(batcher.ask(number)) for number in range(4)]
+    await asyncio.sleep(0.05)
+    tasks[2].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results[0] == 0 and results[3] == 3
+    assert isinstance(results[1], ValueError) and isinstance(results[2], asyncio.CancelledError)
+    both = await asyncio.gather(batcher.ask(7), batcher.ask(8), return_exceptions=True)
+    assert all(isinstance(each, OSError) for each in both)
+    with pytest.raises(ValueError, match="1"):
+        await batcher.ask(1)
 
 
-def test_what_takes_long_does_not_hold_up_what_comes_after_it_and_few_are_under_way() -> None:
+async def test_what_takes_long_does_not_hold_up_what_comes_after_it_and_few_are_under_way() -> None:
     under_way, most = 0, 0
 
     async def work(batch: Sequence[float]) -> list[float]:
@@ -77,14 +69,11 @@ def test_what_takes_long_does_not_hold_up_what_comes_after_it_and_few_are_under_
         under_way -= 1
         return list(batch)
 
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        batcher = Batcher(work, most=1, patience_s=0.1)
-        slow = asyncio.ensure_future(batcher.ask(30.0))
-        await asyncio.sleep(0.01)
-        assert await batcher.ask(0.01) == 0.01 and loop.time() < 1 and not slow.done()
-        more = [asyncio.ensure_future(batcher.ask(10.0)) for _ in range(9)]
-        assert await slow == 30.0 and [await answer for answer in more] == [10.0] * 9
-        assert most == AT_ONCE and not under_way
-
-    play(story())
+    loop = asyncio.get_running_loop()
+    batcher = Batcher(work, most=1, patience_s=0.1)
+    slow = asyncio.ensure_future(batcher.ask(30.0))
+    await asyncio.sleep(0.01)
+    assert await batcher.ask(0.01) == 0.01 and loop.time() < 1 and not slow.done()
+    more = [asyncio.ensure_future(batcher.ask(10.0)) for _ in range(9)]
+    assert await slow == 30.0 and [await answer for answer in more] == [10.0] * 9
+    assert most == AT_ONCE and not under_way

@@ -58,25 +58,22 @@ class Waiting:
         pass
 
 
-def test_nobody_waits_for_what_another_asks_and_what_is_forgotten_stays_so() -> None:
-    async def story() -> None:
-        memory, host = Waiting(), MemoryHost(b"")
-        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
-        items = [MemoryItem(id="1", text="hello")]
-        given = asyncio.create_task(host.do_remember(ADA, items))
-        asked = asyncio.create_task(host.do_recall(ADA, "hello"))
-        await asyncio.sleep(0.01)
-        assert await asyncio.wait_for(host.do_remember(BOB, items), 5) == ["1"]
-        assert (await asyncio.wait_for(host.do_recall(BOB, "hello"), 5))[0].text == "hello"
-        assert await asyncio.wait_for(host.do_forget(BOB, None, None), 5) == 1
-        forgotten = asyncio.create_task(host.do_forget(ADA, None, None))
-        await asyncio.sleep(0.01)
-        assert not (given.done() or asked.done() or forgotten.done())
-        memory.goes_on.set()
-        assert await given == ["1"] and await forgotten == 1 and not memory.kept
-        assert await asked and not host._gifts
-
-    asyncio.run(story())
+async def test_nobody_waits_for_what_another_asks_and_what_is_forgotten_stays_so() -> None:
+    memory, host = Waiting(), MemoryHost(b"")
+    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    items = [MemoryItem(id="1", text="hello")]
+    given = asyncio.create_task(host.do_remember(ADA, items))
+    asked = asyncio.create_task(host.do_recall(ADA, "hello"))
+    await asyncio.sleep(0.01)
+    assert await asyncio.wait_for(host.do_remember(BOB, items), 5) == ["1"]
+    assert (await asyncio.wait_for(host.do_recall(BOB, "hello"), 5))[0].text == "hello"
+    assert await asyncio.wait_for(host.do_forget(BOB, None, None), 5) == 1
+    forgotten = asyncio.create_task(host.do_forget(ADA, None, None))
+    await asyncio.sleep(0.01)
+    assert not (given.done() or asked.done() or forgotten.done())
+    memory.goes_on.set()
+    assert await given == ["1"] and await forgotten == 1 and not memory.kept
+    assert await asked and not host._gifts
 
 
 class Slow(LexicalMemory):
@@ -93,35 +90,29 @@ class Slow(LexicalMemory):
         return await super().forget(scope, ids, turn_index=turn_index)
 
 
-def test_who_asks_again_for_what_is_being_erased_waits_for_the_same_answer() -> None:
+async def test_who_asks_again_for_what_is_being_erased_waits_for_the_same_answer() -> None:
     """So a caller whose time is up does not begin anew."""
 
-    async def story() -> None:
-        memory, host = Slow(InMemoryFacts()), MemoryHost(b"")
-        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
-        await host.do_remember(ADA, [MemoryItem(id="1", text="a zyzzyva")])
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(host.do_erase(ADA, None, None), 0.01)
-        again = asyncio.create_task(host.do_erase(ADA, None, None))
-        await asyncio.sleep(0)
-        memory.goes_on.set()
-        assert (await again).items == 1 and memory.forgets == 1
-        assert (await host.do_erase(ADA, None, None)).items == 0 and not host._erasing
-
-    asyncio.run(story())
+    memory, host = Slow(InMemoryFacts()), MemoryHost(b"")
+    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    await host.do_remember(ADA, [MemoryItem(id="1", text="a zyzzyva")])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(host.do_erase(ADA, None, None), 0.01)
+    again = asyncio.create_task(host.do_erase(ADA, None, None))
+    await asyncio.sleep(0)
+    memory.goes_on.set()
+    assert (await again).items == 1 and memory.forgets == 1
+    assert (await host.do_erase(ADA, None, None)).items == 0 and not host._erasing
 
 
-def test_a_gift_that_fails_is_told_to_its_giver_and_not_to_who_forgets_behind_it(tmp_path: Path) -> None:
-    async def story() -> None:
-        memory, host = _vector_memory(tmp_path), MemoryHost(b"")
-        host._opening = asyncio.create_task(asyncio.sleep(0, memory))
-        bad = host.do_remember(ADA, [MemoryItem(id="1", text=" ")])
-        given, erased = await asyncio.gather(bad, host.do_erase(BOB, None, None), return_exceptions=True)
-        assert isinstance(given, InvalidMemoryError)
-        assert isinstance(erased, Erasure) and erased.verified
-        await memory.close()
-
-    asyncio.run(story())
+async def test_a_gift_that_fails_is_told_to_its_giver_and_not_to_who_forgets_behind_it(tmp_path: Path) -> None:
+    memory, host = _vector_memory(tmp_path), MemoryHost(b"")
+    host._opening = asyncio.create_task(asyncio.sleep(0, memory))
+    bad = host.do_remember(ADA, [MemoryItem(id="1", text=" ")])
+    given, erased = await asyncio.gather(bad, host.do_erase(BOB, None, None), return_exceptions=True)
+    assert isinstance(given, InvalidMemoryError)
+    assert isinstance(erased, Erasure) and erased.verified
+    await memory.close()
 
 
 def test_a_search_of_all_files_goes_on_in_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,9 @@ def test_a_pin_holds_in_every_process_and_for_its_user_only(make_manager: MakeMa
     assert "<profile_memory>" not in chat.run("Where now?").wait(60).text
 
 
-def test_the_async_family_changes_and_pins_what_the_other_has_saved(make_manager: MakeManager, tmp_path: Path) -> None:
+async def test_the_async_family_changes_and_pins_what_the_other_has_saved(
+    make_manager: MakeManager, tmp_path: Path
+) -> None:
     settings: dict[str, Any] = {
         "engine": Mirror(),
         "memory": [VectorMemory(tmp_path / "said.db", embedding=None)],
@@ -168,29 +170,26 @@ def test_the_async_family_changes_and_pins_what_the_other_has_saved(make_manager
     manager = make_manager(**settings)
     kept = manager.open("c", user_id="ada").memory.save("Folds paper cranes.", type=MemoryType.SKILL, name="Origami")
 
-    async def story() -> None:
-        settings["namespace"] = manager._realm.namespace
-        async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
-            chat = await opened.open("d", user_id="ada")
+    settings["namespace"] = manager._realm.namespace
+    async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
+        chat = await opened.open("d", user_id="ada")
 
-            async def profile() -> str:
-                text = (await (await chat.run("Where?"))).text
-                return text.partition("<profile_memory>")[2].partition("</profile_memory>")[0]
+        async def profile() -> str:
+            text = (await (await chat.run("Where?"))).text
+            return text.partition("<profile_memory>")[2].partition("</profile_memory>")[0]
 
-            assert await profile() == ""
-            assert await chat.memory.pin(kept) and not await chat.memory.pin("nothing")
-            assert "cranes" in await profile()
-            assert await chat.memory.update(kept, name="Kirigami", topic="paper", aliases=["cuts"])
-            (found,) = await chat.memory.recall("What of Kirigami?")
-            assert (found.id, found.pinned, found.topic, found.aliases) == (kept, True, "paper", ("cuts",))
-            assert await chat.memory.recall("What of Origami?") == []
-            assert await chat.memory.update(kept, status="resolved") and await profile() == ""
-            assert await chat.memory.update(kept, status="active") and "cranes" in await profile()
-            with pytest.raises(InvalidInputError, match="say what is to be changed"):
-                await chat.memory.update(kept)
-            assert await chat.memory.unpin(kept) and await profile() == ""
-
-    asyncio.run(story())
+        assert await profile() == ""
+        assert await chat.memory.pin(kept) and not await chat.memory.pin("nothing")
+        assert "cranes" in await profile()
+        assert await chat.memory.update(kept, name="Kirigami", topic="paper", aliases=["cuts"])
+        (found,) = await chat.memory.recall("What of Kirigami?")
+        assert (found.id, found.pinned, found.topic, found.aliases) == (kept, True, "paper", ("cuts",))
+        assert await chat.memory.recall("What of Origami?") == []
+        assert await chat.memory.update(kept, status="resolved") and await profile() == ""
+        assert await chat.memory.update(kept, status="active") and "cranes" in await profile()
+        with pytest.raises(InvalidInputError, match="say what is to be changed"):
+            await chat.memory.update(kept)
+        assert await chat.memory.unpin(kept) and await profile() == ""
 
 
 def test_a_run_that_is_killed_goes_on_with_the_same_profile(make_manager: MakeManager, tmp_path: Path) -> None:
@@ -219,40 +218,34 @@ def test_a_run_that_is_killed_goes_on_with_the_same_profile(make_manager: MakeMa
         assert profiles[0] == profiles[1] and "peanuts" in profiles[0] and "cranes" in profiles[0]
 
 
-def test_a_memory_is_one_process_for_all_and_another_takes_its_place_when_it_is_lost(
+async def test_a_memory_is_one_process_for_all_and_another_takes_its_place_when_it_is_lost(
     remote: Callable[..., RemoteMemory],
 ) -> None:
-    async def story() -> None:
-        one, other = remote(SlowMemory(), recall_s=30.0), pickle.loads(pickle.dumps(remote(SlowMemory())))
-        (first,) = await one.recall(USER, "0")
-        (again,) = await other.recall(USER, "0")
-        assert first.text == again.text != str(os.getpid()) and again.id == "2"
-        assert (await remote(SlowMemory("another")).recall(USER, "0"))[0].text != first.text
-        os.kill(int(first.text), signal.SIGKILL)
-        (later,) = await one.recall(USER, "0")
-        assert later.text != first.text and later.id == "1"
-
-    asyncio.run(story())
+    one, other = remote(SlowMemory(), recall_s=30.0), pickle.loads(pickle.dumps(remote(SlowMemory())))
+    (first,) = await one.recall(USER, "0")
+    (again,) = await other.recall(USER, "0")
+    assert first.text == again.text != str(os.getpid()) and again.id == "2"
+    assert (await remote(SlowMemory("another")).recall(USER, "0"))[0].text != first.text
+    os.kill(int(first.text), signal.SIGKILL)
+    (later,) = await one.recall(USER, "0")
+    assert later.text != first.text and later.id == "1"
 
 
-def test_a_memory_that_is_slow_or_fails_is_given_up_in_time_and_then_left_alone(
+async def test_a_memory_that_is_slow_or_fails_is_given_up_in_time_and_then_left_alone(
     remote: Callable[..., RemoteMemory],
 ) -> None:
-    async def story() -> None:
-        slow = remote(SlowMemory(), recall_s=10.0)
+    slow = remote(SlowMemory(), recall_s=10.0)
+    await slow.recall(USER, "0")
+    slow = remote(SlowMemory(), recall_s=0.05)
+    for _ in range(3):
+        with pytest.raises(LongTermMemoryError, match=r"not answered within 0\.05 s"):
+            await slow.recall(USER, "5")
+    with pytest.raises(LongTermMemoryError, match="failed 3 times: left alone"):
         await slow.recall(USER, "0")
-        slow = remote(SlowMemory(), recall_s=0.05)
-        for _ in range(3):
-            with pytest.raises(LongTermMemoryError, match=r"not answered within 0\.05 s"):
-                await slow.recall(USER, "5")
-        with pytest.raises(LongTermMemoryError, match="failed 3 times: left alone"):
-            await slow.recall(USER, "0")
-        broken = remote(BrokenMemory())
-        for _ in range(5):
-            with pytest.raises(LongTermMemoryError, match="OSError: the disk is full"):
-                await broken.remember(USER, [MemoryItem(id="1", text="hello")])
-
-    asyncio.run(story())
+    broken = remote(BrokenMemory())
+    for _ in range(5):
+        with pytest.raises(LongTermMemoryError, match="OSError: the disk is full"):
+            await broken.remember(USER, [MemoryItem(id="1", text="hello")])
 
 
 class Tenant:
@@ -275,7 +268,7 @@ class Tenant:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["lexical", "vector"])
-def test_a_memory_in_its_actor_keeps_all_laws_at_once(
+async def test_a_memory_in_its_actor_keeps_all_laws_at_once(
     remote: Callable[..., RemoteMemory], tmp_path: Path, kind: str
 ) -> None:
     """Cases 50, 51, 52 and 54: all laws side by side on the data of one actor, each with users of its own."""
@@ -287,10 +280,7 @@ def test_a_memory_in_its_actor_keeps_all_laws_at_once(
     async def check(law: Law) -> None:
         await check_law(law, lambda: Tenant(remote(memory, deadline_s=250.0, recall_s=250.0), law.__name__))
 
-    async def story() -> None:
-        await asyncio.gather(*map(check, LAWS))
-
-    asyncio.run(story())
+    await asyncio.gather(*map(check, LAWS))
 
 
 def test_what_is_no_memory_or_cannot_travel_is_refused_at_once(make_manager: MakeManager) -> None:

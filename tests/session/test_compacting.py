@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from schedules import SESSION, inline
-from test_tool_loop import Stage, play, results, use
+from test_tool_loop import Stage, results, use
 from turnwise.actors.inference.completion import within
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -52,6 +52,8 @@ from turnwise.strategies.plan import Plan
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget, Window
+
+pytestmark = pytest.mark.virtual_time
 
 WINDOW: dict[str, Any] = {"token_counter": ByteCounter(), "reserve_output_tokens": 0, "max_context_tokens": 600}
 """Of some ten short exchanges."""
@@ -126,20 +128,19 @@ async def told(stage: Stage, kind: type[Any]) -> list[Any]:
     return [event for event in await stage.events() if isinstance(event, kind)]
 
 
-def test_the_oldest_exchanges_go_before_a_request_that_would_not_fit_and_earlier_turns_stay_as_they_were() -> None:
+async def test_the_oldest_exchanges_go_before_a_request_that_would_not_fit_and_earlier_turns_stay_as_they_were() -> (
+    None
+):
     """Case 35, in a session; reading back."""
 
-    async def story() -> None:
-        stage = await opened(Trim())
-        seen = [(await chat(stage, prompt)).turn for prompt in prompts(0, 12)]
-        engine: Talker = stage.engine
-        assert said(engine.given[-1])[-1].startswith("prompt 11") and len(said(engine.given[-1])) < 12
-        for turn, given in zip(await stage.core.turns(), engine.given, strict=True):
-            assert turn.blocks[: len(given)] == given, "it reads as the model saw it"
-        assert [turn and turn.blocks for turn in seen] == [turn.blocks for turn in await stage.core.turns()]
-        assert await told(stage, WindowCompacted) and not await told(stage, CompactionFailed)
-
-    play(story())
+    stage = await opened(Trim())
+    seen = [(await chat(stage, prompt)).turn for prompt in prompts(0, 12)]
+    engine: Talker = stage.engine
+    assert said(engine.given[-1])[-1].startswith("prompt 11") and len(said(engine.given[-1])) < 12
+    for turn, given in zip(await stage.core.turns(), engine.given, strict=True):
+        assert turn.blocks[: len(given)] == given, "it reads as the model saw it"
+    assert [turn and turn.blocks for turn in seen] == [turn.blocks for turn in await stage.core.turns()]
+    assert await told(stage, WindowCompacted) and not await told(stage, CompactionFailed)
 
 
 class Steered(Talker):
@@ -149,20 +150,17 @@ class Steered(Talker):
         return {}
 
 
-def test_a_run_makes_room_for_the_answer_that_it_allows_and_the_next_one_has_the_window_again() -> None:
-    async def story() -> None:
-        stage = await opened(Trim(), Steered())
-        await chat(stage, *prompts(0, 6))
-        long: dict[str, Any] = {"params": {"max_output_tokens": 400}}
-        await stage.core.start(["long"], run_id="long", **long)
-        await stage.core.wait("long")
-        engine: Steered = stage.engine
-        assert len(said(engine.given[-2])) == 6, "all of it fits"
-        assert 1 < len(said(engine.given[-1])) < 6 and sum(len(text) for text in said(engine.given[-1])) < 200
-        await chat(stage, *prompts(6, 9))
-        assert len(said(engine.given[-1])) > len(said(engine.given[-4]))
-
-    play(story())
+async def test_a_run_makes_room_for_the_answer_that_it_allows_and_the_next_one_has_the_window_again() -> None:
+    stage = await opened(Trim(), Steered())
+    await chat(stage, *prompts(0, 6))
+    long: dict[str, Any] = {"params": {"max_output_tokens": 400}}
+    await stage.core.start(["long"], run_id="long", **long)
+    await stage.core.wait("long")
+    engine: Steered = stage.engine
+    assert len(said(engine.given[-2])) == 6, "all of it fits"
+    assert 1 < len(said(engine.given[-1])) < 6 and sum(len(text) for text in said(engine.given[-1])) < 200
+    await chat(stage, *prompts(6, 9))
+    assert len(said(engine.given[-1])) > len(said(engine.given[-4]))
 
 
 @pytest.mark.parametrize(
@@ -185,110 +183,93 @@ def test_a_run_s_requests_fit_the_window_of_the_model_that_it_asks(asked: dict[s
     assert small.of_run(replace(run, model="gpt-4.1")).budget.max_tokens <= small.budget.max_tokens
 
 
-def test_a_summary_is_made_beside_the_conversation_once_and_rolls_on() -> None:
+async def test_a_summary_is_made_beside_the_conversation_once_and_rolls_on() -> None:
     """Cases 37 and 43: the model sees what goes, once; the next request has it; it advances with the window."""
 
-    async def story() -> None:
-        model = Summarizer()
-        stage = await opened(summarize(model))
-        await chat(stage, System(text="be kind"), *prompts(0, 30))
-        engine: Talker = stage.engine
-        done = await told(stage, WindowCompacted)
-        assert len(done) == len(model.shown) > 2, "each was paid for once"
-        assert all(event.tokens_after < event.tokens_before <= 600 for event in done)
-        last = engine.given[-1]
-        assert [type(block) for block in last[:2]] == [System, Summary] and said(last)[0].startswith("summary ")
-        shown = ["\n".join(said(blocks)) for blocks in model.shown]
-        for prompt in prompts(0, 20):
-            assert sum(prompt in text for text in shown) == 1, f"{prompt} is shown once"
-        assert all(f"summary {number}" in text for number, text in enumerate(shown[1:], 1)), (
-            "the one before is folded in"
-        )
-        assert (await stage.core.session()).usage.calls == len(model.shown), "the talker reports none"
-
-    play(story())
+    model = Summarizer()
+    stage = await opened(summarize(model))
+    await chat(stage, System(text="be kind"), *prompts(0, 30))
+    engine: Talker = stage.engine
+    done = await told(stage, WindowCompacted)
+    assert len(done) == len(model.shown) > 2, "each was paid for once"
+    assert all(event.tokens_after < event.tokens_before <= 600 for event in done)
+    last = engine.given[-1]
+    assert [type(block) for block in last[:2]] == [System, Summary] and said(last)[0].startswith("summary ")
+    shown = ["\n".join(said(blocks)) for blocks in model.shown]
+    for prompt in prompts(0, 20):
+        assert sum(prompt in text for text in shown) == 1, f"{prompt} is shown once"
+    assert all(f"summary {number}" in text for number, text in enumerate(shown[1:], 1)), "the one before is folded in"
+    assert (await stage.core.session()).usage.calls == len(model.shown), "the talker reports none"
 
 
-def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> None:
-    async def story() -> None:
-        stage = await opened(summarize(Summarizer()))
-        await chat(stage, System(text="be kind"), *prompts(0, 30))
-        turn = await stage.core.latest()
-        assert turn
-        (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
-        behind = await stage.core.expand(summary)
-        held = [block for block in turn.blocks if isinstance(block, User)]
-        assert said([*behind, *held]) == prompts(0, 30), "nothing is missing, nothing is doubled, in order"
-        await stage.core.fork(None, "fork")
-        await stage.core.delete()
-        now = asyncio.get_running_loop().time
-        fork = type(stage.core)("fork", stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now)
-        assert await fork.expand(summary) == behind, "a fork has what its summaries stand for"
-        other = summary.model_copy(update={"of": (("9", 0, 1),)})
-        with pytest.raises(InvalidInputError, match="none of session"):
-            await fork.expand(other)
-
-    play(story())
+async def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> None:
+    stage = await opened(summarize(Summarizer()))
+    await chat(stage, System(text="be kind"), *prompts(0, 30))
+    turn = await stage.core.latest()
+    assert turn
+    (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
+    behind = await stage.core.expand(summary)
+    held = [block for block in turn.blocks if isinstance(block, User)]
+    assert said([*behind, *held]) == prompts(0, 30), "nothing is missing, nothing is doubled, in order"
+    await stage.core.fork(None, "fork")
+    await stage.core.delete()
+    now = asyncio.get_running_loop().time
+    fork = type(stage.core)("fork", stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now)
+    assert await fork.expand(summary) == behind, "a fork has what its summaries stand for"
+    other = summary.model_copy(update={"of": (("9", 0, 1),)})
+    with pytest.raises(InvalidInputError, match="none of session"):
+        await fork.expand(other)
 
 
-def test_a_fork_of_an_earlier_turn_goes_on_with_the_originals() -> None:
-    async def story() -> None:
-        stage = await opened(summarize(Summarizer()))
-        await chat(stage, *prompts(0, 9))
-        (first, *_) = await told(stage, WindowCompacted)
-        before = next(turn for turn in await stage.core.turns() if turn.record.carried)
-        assert first and said(before.blocks) == prompts(0, before.index + 1)
-        await stage.core.fork(before.index, "early")
-        now = asyncio.get_running_loop().time
-        fork = type(stage.core)("early", stage.store, stage.engine, stage.config, clock=now)
-        await fork.start(["and then?"], run_id="fork")
-        outcome = await fork.wait("fork")
-        assert outcome and outcome.turn and said(outcome.turn.blocks) == [*said(before.blocks), "and then?"]
-
-    play(story())
+async def test_a_fork_of_an_earlier_turn_goes_on_with_the_originals() -> None:
+    stage = await opened(summarize(Summarizer()))
+    await chat(stage, *prompts(0, 9))
+    (first, *_) = await told(stage, WindowCompacted)
+    before = next(turn for turn in await stage.core.turns() if turn.record.carried)
+    assert first and said(before.blocks) == prompts(0, before.index + 1)
+    await stage.core.fork(before.index, "early")
+    now = asyncio.get_running_loop().time
+    fork = type(stage.core)("early", stage.store, stage.engine, stage.config, clock=now)
+    await fork.start(["and then?"], run_id="fork")
+    outcome = await fork.wait("fork")
+    assert outcome and outcome.turn and said(outcome.turn.blocks) == [*said(before.blocks), "and then?"]
 
 
-def test_a_prompt_that_fits_does_not_wait_for_the_summary_and_one_that_does_not_does() -> None:
+async def test_a_prompt_that_fits_does_not_wait_for_the_summary_and_one_that_does_not_does() -> None:
     """Case 40: and the summary is then taken over, not made again."""
 
-    async def story() -> None:
-        model = Summarizer(delay_s=5.0)
-        stage = await opened(summarize(model))
-        began = asyncio.get_running_loop().time()
-        number = 0
-        while not model.shown:
-            await chat(stage, *prompts(number, number + 1), pause_s=0.0)
-            number += 1
-        assert not (await stage.core.session()).usage.calls
-        await chat(stage, "short", pause_s=0.0)
-        assert asyncio.get_running_loop().time() < began + 5, "it did not wait"
-        assert said(stage.engine.given[-1])[0] == prompts(0, 1)[0]
-        await chat(stage, "long " * 60, pause_s=0.0)
-        assert asyncio.get_running_loop().time() > began + 5
-        assert said(stage.engine.given[-1])[0] == "summary 1" and said(stage.engine.given[-1])[-2] == "short"
-        assert len(model.shown) == 1
-        turns = await stage.core.turns()
-        assert turns[-1].blocks[: len(stage.engine.given[-1])] == stage.engine.given[-1]
-
-    play(story())
+    model = Summarizer(delay_s=5.0)
+    stage = await opened(summarize(model))
+    began = asyncio.get_running_loop().time()
+    number = 0
+    while not model.shown:
+        await chat(stage, *prompts(number, number + 1), pause_s=0.0)
+        number += 1
+    assert not (await stage.core.session()).usage.calls
+    await chat(stage, "short", pause_s=0.0)
+    assert asyncio.get_running_loop().time() < began + 5, "it did not wait"
+    assert said(stage.engine.given[-1])[0] == prompts(0, 1)[0]
+    await chat(stage, "long " * 60, pause_s=0.0)
+    assert asyncio.get_running_loop().time() > began + 5
+    assert said(stage.engine.given[-1])[0] == "summary 1" and said(stage.engine.given[-1])[-2] == "short"
+    assert len(model.shown) == 1
+    turns = await stage.core.turns()
+    assert turns[-1].blocks[: len(stage.engine.given[-1])] == stage.engine.given[-1]
 
 
-def test_a_summary_that_comes_behind_newer_turns_goes_in_front_of_them() -> None:
+async def test_a_summary_that_comes_behind_newer_turns_goes_in_front_of_them() -> None:
     """It is rebased: two turns have passed while the model wrote."""
 
-    async def story() -> None:
-        model = Summarizer(delay_s=5.0)
-        stage = await opened(summarize(model))
-        number = 0
-        while not model.shown:
-            await chat(stage, *prompts(number, number + 1), pause_s=0.0)
-            number += 1
-        await chat(stage, "one", "two", pause_s=0.0)
-        await asyncio.sleep(10)
-        await chat(stage, "three", pause_s=0.0)
-        assert said(stage.engine.given[-1]) == ["summary 1", prompts(number - 1, number)[0], "one", "two", "three"]
-
-    play(story())
+    model = Summarizer(delay_s=5.0)
+    stage = await opened(summarize(model))
+    number = 0
+    while not model.shown:
+        await chat(stage, *prompts(number, number + 1), pause_s=0.0)
+        number += 1
+    await chat(stage, "one", "two", pause_s=0.0)
+    await asyncio.sleep(10)
+    await chat(stage, "three", pause_s=0.0)
+    assert said(stage.engine.given[-1]) == ["summary 1", prompts(number - 1, number)[0], "one", "two", "three"]
 
 
 @pytest.mark.parametrize(
@@ -304,51 +285,42 @@ def test_a_summary_that_comes_behind_newer_turns_goes_in_front_of_them() -> None
         (SystemExit(1), "SystemExit"),
     ],
 )
-def test_a_summary_that_is_none_changes_nothing_is_told_and_is_asked_for_again(answer: Any, kind: str) -> None:
+async def test_a_summary_that_is_none_changes_nothing_is_told_and_is_asked_for_again(answer: Any, kind: str) -> None:
     """Case 37, in a session: a bounded number of times, each paid for."""
 
-    async def story() -> None:
-        model = Summarizer(*[answer] * 3)
-        stage = await opened(summarize(model), prices={"small": Price(input=1.0, output=1.0)})
-        await chat(stage, *prompts(0, 8), pause_s=0.0)
-        await asyncio.sleep(20)
-        failed = await told(stage, CompactionFailed)
-        assert [(event.attempt, event.of) for event in failed] == [(1, 3), (2, 3), (3, 3)]
-        assert all(kind in event.why or kind == "EngineError" for event in failed)
-        assert not await told(stage, WindowCompacted)
-        turn = await stage.core.latest()
-        assert turn and said(turn.blocks) == prompts(0, 8) and not turn.record.carried
-        usage = (await stage.core.session()).usage
-        assert (usage.input_tokens, usage.calls) == (300, 3) and usage.cost == pytest.approx(330e-6)
-        await chat(stage, *prompts(8, 20))
-        assert await told(stage, WindowCompacted), "later it is tried again"
-
-    play(story())
+    model = Summarizer(*[answer] * 3)
+    stage = await opened(summarize(model), prices={"small": Price(input=1.0, output=1.0)})
+    await chat(stage, *prompts(0, 8), pause_s=0.0)
+    await asyncio.sleep(20)
+    failed = await told(stage, CompactionFailed)
+    assert [(event.attempt, event.of) for event in failed] == [(1, 3), (2, 3), (3, 3)]
+    assert all(kind in event.why or kind == "EngineError" for event in failed)
+    assert not await told(stage, WindowCompacted)
+    turn = await stage.core.latest()
+    assert turn and said(turn.blocks) == prompts(0, 8) and not turn.record.carried
+    usage = (await stage.core.session()).usage
+    assert (usage.input_tokens, usage.calls) == (300, 3) and usage.cost == pytest.approx(330e-6)
+    await chat(stage, *prompts(8, 20))
+    assert await told(stage, WindowCompacted), "later it is tried again"
 
 
-def test_a_summarizer_that_hangs_is_given_up_and_trim_decides() -> None:
+async def test_a_summarizer_that_hangs_is_given_up_and_trim_decides() -> None:
     """Case 37: and the run that waited for it ends."""
 
-    async def story() -> None:
-        model = Summarizer(delay_s=900.0)
-        stage = await opened(summarize(model), compaction_timeout_s=10.0)
-        await chat(stage, *prompts(0, 12), pause_s=0.0)
-        failed = await told(stage, CompactionFailed)
-        assert failed and "nothing came within 10 s" in failed[0].why
-        assert {event.strategy for event in await told(stage, WindowCompacted)} == {"Trim"}
-
-    play(story())
+    model = Summarizer(delay_s=900.0)
+    stage = await opened(summarize(model), compaction_timeout_s=10.0)
+    await chat(stage, *prompts(0, 12), pause_s=0.0)
+    failed = await told(stage, CompactionFailed)
+    assert failed and "nothing came within 10 s" in failed[0].why
+    assert {event.strategy for event in await told(stage, WindowCompacted)} == {"Trim"}
 
 
-def test_a_summarizer_that_fails_again_and_again_is_asked_less_and_less() -> None:
-    async def story() -> None:
-        model = Summarizer(*[ValueError("broken")] * 1000)
-        stage = await opened(summarize(model), max_context_tokens=6000)
-        await chat(stage, *prompts(0, 90), pause_s=8.0)
-        over = len([1 for given in stage.engine.given if len("".join(said(given))) > 2000])
-        assert over > 20 and 3 <= len(model.shown) <= 18, "not at each end of a run"
-
-    play(story())
+async def test_a_summarizer_that_fails_again_and_again_is_asked_less_and_less() -> None:
+    model = Summarizer(*[ValueError("broken")] * 1000)
+    stage = await opened(summarize(model), max_context_tokens=6000)
+    await chat(stage, *prompts(0, 90), pause_s=8.0)
+    over = len([1 for given in stage.engine.given if len("".join(said(given))) > 2000])
+    assert over > 20 and 3 <= len(model.shown) <= 18, "not at each end of a run"
 
 
 class Agent:
@@ -380,25 +352,22 @@ class Agent:
 
 
 @pytest.mark.parametrize("overflow", [Trim(), DeleteOldest(3), summarize(Summarizer())])
-def test_a_tool_loop_that_outgrows_the_window_goes_on_with_less_before_it(overflow: Any) -> None:
+async def test_a_tool_loop_that_outgrows_the_window_goes_on_with_less_before_it(overflow: Any) -> None:
     """In the midst of a run: its own prompt, calls and results stay."""
 
-    async def story() -> None:
-        stage = await opened(overflow, Agent(5, 40))
-        await chat(stage, *prompts(0, 8), pause_s=0.0)
-        outcome = await chat(stage, "look", pause_s=0.0)
-        assert outcome.run.state == "completed" and outcome.turn
-        results = [block for block in outcome.turn.output if isinstance(block, ToolResult)]
-        assert [result.text[0] for result in results] == list("01234")
-        index = ByteCounter()
-        assert all(sum(map(index.count, given)) <= 600 for given in stage.engine.given)
-        assert said(outcome.turn.blocks)[-1] == "look" and said(outcome.turn.blocks)[0] != prompts(0, 1)[0]
-        assert said(stage.engine.given[8])[0] != said(stage.engine.given[-1])[0], "it went in the midst of the run"
-        turns = await stage.core.turns()
-        assert turns[-1].blocks[:-1] == stage.engine.given[-1], "it reads as its last request was"
-        assert said(turns[-2].blocks)[-1] == prompts(7, 8)[0]
-
-    play(story())
+    stage = await opened(overflow, Agent(5, 40))
+    await chat(stage, *prompts(0, 8), pause_s=0.0)
+    outcome = await chat(stage, "look", pause_s=0.0)
+    assert outcome.run.state == "completed" and outcome.turn
+    results = [block for block in outcome.turn.output if isinstance(block, ToolResult)]
+    assert [result.text[0] for result in results] == list("01234")
+    index = ByteCounter()
+    assert all(sum(map(index.count, given)) <= 600 for given in stage.engine.given)
+    assert said(outcome.turn.blocks)[-1] == "look" and said(outcome.turn.blocks)[0] != prompts(0, 1)[0]
+    assert said(stage.engine.given[8])[0] != said(stage.engine.given[-1])[0], "it went in the midst of the run"
+    turns = await stage.core.turns()
+    assert turns[-1].blocks[:-1] == stage.engine.given[-1], "it reads as its last request was"
+    assert said(turns[-2].blocks)[-1] == prompts(7, 8)[0]
 
 
 class Narrow(Talker):
@@ -419,51 +388,42 @@ class Narrow(Talker):
         return await super().run(turn, context)
 
 
-def test_a_provider_that_finds_the_conversation_too_long_is_asked_again_with_less() -> None:
-    async def story() -> None:
-        engine = Narrow(most_chars=250)
-        stage = await opened(Trim(), engine)
-        for prompt in prompts(0, 12):
-            outcome = await chat(stage, prompt)
-            assert outcome.run.state == "completed"
-        # What was refused is remembered, so later runs are refused seldom.
-        assert 1 <= engine.refused <= 3
-        assert said(engine.given[-1])[-1] == prompts(11, 12)[0]
-
-    play(story())
+async def test_a_provider_that_finds_the_conversation_too_long_is_asked_again_with_less() -> None:
+    engine = Narrow(most_chars=250)
+    stage = await opened(Trim(), engine)
+    for prompt in prompts(0, 12):
+        outcome = await chat(stage, prompt)
+        assert outcome.run.state == "completed"
+    # What was refused is remembered, so later runs are refused seldom.
+    assert 1 <= engine.refused <= 3
+    assert said(engine.given[-1])[-1] == prompts(11, 12)[0]
 
 
-def test_a_conversation_that_is_too_long_fails_its_run_where_nothing_can_go() -> None:
-    async def story() -> None:
-        stage = await opened(None, Narrow(most_chars=60))
-        first, second = prompts(0, 2)
-        assert (await chat(stage, first)).run.state == "completed"
-        outcome = await chat(stage, second)
-        assert (outcome.run.state, outcome.run.code) == ("failed", "window")
-        assert "maximum context length" in (outcome.run.why or "")
-        alone = await opened(Trim(), Narrow(most_chars=5))
-        outcome = await chat(alone, first)
-        assert (outcome.run.state, outcome.run.code) == ("failed", "window")
-
-    play(story())
+async def test_a_conversation_that_is_too_long_fails_its_run_where_nothing_can_go() -> None:
+    stage = await opened(None, Narrow(most_chars=60))
+    first, second = prompts(0, 2)
+    assert (await chat(stage, first)).run.state == "completed"
+    outcome = await chat(stage, second)
+    assert (outcome.run.state, outcome.run.code) == ("failed", "window")
+    assert "maximum context length" in (outcome.run.why or "")
+    alone = await opened(Trim(), Narrow(most_chars=5))
+    outcome = await chat(alone, first)
+    assert (outcome.run.state, outcome.run.code) == ("failed", "window")
 
 
-def test_a_turn_that_alone_is_too_long_says_how_much_is_what_and_the_session_goes_on() -> None:
+async def test_a_turn_that_alone_is_too_long_says_how_much_is_what_and_the_session_goes_on() -> None:
     """Case 38: no loop, and the engine is not asked."""
 
-    async def story() -> None:
-        stage = await opened(Trim())
-        await chat(stage, System(text="s" * 96), "hello")
-        outcome = await chat(stage, "x" * 900)
-        assert (outcome.run.state, outcome.run.code) == ("failed", "window") and len(stage.engine.given) == 2
-        assert outcome.run.why == str(WindowOverflowError(600, 100 + 3 + 904, 100 + 3, 0, 904))
-        outcome = await chat(stage, "shorter")
-        assert outcome.run.state == "completed"
-
-    play(story())
+    stage = await opened(Trim())
+    await chat(stage, System(text="s" * 96), "hello")
+    outcome = await chat(stage, "x" * 900)
+    assert (outcome.run.state, outcome.run.code) == ("failed", "window") and len(stage.engine.given) == 2
+    assert outcome.run.why == str(WindowOverflowError(600, 100 + 3 + 904, 100 + 3, 0, 904))
+    outcome = await chat(stage, "shorter")
+    assert outcome.run.state == "completed"
 
 
-def test_a_strategy_that_breaks_a_law_or_raises_changes_nothing() -> None:
+async def test_a_strategy_that_breaks_a_law_or_raises_changes_nothing() -> None:
     """It is refused with the law's name; a run that fits goes on, one that does not fails."""
 
     class Broken:
@@ -475,18 +435,15 @@ def test_a_strategy_that_breaks_a_law_or_raises_changes_nothing() -> None:
         def due(self, window: Window, budget: TokenBudget) -> bool:
             return self.decide(window, budget) is not None
 
-    async def story() -> None:
-        stage = await opened(Broken())
-        await chat(stage, *prompts(0, 7), pause_s=0.0)
-        outcome = await chat(stage, "z" * 300)
-        assert (outcome.run.state, outcome.run.code) == ("failed", "compaction") and "'decides'" in str(outcome.run.why)
-        assert all("oops" in event.why for event in await told(stage, CompactionFailed))
-        turn = await stage.core.latest()
-        assert turn and said(turn.blocks) == [*prompts(0, 7), "z" * 300]
-        with pytest.raises(StrategyError, match="oops"):
-            await stage.core.compact()
-
-    play(story())
+    stage = await opened(Broken())
+    await chat(stage, *prompts(0, 7), pause_s=0.0)
+    outcome = await chat(stage, "z" * 300)
+    assert (outcome.run.state, outcome.run.code) == ("failed", "compaction") and "'decides'" in str(outcome.run.why)
+    assert all("oops" in event.why for event in await told(stage, CompactionFailed))
+    turn = await stage.core.latest()
+    assert turn and said(turn.blocks) == [*prompts(0, 7), "z" * 300]
+    with pytest.raises(StrategyError, match="oops"):
+        await stage.core.compact()
 
 
 class Notebook:
@@ -523,126 +480,108 @@ class Notebook:
         pass
 
 
-def test_what_goes_is_in_long_term_memory_before_and_a_failing_memory_keeps_it_in_the_window() -> None:
+async def test_what_goes_is_in_long_term_memory_before_and_a_failing_memory_keeps_it_in_the_window() -> None:
     """Case 42: failures are each memory's own, a retry makes no doubles, a static memory is never written."""
 
-    async def story() -> None:
-        good, bad, static = Notebook(), Notebook(failures=4), Notebook(read_only=True)
-        stage = await opened(FlushToMemory([good, bad, static]))
-        await chat(stage, System(text="be kind"), *prompts(0, 7), pause_s=0.0)
-        await asyncio.sleep(20)
-        failed = await told(stage, CompactionFailed)
-        assert len(failed) == 3 and all("Notebook: the disk is full" in event.why for event in failed)
-        turn = await stage.core.latest()
-        assert turn and not turn.record.carried and good.items and not bad.items
-        assert good.given == len(good.items), "it was given nothing twice in this compaction"
-        number = 7
-        while not await told(stage, WindowCompacted):
-            await chat(stage, *prompts(number, number + 1), pause_s=20.0)
-            number += 1
-        assert set(bad.items) == set(good.items)
-        turn = await stage.core.latest()
-        assert turn
-        gone = prompts(0, number - len(said((await stage.core.latest()).blocks)))  # type: ignore[union-attr]
-        items = sorted(good.items.values(), key=lambda item: item.source.turn_index or 0)
-        await chat(stage, "what is left?")
-        left = said(stage.engine.given[-1])
-        for at, (item, prompt) in enumerate(zip(items, prompts(0, number), strict=False)):
-            assert prompt in item.text and f"as to {prompt}" in item.text and prompt not in left
-            assert item.source.session_id == SESSION and item.source.turn_index == at + 1
-        assert len(items) + len(left) - 1 == number and len(gone) <= number, "each is in the one or the other"
-        assert good.scopes == {Scope(user_id="default", session_id=SESSION)}
-
-    play(story())
+    good, bad, static = Notebook(), Notebook(failures=4), Notebook(read_only=True)
+    stage = await opened(FlushToMemory([good, bad, static]))
+    await chat(stage, System(text="be kind"), *prompts(0, 7), pause_s=0.0)
+    await asyncio.sleep(20)
+    failed = await told(stage, CompactionFailed)
+    assert len(failed) == 3 and all("Notebook: the disk is full" in event.why for event in failed)
+    turn = await stage.core.latest()
+    assert turn and not turn.record.carried and good.items and not bad.items
+    assert good.given == len(good.items), "it was given nothing twice in this compaction"
+    number = 7
+    while not await told(stage, WindowCompacted):
+        await chat(stage, *prompts(number, number + 1), pause_s=20.0)
+        number += 1
+    assert set(bad.items) == set(good.items)
+    turn = await stage.core.latest()
+    assert turn
+    gone = prompts(0, number - len(said((await stage.core.latest()).blocks)))  # type: ignore[union-attr]
+    items = sorted(good.items.values(), key=lambda item: item.source.turn_index or 0)
+    await chat(stage, "what is left?")
+    left = said(stage.engine.given[-1])
+    for at, (item, prompt) in enumerate(zip(items, prompts(0, number), strict=False)):
+        assert prompt in item.text and f"as to {prompt}" in item.text and prompt not in left
+        assert item.source.session_id == SESSION and item.source.turn_index == at + 1
+    assert len(items) + len(left) - 1 == number and len(gone) <= number, "each is in the one or the other"
+    assert good.scopes == {Scope(user_id="default", session_id=SESSION)}
 
 
-def test_a_memory_that_fails_lets_otherwise_decide_or_the_run_fail() -> None:
+async def test_a_memory_that_fails_lets_otherwise_decide_or_the_run_fail() -> None:
     async def story(otherwise: Any) -> tuple[Stage, Outcome]:
         stage = await opened(FlushToMemory([Notebook(failures=10**6)], otherwise=otherwise))
         return stage, await chat(stage, *prompts(0, 12), pause_s=0.0)
 
-    async def both() -> None:
-        stage, outcome = await story(Trim())
-        assert outcome.run.state == "completed" and (await told(stage, WindowCompacted))[0].strategy == "Trim"
-        stage, outcome = await story(None)
-        assert (outcome.run.state, outcome.run.code) == ("failed", "compaction")
-        assert "Notebook: the disk is full" in str(outcome.run.why)
-        turn = await stage.core.latest()
-        assert turn and said(turn.blocks) == prompts(0, 12)
-
-    play(both())
+    stage, outcome = await story(Trim())
+    assert outcome.run.state == "completed" and (await told(stage, WindowCompacted))[0].strategy == "Trim"
+    stage, outcome = await story(None)
+    assert (outcome.run.state, outcome.run.code) == ("failed", "compaction")
+    assert "Notebook: the disk is full" in str(outcome.run.why)
+    turn = await stage.core.latest()
+    assert turn and said(turn.blocks) == prompts(0, 12)
 
 
-def test_compact_says_what_it_would_do_and_does_it_when_asked() -> None:
-    async def story() -> None:
-        stage = await opened(summarize(Summarizer(), trigger_ratio=0.5), max_context_tokens=3000)
-        assert await stage.core.compact(explain=True) is None
-        await chat(stage, *prompts(0, 10))
-        assert await stage.core.compact() is None, "under the trigger there is nothing to do"
-        stage.config = stage.core.engines.config
-        small = summarize(Summarizer(ValueError("once")), trigger_ratio=0.2)
-        stage.core.use(stage.engine, stage.config, small)
-        before = await stage.core.latest()
-        would = await stage.core.compact(explain=True)
-        assert would and before == await stage.core.latest() and not small.model.shown and not would.done
-        assert "summarised: blocks 0 to 17" in str(would) and would.tokens_after < would.tokens_before
-        did = await stage.core.compact()
-        assert did and did.done and did.summary == "summary 2" and did.tokens_after < would.tokens_after
-        assert len(await told(stage, CompactionFailed)) == 1
-        small.model.answers = [ValueError("again")] * 3
-        await chat(stage, *prompts(10, 20), pause_s=0.0)
-        await asyncio.sleep(20)
-        small.model.answers = [ValueError("again")] * 3
-        with pytest.raises(CompactionError, match="ValueError: again"):
-            await stage.core.compact()
-
-    play(story())
+async def test_compact_says_what_it_would_do_and_does_it_when_asked() -> None:
+    stage = await opened(summarize(Summarizer(), trigger_ratio=0.5), max_context_tokens=3000)
+    assert await stage.core.compact(explain=True) is None
+    await chat(stage, *prompts(0, 10))
+    assert await stage.core.compact() is None, "under the trigger there is nothing to do"
+    stage.config = stage.core.engines.config
+    small = summarize(Summarizer(ValueError("once")), trigger_ratio=0.2)
+    stage.core.use(stage.engine, stage.config, small)
+    before = await stage.core.latest()
+    would = await stage.core.compact(explain=True)
+    assert would and before == await stage.core.latest() and not small.model.shown and not would.done
+    assert "summarised: blocks 0 to 17" in str(would) and would.tokens_after < would.tokens_before
+    did = await stage.core.compact()
+    assert did and did.done and did.summary == "summary 2" and did.tokens_after < would.tokens_after
+    assert len(await told(stage, CompactionFailed)) == 1
+    small.model.answers = [ValueError("again")] * 3
+    await chat(stage, *prompts(10, 20), pause_s=0.0)
+    await asyncio.sleep(20)
+    small.model.answers = [ValueError("again")] * 3
+    with pytest.raises(CompactionError, match="ValueError: again"):
+        await stage.core.compact()
 
 
-def test_a_session_over_its_budget_pays_for_no_summary() -> None:
-    async def story() -> None:
-        model = Summarizer()
-        stage = await opened(summarize(model), session_budget=Budget(calls=1))
-        await chat(stage, *prompts(0, 8))
-        assert len(model.shown) == 1
-        outcome = await chat(stage, *prompts(8, 16))
-        assert len(model.shown) == 1 and outcome.run.code == "budget"
-
-    play(story())
+async def test_a_session_over_its_budget_pays_for_no_summary() -> None:
+    model = Summarizer()
+    stage = await opened(summarize(model), session_budget=Budget(calls=1))
+    await chat(stage, *prompts(0, 8))
+    assert len(model.shown) == 1
+    outcome = await chat(stage, *prompts(8, 16))
+    assert len(model.shown) == 1 and outcome.run.code == "budget"
 
 
-def test_a_summary_survives_its_process_and_is_not_made_again() -> None:
+async def test_a_summary_survives_its_process_and_is_not_made_again() -> None:
     """Case 43."""
 
-    async def story() -> None:
-        model = Summarizer()
-        stage = await opened(summarize(model))
-        await chat(stage, *prompts(0, 8))
-        assert len(model.shown) == 1
-        stage.new_core()
-        await chat(stage, "and?")
-        assert said(stage.engine.given[-1])[0] == "summary 1" and len(model.shown) == 1
-
-    play(story())
+    model = Summarizer()
+    stage = await opened(summarize(model))
+    await chat(stage, *prompts(0, 8))
+    assert len(model.shown) == 1
+    stage.new_core()
+    await chat(stage, "and?")
+    assert said(stage.engine.given[-1])[0] == "summary 1" and len(model.shown) == 1
 
 
-def test_a_process_that_compacts_does_not_leave_and_a_session_that_is_deleted_stops_it() -> None:
-    async def story() -> None:
-        model = Summarizer(delay_s=5.0)
-        stage = await opened(summarize(model))
-        await chat(stage, *prompts(0, 8), pause_s=0.1)
-        assert model.shown and not await stage.core.leave()
-        await stage.core.delete()
-        await asyncio.sleep(10)
-        stage = await opened(summarize(Summarizer(delay_s=5.0)))
-        await chat(stage, *prompts(0, 8), pause_s=0.1)
-        await asyncio.sleep(10)
-        assert await stage.core.leave()
-
-    play(story())
+async def test_a_process_that_compacts_does_not_leave_and_a_session_that_is_deleted_stops_it() -> None:
+    model = Summarizer(delay_s=5.0)
+    stage = await opened(summarize(model))
+    await chat(stage, *prompts(0, 8), pause_s=0.1)
+    assert model.shown and not await stage.core.leave()
+    await stage.core.delete()
+    await asyncio.sleep(10)
+    stage = await opened(summarize(Summarizer(delay_s=5.0)))
+    await chat(stage, *prompts(0, 8), pause_s=0.1)
+    await asyncio.sleep(10)
+    assert await stage.core.leave()
 
 
-def test_what_one_commit_spent_is_counted_once_though_its_answer_was_lost() -> None:
+async def test_what_one_commit_spent_is_counted_once_though_its_answer_was_lost() -> None:
     """The store stored it, and only its answer was lost: the attempt is not told and not paid for twice."""
 
     class Forgetful:
@@ -660,86 +599,74 @@ def test_what_one_commit_spent_is_counted_once_though_its_answer_was_lost() -> N
                 self.loses = False
                 raise StoreError("the answer was lost")
 
-    async def story() -> None:
-        for answers in ((), (ValueError("once"),)):
-            model = Summarizer(*answers)
-            stage = Stage(Talker(), overflow=summarize(model), **WINDOW)
-            stage.store = Forgetful(stage.store)
-            stage.new_core()
-            await stage.create()
-            stage.store.loses = True
-            await chat(stage, *prompts(0, 7), pause_s=0.0)
-            await asyncio.sleep(10)
-            assert not stage.store.loses
-            assert len(await told(stage, WindowCompacted)) == 1
-            assert len(await told(stage, CompactionFailed)) == len(answers)
-            usage = (await stage.core.session()).usage
-            assert usage.calls == len(model.shown) == 1 + len(answers)
-            await chat(stage, "and?")
-            assert said(stage.engine.given[-1])[0].startswith("summary")
-
-    play(story())
+    for answers in ((), (ValueError("once"),)):
+        model = Summarizer(*answers)
+        stage = Stage(Talker(), overflow=summarize(model), **WINDOW)
+        stage.store = Forgetful(stage.store)
+        stage.new_core()
+        await stage.create()
+        stage.store.loses = True
+        await chat(stage, *prompts(0, 7), pause_s=0.0)
+        await asyncio.sleep(10)
+        assert not stage.store.loses
+        assert len(await told(stage, WindowCompacted)) == 1
+        assert len(await told(stage, CompactionFailed)) == len(answers)
+        usage = (await stage.core.session()).usage
+        assert usage.calls == len(model.shown) == 1 + len(answers)
+        await chat(stage, "and?")
+        assert said(stage.engine.given[-1])[0].startswith("summary")
 
 
-def test_what_the_summarizer_cannot_take_at_once_is_summed_up_in_parts() -> None:
+async def test_what_the_summarizer_cannot_take_at_once_is_summed_up_in_parts() -> None:
     """Each block is still shown once; a part that fails is asked for again, those before it are not."""
 
-    async def story() -> None:
-        model = Summarizer("first", ValueError("once"))
-        stage = await opened(None)
-        await chat(stage, *prompts(0, 60), pause_s=0.0)
-        stage.overflow = summarize(model, model_window=3200)
-        stage.new_core()
-        await chat(stage, "and?", pause_s=0.0)
-        assert said(stage.engine.given[-1]) == [f"summary {len(model.shown)}", "and?"]
-        counter = ByteCounter()
-        assert len(model.shown) > 3
-        assert all(sum(map(counter.count, shown)) <= 3200 - 200 for shown in model.shown)
-        good = ["\n".join(said(shown)) for shown in model.shown if shown is not model.shown[1]]
-        for prompt in prompts(0, 60):
-            assert sum(prompt in text for text in good) == 1
-        assert "first" in good[1] and all(f"summary {at}" in text for at, text in enumerate(good[2:], 3))
-        assert len(await told(stage, CompactionFailed)) == 1
-
-    play(story())
+    model = Summarizer("first", ValueError("once"))
+    stage = await opened(None)
+    await chat(stage, *prompts(0, 60), pause_s=0.0)
+    stage.overflow = summarize(model, model_window=3200)
+    stage.new_core()
+    await chat(stage, "and?", pause_s=0.0)
+    assert said(stage.engine.given[-1]) == [f"summary {len(model.shown)}", "and?"]
+    counter = ByteCounter()
+    assert len(model.shown) > 3
+    assert all(sum(map(counter.count, shown)) <= 3200 - 200 for shown in model.shown)
+    good = ["\n".join(said(shown)) for shown in model.shown if shown is not model.shown[1]]
+    for prompt in prompts(0, 60):
+        assert sum(prompt in text for text in good) == 1
+    assert "first" in good[1] and all(f"summary {at}" in text for at, text in enumerate(good[2:], 3))
+    assert len(await told(stage, CompactionFailed)) == 1
 
 
-def test_one_compaction_goes_on_at_a_time() -> None:
-    async def story() -> None:
-        model = Summarizer(delay_s=5.0)
-        stage = await opened(summarize(model, trigger_ratio=0.5))
-        number = 0
-        while not model.shown:
-            await chat(stage, *prompts(number, number + 1), pause_s=0.0)
-            number += 1
-        results = await asyncio.gather(*(stage.core.compact() for _ in range(3)))
-        assert len(model.shown) == 1 and results == [None] * 3, "after the first there was nothing to do"
-        assert not await told(stage, CompactionFailed)
-
-    play(story())
+async def test_one_compaction_goes_on_at_a_time() -> None:
+    model = Summarizer(delay_s=5.0)
+    stage = await opened(summarize(model, trigger_ratio=0.5))
+    number = 0
+    while not model.shown:
+        await chat(stage, *prompts(number, number + 1), pause_s=0.0)
+        number += 1
+    results = await asyncio.gather(*(stage.core.compact() for _ in range(3)))
+    assert len(model.shown) == 1 and results == [None] * 3, "after the first there was nothing to do"
+    assert not await told(stage, CompactionFailed)
 
 
-def test_all_who_ask_for_a_compaction_while_another_is_under_way_share_the_next() -> None:
+async def test_all_who_ask_for_a_compaction_while_another_is_under_way_share_the_next() -> None:
     """Also those who have left by then: else each of a thousand would cost a summary."""
 
-    async def story() -> None:
-        model = Summarizer(delay_s=5.0)
-        stage = await opened(summarize(model, trigger_ratio=0.5))
-        number = 0
-        while not model.shown:
-            await chat(stage, *prompts(number, number + 1), pause_s=0.0)
-            number += 1
-        asked = [asyncio.ensure_future(stage.core.compact()) for _ in range(1000)]
-        abandoned = asked[:-1]
-        await asyncio.sleep(0.1)
-        tasks = len(asyncio.all_tasks())
-        for each in abandoned:
-            each.cancel()
-        await asyncio.wait(abandoned)
-        await asked[-1]
-        assert len(model.shown) <= 2 and tasks < 1010, "one task waits for all of them"
-
-    play(story())
+    model = Summarizer(delay_s=5.0)
+    stage = await opened(summarize(model, trigger_ratio=0.5))
+    number = 0
+    while not model.shown:
+        await chat(stage, *prompts(number, number + 1), pause_s=0.0)
+        number += 1
+    asked = [asyncio.ensure_future(stage.core.compact()) for _ in range(1000)]
+    abandoned = asked[:-1]
+    await asyncio.sleep(0.1)
+    tasks = len(asyncio.all_tasks())
+    for each in abandoned:
+        each.cancel()
+    await asyncio.wait(abandoned)
+    await asked[-1]
+    assert len(model.shown) <= 2 and tasks < 1010, "one task waits for all of them"
 
 
 # Models and memories that misbehave
@@ -761,41 +688,35 @@ class Closing(Summarizer):
 
 
 @pytest.mark.parametrize("close", [None, OSError("the socket broke"), 1e9])
-def test_a_summary_is_good_whatever_becomes_of_its_engine_afterwards(close: Any) -> None:
-    async def story() -> None:
-        model = Closing(close=close)
-        stage = await opened(summarize(model))
-        await chat(stage, *prompts(0, 7), pause_s=0.0)
-        await asyncio.sleep(60)
-        assert len(model.shown) == model.closed == len(await told(stage, WindowCompacted)) == 1
-        assert not stage.core.compaction.is_under_way
-
-    play(story())
+async def test_a_summary_is_good_whatever_becomes_of_its_engine_afterwards(close: Any) -> None:
+    model = Closing(close=close)
+    stage = await opened(summarize(model))
+    await chat(stage, *prompts(0, 7), pause_s=0.0)
+    await asyncio.sleep(60)
+    assert len(model.shown) == model.closed == len(await told(stage, WindowCompacted)) == 1
+    assert not stage.core.compaction.is_under_way
 
 
-def test_an_engine_that_cannot_be_built_in_time_holds_nobody_up() -> None:
+async def test_an_engine_that_cannot_be_built_in_time_holds_nobody_up() -> None:
     """Case 40."""
 
-    async def story() -> None:
-        model = Summarizer()
-        stage = await opened(summarize(model), compaction_timeout_s=5.0)
+    model = Summarizer()
+    stage = await opened(summarize(model), compaction_timeout_s=5.0)
 
-        async def off_loop(call: Any, *args: Any) -> Any:
-            if getattr(call, "__self__", None) is model:
-                await asyncio.sleep(1e9)
-            return call(*args)
+    async def off_loop(call: Any, *args: Any) -> Any:
+        if getattr(call, "__self__", None) is model:
+            await asyncio.sleep(1e9)
+        return call(*args)
 
-        stage.core.engines.off_loop = off_loop
-        stage.core.use(stage.engine, stage.config, stage.overflow)
-        outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
-        assert outcome.run.state == "completed"
-        assert {event.why for event in await told(stage, CompactionFailed)} == {"TimeoutError: nothing came within 5 s"}
-
-    play(story())
+    stage.core.engines.off_loop = off_loop
+    stage.core.use(stage.engine, stage.config, stage.overflow)
+    outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
+    assert outcome.run.state == "completed"
+    assert {event.why for event in await told(stage, CompactionFailed)} == {"TimeoutError: nothing came within 5 s"}
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError(), SystemExit(1), KeyboardInterrupt()])
-def test_a_model_or_a_memory_that_wants_to_end_it_all_only_fails(raised: BaseException) -> None:
+async def test_a_model_or_a_memory_that_wants_to_end_it_all_only_fails(raised: BaseException) -> None:
     class Model(Summarizer):
         async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
             await super().run(turn, context)
@@ -805,129 +726,105 @@ def test_a_model_or_a_memory_that_wants_to_end_it_all_only_fails(raised: BaseExc
         async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
             raise raised
 
-    async def story() -> None:
-        for overflow in (summarize(Model()), FlushToMemory([Memory()], otherwise=Trim())):
-            stage = await opened(overflow)
-            outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
-            assert outcome.run.state == "completed"
-            failed = await told(stage, CompactionFailed)
-            assert failed and all("cancelled itself" in event.why or " raised " in event.why for event in failed)
-            assert "Trim" in {event.strategy for event in await told(stage, WindowCompacted)}
-            if isinstance(overflow, Summarize):
-                asked = len(overflow.model.shown)
-                assert (await stage.core.session()).usage.input_tokens == 100 * asked, "each is paid for"
-
-    play(story())
+    for overflow in (summarize(Model()), FlushToMemory([Memory()], otherwise=Trim())):
+        stage = await opened(overflow)
+        outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
+        assert outcome.run.state == "completed"
+        failed = await told(stage, CompactionFailed)
+        assert failed and all("cancelled itself" in event.why or " raised " in event.why for event in failed)
+        assert "Trim" in {event.strategy for event in await told(stage, WindowCompacted)}
+        if isinstance(overflow, Summarize):
+            asked = len(overflow.model.shown)
+            assert (await stage.core.session()).usage.input_tokens == 100 * asked, "each is paid for"
 
 
-def test_a_memory_that_hangs_is_given_up() -> None:
+async def test_a_memory_that_hangs_is_given_up() -> None:
     class Memory(Notebook):
         async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
             await asyncio.sleep(1e9)
             return []
 
-    async def story() -> None:
-        stage = await opened(FlushToMemory([Memory()], otherwise=Trim()), compaction_timeout_s=5.0)
-        outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
-        assert outcome.run.state == "completed"
-
-    play(story())
+    stage = await opened(FlushToMemory([Memory()], otherwise=Trim()), compaction_timeout_s=5.0)
+    outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
+    assert outcome.run.state == "completed"
 
 
-def test_an_answer_that_met_its_limit_is_no_summary() -> None:
+async def test_an_answer_that_met_its_limit_is_no_summary() -> None:
     class Model(Summarizer):
         async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
             context.report(stop_reason="length", usage=Usage(calls=7))
             return await super().run(turn, context)
 
-    async def story() -> None:
-        model = Model()
-        stage = await opened(summarize(model))
-        await chat(stage, *prompts(0, 8), pause_s=0.0)
-        await asyncio.sleep(20)
-        assert len(await told(stage, CompactionFailed)) == 3 and not await told(stage, WindowCompacted)
-        assert (await stage.core.session()).usage.calls == 3, "an attempt is one call, whatever the engine counts"
-
-    play(story())
+    model = Model()
+    stage = await opened(summarize(model))
+    await chat(stage, *prompts(0, 8), pause_s=0.0)
+    await asyncio.sleep(20)
+    assert len(await told(stage, CompactionFailed)) == 3 and not await told(stage, WindowCompacted)
+    assert (await stage.core.session()).usage.calls == 3, "an attempt is one call, whatever the engine counts"
 
 
-def test_a_part_that_fails_for_good_leaves_all_as_it_was() -> None:
-    async def story() -> None:
-        model = Summarizer("first", *[ValueError("broken")] * 9)
-        stage = await opened(None)
-        await chat(stage, *prompts(0, 60), pause_s=0.0)
-        stage.core.use(stage.engine, stage.config, summarize(model, model_window=3200))
-        with pytest.raises(CompactionError):
-            await stage.core.compact()
-        turn = await stage.core.latest()
-        assert turn and said(turn.blocks) == prompts(0, 60) and not turn.record.carried
-
-    play(story())
+async def test_a_part_that_fails_for_good_leaves_all_as_it_was() -> None:
+    model = Summarizer("first", *[ValueError("broken")] * 9)
+    stage = await opened(None)
+    await chat(stage, *prompts(0, 60), pause_s=0.0)
+    stage.core.use(stage.engine, stage.config, summarize(model, model_window=3200))
+    with pytest.raises(CompactionError):
+        await stage.core.compact()
+    turn = await stage.core.latest()
+    assert turn and said(turn.blocks) == prompts(0, 60) and not turn.record.carried
 
 
 # Where things meet
 
 
-def test_what_a_memory_took_in_part_is_not_enough_and_otherwise_decides() -> None:
+async def test_what_a_memory_took_in_part_is_not_enough_and_otherwise_decides() -> None:
     class Half(Notebook):
         async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
             return await super().remember(scope, items[:1])
 
-    async def story() -> None:
-        stage = await opened(FlushToMemory([Half()], max_ratio=0.2, trigger_ratio=1.0, otherwise=Trim()))
-        await chat(stage, *prompts(0, 7), pause_s=0.0)
-        outcome = await chat(stage, "z" * 450, pause_s=0.0)
-        assert outcome.run.state == "completed"
-        assert sum(map(ByteCounter().count, stage.engine.given[-1])) + 3 <= 600
-
-    play(story())
+    stage = await opened(FlushToMemory([Half()], max_ratio=0.2, trigger_ratio=1.0, otherwise=Trim()))
+    await chat(stage, *prompts(0, 7), pause_s=0.0)
+    outcome = await chat(stage, "z" * 450, pause_s=0.0)
+    assert outcome.run.state == "completed"
+    assert sum(map(ByteCounter().count, stage.engine.given[-1])) + 3 <= 600
 
 
-def test_what_was_compacted_beside_a_run_may_not_be_enough() -> None:
-    async def story() -> None:
-        model = Summarizer(delay_s=5.0)
-        stage = await opened(summarize(model, keep_turns=3, keep_tokens=220))
-        number = 0
-        while not model.shown:
-            await chat(stage, *prompts(number, number + 1), pause_s=0.0)
-            number += 1
-        outcome = await chat(stage, "z" * 420, pause_s=0.0)
-        assert outcome.run.state == "completed" and outcome.turn and not outcome.turn.record.carried
-
-    play(story())
+async def test_what_was_compacted_beside_a_run_may_not_be_enough() -> None:
+    model = Summarizer(delay_s=5.0)
+    stage = await opened(summarize(model, keep_turns=3, keep_tokens=220))
+    number = 0
+    while not model.shown:
+        await chat(stage, *prompts(number, number + 1), pause_s=0.0)
+        number += 1
+    outcome = await chat(stage, "z" * 420, pause_s=0.0)
+    assert outcome.run.state == "completed" and outcome.turn and not outcome.turn.record.carried
 
 
-def test_a_run_goes_on_with_the_strategy_that_it_began_with() -> None:
-    async def story() -> None:
-        agent = Agent(5, 40)
-        stage = await opened(Trim(), agent)
-        await chat(stage, *prompts(0, 8), pause_s=0.0)
-        run = agent.run
+async def test_a_run_goes_on_with_the_strategy_that_it_began_with() -> None:
+    agent = Agent(5, 40)
+    stage = await opened(Trim(), agent)
+    await chat(stage, *prompts(0, 8), pause_s=0.0)
+    run = agent.run
 
-        async def swapped(turn: Turn, context: StepContext) -> Sequence[Block]:
-            stage.core.use(Agent(0, 0), stage.config, None)
-            return await run(turn, context)
+    async def swapped(turn: Turn, context: StepContext) -> Sequence[Block]:
+        stage.core.use(Agent(0, 0), stage.config, None)
+        return await run(turn, context)
 
-        agent.run = swapped  # type: ignore[method-assign]
-        outcome = await chat(stage, "look", pause_s=0.0)
-        assert outcome.run.state == "completed" and len(results(outcome)) == 5
-        assert max(sum(map(ByteCounter().count, given)) for given in agent.given) <= 600
-
-    play(story())
+    agent.run = swapped  # type: ignore[method-assign]
+    outcome = await chat(stage, "look", pause_s=0.0)
+    assert outcome.run.state == "completed" and len(results(outcome)) == 5
+    assert max(sum(map(ByteCounter().count, given)) for given in agent.given) <= 600
 
 
-def test_settings_that_cannot_be_used_are_refused_whole() -> None:
-    async def story() -> None:
-        stage = await opened(Trim())
-        with pytest.raises(ConfigError, match="max_context_tokens"):
-            stage.core.use(Summarizer(), SessionConfig(), Trim())
-        await chat(stage, *prompts(0, 12), pause_s=0.0)
-        assert len(stage.engine.given) == 12 and await told(stage, WindowCompacted)
-
-    play(story())
+async def test_settings_that_cannot_be_used_are_refused_whole() -> None:
+    stage = await opened(Trim())
+    with pytest.raises(ConfigError, match="max_context_tokens"):
+        stage.core.use(Summarizer(), SessionConfig(), Trim())
+    await chat(stage, *prompts(0, 12), pause_s=0.0)
+    assert len(stage.engine.given) == 12 and await told(stage, WindowCompacted)
 
 
-def test_a_strategy_that_fails_while_all_fits_is_told_and_fails_no_run() -> None:
+async def test_a_strategy_that_fails_while_all_fits_is_told_and_fails_no_run() -> None:
     class Broken:
         def decide(self, window: Window, budget: TokenBudget) -> Any:
             raise ZeroDivisionError("oops")
@@ -942,127 +839,104 @@ def test_a_strategy_that_fails_while_all_fits_is_told_and_fails_no_run() -> None
         def due(self, window: Window, budget: TokenBudget) -> bool:
             return False
 
-    async def story() -> None:
-        for strategy in (Broken(), Malformed()):
-            stage = await opened(strategy)
-            outcome = await chat(stage, "hi")
-            assert outcome.run.state == "completed" and len(await told(stage, CompactionFailed)) == 1
-            with pytest.raises(StrategyError, match="decides"):
-                await stage.core.compact()
-
-    play(story())
+    for strategy in (Broken(), Malformed()):
+        stage = await opened(strategy)
+        outcome = await chat(stage, "hi")
+        assert outcome.run.state == "completed" and len(await told(stage, CompactionFailed)) == 1
+        with pytest.raises(StrategyError, match="decides"):
+            await stage.core.compact()
 
 
-def test_a_counter_that_fails_is_a_typed_error() -> None:
+async def test_a_counter_that_fails_is_a_typed_error() -> None:
     class Counter(ByteCounter):
         def count(self, block: Block) -> int:
             raise ZeroDivisionError("oops")
 
-    async def story() -> None:
-        stage = await opened(Trim(), token_counter=Counter())
-        outcome = await chat(stage, "hi")
-        assert outcome.run.state == "failed" and "token_counter='Counter': it raised" in str(outcome.run.why)
-
-    play(story())
+    stage = await opened(Trim(), token_counter=Counter())
+    outcome = await chat(stage, "hi")
+    assert outcome.run.state == "failed" and "token_counter='Counter': it raised" in str(outcome.run.why)
 
 
-def test_a_session_that_has_ended_compacts_no_more_and_what_it_spent_is_counted() -> None:
-    async def story() -> None:
-        model = Summarizer(delay_s=5.0)
-        stage = await opened(summarize(model))
-        await chat(stage, *prompts(0, 8), pause_s=0.1)
-        assert len(model.shown) == 1
-        await stage.core.end()
-        await asyncio.sleep(60)
-        assert len(model.shown) == 1 and not await told(stage, WindowCompacted)
-        assert (await stage.core.session()).usage.input_tokens == 100
-        events = await stage.events()
-        assert events[-1].kind == "session_ended"
-
-    play(story())
+async def test_a_session_that_has_ended_compacts_no_more_and_what_it_spent_is_counted() -> None:
+    model = Summarizer(delay_s=5.0)
+    stage = await opened(summarize(model))
+    await chat(stage, *prompts(0, 8), pause_s=0.1)
+    assert len(model.shown) == 1
+    await stage.core.end()
+    await asyncio.sleep(60)
+    assert len(model.shown) == 1 and not await told(stage, WindowCompacted)
+    assert (await stage.core.session()).usage.input_tokens == 100
+    events = await stage.events()
+    assert events[-1].kind == "session_ended"
 
 
-def test_no_model_is_asked_for_more_than_the_session_may_spend() -> None:
+async def test_no_model_is_asked_for_more_than_the_session_may_spend() -> None:
     """Also between the parts of one summary; the failure is final and told once."""
 
-    async def story() -> None:
-        model = Summarizer()
-        stage = await opened(None)
-        await chat(stage, *prompts(0, 60), pause_s=0.0)
-        config = replace(stage.config, session_budget=Budget(calls=2))
-        stage.core.use(stage.engine, config, summarize(model, model_window=3200))
-        with pytest.raises(CompactionError, match="session_budget"):
-            await stage.core.compact()
-        assert len(model.shown) == 2 and len(await told(stage, CompactionFailed)) == 1
-        stage.core.use(stage.engine, config, DeleteOldest(50))
-        assert await stage.core.compact(), "what costs nothing is done"
-
-    play(story())
+    model = Summarizer()
+    stage = await opened(None)
+    await chat(stage, *prompts(0, 60), pause_s=0.0)
+    config = replace(stage.config, session_budget=Budget(calls=2))
+    stage.core.use(stage.engine, config, summarize(model, model_window=3200))
+    with pytest.raises(CompactionError, match="session_budget"):
+        await stage.core.compact()
+    assert len(model.shown) == 2 and len(await told(stage, CompactionFailed)) == 1
+    stage.core.use(stage.engine, config, DeleteOldest(50))
+    assert await stage.core.compact(), "what costs nothing is done"
 
 
-def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
-    async def story() -> None:
-        stage = await opened(None)
-        now = asyncio.get_running_loop().time
+async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
+    stage = await opened(None)
+    now = asyncio.get_running_loop().time
 
-        def core(name: str, overflow: Any = None) -> SessionCore:
-            return SessionCore(
-                name, stage.store, stage.engine, stage.config, overflow=overflow, clock=now, off_loop=inline
-            )
+    def core(name: str, overflow: Any = None) -> SessionCore:
+        return SessionCore(name, stage.store, stage.engine, stage.config, overflow=overflow, clock=now, off_loop=inline)
 
-        async def say(on: SessionCore, text: str) -> None:
-            await on.start([text], run_id=text)
-            await on.wait(text)
+    async def say(on: SessionCore, text: str) -> None:
+        await on.start([text], run_id=text)
+        await on.wait(text)
 
-        await chat(stage, "one " * 20, "two " * 20)
-        await stage.core.fork(None, "A")
-        first = core("A")
-        await say(first, "three")
-        await first.fork(None, "B")
-        second = core("B", Summarize(Summarizer("s"), trigger_ratio=0.1, keep_turns=1, max_summary_tokens=59))
-        assert await second.compact()
-        await second.fork(None, "C")
-        third = core("C")
-        await say(third, "four")
-        await third.fork(None, "D")
-        for gone in (stage.core, first, second, third):
-            await gone.delete()
-        fourth = core("D")
-        turn = await fourth.latest()
-        assert turn
-        (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
-        assert said(await fourth.expand(summary)) == ["one " * 20, "two " * 20]
-
-    play(story())
+    await chat(stage, "one " * 20, "two " * 20)
+    await stage.core.fork(None, "A")
+    first = core("A")
+    await say(first, "three")
+    await first.fork(None, "B")
+    second = core("B", Summarize(Summarizer("s"), trigger_ratio=0.1, keep_turns=1, max_summary_tokens=59))
+    assert await second.compact()
+    await second.fork(None, "C")
+    third = core("C")
+    await say(third, "four")
+    await third.fork(None, "D")
+    for gone in (stage.core, first, second, third):
+        await gone.delete()
+    fourth = core("D")
+    turn = await fourth.latest()
+    assert turn
+    (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
+    assert said(await fourth.expand(summary)) == ["one " * 20, "two " * 20]
 
 
-def test_nobody_expands_what_was_rolled_back() -> None:
-    async def story() -> None:
-        stage = await opened(Trim())
-        await chat(stage, "hello")
-        await stage.core.start(["my secret"], run_id="gone")
-        await stage.core.start(["never mind"], run_id="kept", if_busy="rollback")
-        await stage.core.wait("kept")
-        session = await stage.core.session()
-        with pytest.raises(InvalidInputError, match="none of session"):
-            await stage.core.expand(Summary(text="", of=((session.log, 0, session.log_size),)))
-
-    play(story())
+async def test_nobody_expands_what_was_rolled_back() -> None:
+    stage = await opened(Trim())
+    await chat(stage, "hello")
+    await stage.core.start(["my secret"], run_id="gone")
+    await stage.core.start(["never mind"], run_id="kept", if_busy="rollback")
+    await stage.core.wait("kept")
+    session = await stage.core.session()
+    with pytest.raises(InvalidInputError, match="none of session"):
+        await stage.core.expand(Summary(text="", of=((session.log, 0, session.log_size),)))
 
 
-def test_an_earlier_prompt_that_was_never_answered_goes_though_the_system_prompt_has_moved() -> None:
-    async def story() -> None:
-        stage = await opened(Trim())
-        await chat(stage, *prompts(0, 6), pause_s=0.0)
-        outcome = await chat(stage, "x" * 900, pause_s=0.0)
-        assert outcome.run.code == "window"
-        started = await stage.core.start([System(text="be kind"), "y" * 400], run_id="next")
-        outcome = (await stage.core.wait(started.run_id)) or outcome
-        assert outcome.run.state == "completed" and said(stage.engine.given[-1]) == ["y" * 400]
-        outcome = await chat(stage, "z" * 300, pause_s=0.0)
-        assert outcome.run.state == "completed"
-
-    play(story())
+async def test_an_earlier_prompt_that_was_never_answered_goes_though_the_system_prompt_has_moved() -> None:
+    stage = await opened(Trim())
+    await chat(stage, *prompts(0, 6), pause_s=0.0)
+    outcome = await chat(stage, "x" * 900, pause_s=0.0)
+    assert outcome.run.code == "window"
+    started = await stage.core.start([System(text="be kind"), "y" * 400], run_id="next")
+    outcome = (await stage.core.wait(started.run_id)) or outcome
+    assert outcome.run.state == "completed" and said(stage.engine.given[-1]) == ["y" * 400]
+    outcome = await chat(stage, "z" * 300, pause_s=0.0)
+    assert outcome.run.state == "completed"
 
 
 def test_a_run_that_is_cancelled_while_its_window_is_counted_leaves_the_counts_right() -> None:
@@ -1097,29 +971,26 @@ def test_a_run_that_is_cancelled_while_its_window_is_counted_leaves_the_counts_r
     asyncio.run(story())
 
 
-def test_a_flush_reads_only_the_turns_that_it_hands_over() -> None:
-    async def story() -> None:
-        memory = Notebook()
-        stage = await opened(FlushToMemory([memory]))
-        await chat(stage, *prompts(0, 100), pause_s=0.5)
-        stage.new_core()
-        read, turns = 0, stage.store.turns
+async def test_a_flush_reads_only_the_turns_that_it_hands_over() -> None:
+    memory = Notebook()
+    stage = await opened(FlushToMemory([memory]))
+    await chat(stage, *prompts(0, 100), pause_s=0.5)
+    stage.new_core()
+    read, turns = 0, stage.store.turns
 
-        async def counted(*args: Any, **settings: Any) -> Any:
-            nonlocal read
-            page = await turns(*args, **settings)
-            read += len(page)
-            return page
+    async def counted(*args: Any, **settings: Any) -> Any:
+        nonlocal read
+        page = await turns(*args, **settings)
+        read += len(page)
+        return page
 
-        stage.store.turns = counted
-        await chat(stage, *prompts(100, 105), pause_s=0.5)
-        assert 0 < read < 40
-        assert all(item.source.turn_index is not None for item in memory.items.values())
-
-    play(story())
+    stage.store.turns = counted
+    await chat(stage, *prompts(100, 105), pause_s=0.5)
+    assert 0 < read < 40
+    assert all(item.source.turn_index is not None for item in memory.items.values())
 
 
-def test_a_summary_that_a_discarded_run_waited_for_is_there_for_the_next() -> None:
+async def test_a_summary_that_a_discarded_run_waited_for_is_there_for_the_next() -> None:
     """Case 43."""
 
     class Slow(Talker):
@@ -1128,73 +999,64 @@ def test_a_summary_that_a_discarded_run_waited_for_is_there_for_the_next() -> No
             await asyncio.sleep(10 if said(turn.blocks)[-1].startswith("zz") else 0)
             return answer
 
-    async def story() -> None:
-        model = Summarizer()
-        strategy = summarize(model, trigger_ratio=1.0, keep_turns=2)
-        stage = await opened(strategy, Slow(), on_cancel="discard")
-        await chat(stage, *prompts(0, 7), pause_s=0.0)
-        for number in range(3):
-            await stage.core.start(["zz" * 80], run_id=f"z{number}")
-            await asyncio.sleep(2)
-            assert await stage.core.cancel("no", f"z{number}")
-        assert len(model.shown) == 1 and said(stage.engine.given[-1])[0] == "summary 1"
-        turn = await stage.core.latest()
-        assert turn and said(turn.blocks) == prompts(0, 7), "the turn before reads as it was"
-
-    play(story())
+    model = Summarizer()
+    strategy = summarize(model, trigger_ratio=1.0, keep_turns=2)
+    stage = await opened(strategy, Slow(), on_cancel="discard")
+    await chat(stage, *prompts(0, 7), pause_s=0.0)
+    for number in range(3):
+        await stage.core.start(["zz" * 80], run_id=f"z{number}")
+        await asyncio.sleep(2)
+        assert await stage.core.cancel("no", f"z{number}")
+    assert len(model.shown) == 1 and said(stage.engine.given[-1])[0] == "summary 1"
+    turn = await stage.core.latest()
+    assert turn and said(turn.blocks) == prompts(0, 7), "the turn before reads as it was"
 
 
-def test_what_was_compacted_beside_a_run_is_taken_over_where_its_own_strategy_would_act() -> None:
-    async def story() -> None:
-        agent = Agent(4, 20)
-        stage = await opened(None, agent)
-        await chat(stage, *prompts(0, 7), pause_s=0.0)
-        run = agent.run
+async def test_what_was_compacted_beside_a_run_is_taken_over_where_its_own_strategy_would_act() -> None:
+    agent = Agent(4, 20)
+    stage = await opened(None, agent)
+    await chat(stage, *prompts(0, 7), pause_s=0.0)
+    run = agent.run
 
-        async def slow(turn: Turn, context: StepContext) -> Sequence[Block]:
-            await asyncio.sleep(1)
-            return await run(turn, context)
+    async def slow(turn: Turn, context: StepContext) -> Sequence[Block]:
+        await asyncio.sleep(1)
+        return await run(turn, context)
 
-        agent.run = slow  # type: ignore[method-assign]
-        stage.core.use(agent, stage.config, Trim(max_tokens=480))
-        await stage.core.start(["look"], run_id="look")
-        await asyncio.sleep(0.5)
-        stage.core.use(agent, stage.config, Trim(max_tokens=200))
-        assert await stage.core.compact()
-        outcome = await stage.core.wait("look")
-        assert outcome and outcome.run.state == "completed" and not await told(stage, CompactionFailed)
-        given = [sum(map(ByteCounter().count, blocks)) + 3 for blocks in agent.given[7:]]
-        assert max(given) <= 480 and any(after < before for before, after in pairwise(given))
-
-    play(story())
+    agent.run = slow  # type: ignore[method-assign]
+    stage.core.use(agent, stage.config, Trim(max_tokens=480))
+    await stage.core.start(["look"], run_id="look")
+    await asyncio.sleep(0.5)
+    stage.core.use(agent, stage.config, Trim(max_tokens=200))
+    assert await stage.core.compact()
+    outcome = await stage.core.wait("look")
+    assert outcome and outcome.run.state == "completed" and not await told(stage, CompactionFailed)
+    given = [sum(map(ByteCounter().count, blocks)) + 3 for blocks in agent.given[7:]]
+    assert max(given) <= 480 and any(after < before for before, after in pairwise(given))
 
 
-def test_what_a_step_spent_is_counted_once_though_the_answer_to_its_record_was_lost() -> None:
-    async def story() -> None:
-        agent = Agent(3, 5)
-        run = agent.run
+async def test_what_a_step_spent_is_counted_once_though_the_answer_to_its_record_was_lost() -> None:
+    agent = Agent(3, 5)
+    run = agent.run
 
-        async def reporting(turn: Turn, context: StepContext) -> Sequence[Block]:
-            context.report(usage=Usage(input_tokens=10))
-            return await run(turn, context)
+    async def reporting(turn: Turn, context: StepContext) -> Sequence[Block]:
+        context.report(usage=Usage(input_tokens=10))
+        return await run(turn, context)
 
-        agent.run = reporting  # type: ignore[method-assign]
-        stage = Stage(agent)
-        commit, lost = stage.store.commit, list[bool]()
+    agent.run = reporting  # type: ignore[method-assign]
+    stage = Stage(agent)
+    commit, lost = stage.store.commit, list[bool]()
 
-        async def forgetful(*args: Any) -> None:
-            await commit(*args)
-            if not lost and any(event.kind == "model_call_ended" for event in args[2].events):
-                lost.append(True)
-                raise StoreError("the answer was lost")
+    async def forgetful(*args: Any) -> None:
+        await commit(*args)
+        if not lost and any(event.kind == "model_call_ended" for event in args[2].events):
+            lost.append(True)
+            raise StoreError("the answer was lost")
 
-        stage.store.commit = forgetful
-        await stage.create()
-        outcome = await chat(stage, "look")
-        assert lost and outcome.run.usage and (await stage.core.session()).usage.input_tokens == 40
-        assert (outcome.run.usage.input_tokens, outcome.run.usage.calls) == (40, 4)
-
-    play(story())
+    stage.store.commit = forgetful
+    await stage.create()
+    outcome = await chat(stage, "look")
+    assert lost and outcome.run.usage and (await stage.core.session()).usage.input_tokens == 40
+    assert (outcome.run.usage.input_tokens, outcome.run.usage.calls) == (40, 4)
 
 
 def test_what_a_model_is_not_asked_yet_when_all_is_cancelled_leaves_nothing_unawaited() -> None:

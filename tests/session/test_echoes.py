@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -92,36 +91,33 @@ def word(number: int) -> str:
 
 
 @pytest.mark.timeout(400)
-def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: Path) -> None:
+async def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: Path) -> None:
     """Case 58: the count of facts is exact, and the extracting model is asked at most once for a turn."""
 
-    async def story() -> None:
-        model, engine, facts = Greedy(), Echo(), SQLFacts(f"sqlite:///{tmp_path}/facts.db")
-        memory = ExtractiveMemory(model, facts)
-        store = InMemoryStore()
-        await store.create(SessionRecord(session_id=SESSION, user_id="ada"))
-        static = StaticMemory(["My lighthouse burns lavender oil.", "My anchor is made of bronze."])
-        slots = [
-            MemorySlot(memory=static, name="static", section="static"),
-            MemorySlot(memory=memory, name="facts", section=None),
-        ]
-        config = SessionConfig(memory=MemoryConfig(timeout_s=60.0))
-        core = SessionCore(SESSION, store, engine, config, memories=slots)
-        for number in range(TURNS):
-            await core.start([prompt(number, engine.last)], run_id=f"run {number}")
-            outcome = await core.wait(f"run {number}")
-            assert outcome and outcome.turn and outcome.turn.status == "completed"
-            if number % NEW == 0:
-                assert await core.wait_for_memory()
-        assert await core.wait_for_memory()
-        held = [fact.item async for fact in all_facts(facts, "ada")]
-        told = [item for item in held if item.superseded_at is None]
-        assert sorted(item.text for item in told) == sorted(prompt(number, "") for number in range(0, TURNS, NEW))
-        assert [item.source.turn_index for item in told] == list(range(0, TURNS, NEW))
-        assert engine.recalling == TURNS and "crate" in engine.last and "lavender" in engine.last
-        assert TURNS / NEW <= model.calls <= TURNS and memory.stats["calls"] == model.calls
-        assert memory.stats["added"] == TURNS / NEW
-        (events, _, _) = await core.events(limit=100_000)
-        assert not [event for event in events if event.kind in ("memory_failed", "memory_behind", "turn_not_saved")]
-
-    asyncio.run(story())
+    model, engine, facts = Greedy(), Echo(), SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    memory = ExtractiveMemory(model, facts)
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id=SESSION, user_id="ada"))
+    static = StaticMemory(["My lighthouse burns lavender oil.", "My anchor is made of bronze."])
+    slots = [
+        MemorySlot(memory=static, name="static", section="static"),
+        MemorySlot(memory=memory, name="facts", section=None),
+    ]
+    config = SessionConfig(memory=MemoryConfig(timeout_s=60.0))
+    core = SessionCore(SESSION, store, engine, config, memories=slots)
+    for number in range(TURNS):
+        await core.start([prompt(number, engine.last)], run_id=f"run {number}")
+        outcome = await core.wait(f"run {number}")
+        assert outcome and outcome.turn and outcome.turn.status == "completed"
+        if number % NEW == 0:
+            assert await core.wait_for_memory()
+    assert await core.wait_for_memory()
+    held = [fact.item async for fact in all_facts(facts, "ada")]
+    told = [item for item in held if item.superseded_at is None]
+    assert sorted(item.text for item in told) == sorted(prompt(number, "") for number in range(0, TURNS, NEW))
+    assert [item.source.turn_index for item in told] == list(range(0, TURNS, NEW))
+    assert engine.recalling == TURNS and "crate" in engine.last and "lavender" in engine.last
+    assert TURNS / NEW <= model.calls <= TURNS and memory.stats["calls"] == model.calls
+    assert memory.stats["added"] == TURNS / NEW
+    (events, _, _) = await core.events(limit=100_000)
+    assert not [event for event in events if event.kind in ("memory_failed", "memory_behind", "turn_not_saved")]

@@ -14,7 +14,6 @@ from schedules import SESSION
 from session_memories import Book, MemoryStage
 from test_compacting import WINDOW, Summarizer, Talker, said, summarize
 from test_saving import later
-from test_tool_loop import play
 from turnwise.actors.cluster.memory_actor import equip
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
@@ -40,127 +39,116 @@ from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.trim import Trim
 
+pytestmark = pytest.mark.virtual_time
+
 
 def prompts_of(blocks: Sequence[Block]) -> list[str]:
     return [text for text in said(blocks) if not text.startswith("summary")]
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_turn_that_is_forgotten_is_in_no_later_request_and_in_no_memory_and_its_history_stays(which: int) -> None:
+async def test_a_turn_that_is_forgotten_is_in_no_later_request_and_in_no_memory_and_its_history_stays(
+    which: int,
+) -> None:
     """Case 54: the first turn, one in the midst, the last."""
 
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book)
-        engine: Talker = stage.engine
-        turns = [await stage.say(*prompts) for prompts in ((System(text="be kind"), "one"), ("two",), ("three",))]
-        await stage.core.wait_for_memory()
-        done = await stage.core.forget_turn(which)
-        assert (done.turns, done.items, done.summaries, done.waiting) == (1, {"memory 0": 1}, 0, 0)
-        assert not done.erased and not done.verified
-        assert book.turns == [index for index in range(3) if index != which]
-        left = [prompt for index, prompt in enumerate(("one", "two", "three")) if index != which]
-        await stage.say("four")
-        assert prompts_of(engine.given[-1]) == [*left, "four"]
-        stage.new_core()
-        await stage.say("five")
-        assert prompts_of(engine.given[-1]) == [*left, "four", "five"]
-        check_request(engine.given[-1])
-        kept = await stage.core.turns()
-        assert [turn.blocks for turn in kept[:3]] == [turn.blocks for turn in turns], "as its model saw it"
-        assert [turn.record.forgotten for turn in kept] == [index == which for index in range(5)]
-        await stage.core.wait_for_memory()
-        assert which not in book.turns and len(book.turns) == 4
-        again = await stage.core.forget_turn(which)
-        assert (again.turns, again.items) == (0, {"memory 0": 0})
-        (told,) = await stage.told(TurnForgotten)
-        assert told.turn_index == which
-
-    play(story())
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    engine: Talker = stage.engine
+    turns = [await stage.say(*prompts) for prompts in ((System(text="be kind"), "one"), ("two",), ("three",))]
+    await stage.core.wait_for_memory()
+    done = await stage.core.forget_turn(which)
+    assert (done.turns, done.items, done.summaries, done.waiting) == (1, {"memory 0": 1}, 0, 0)
+    assert not done.erased and not done.verified
+    assert book.turns == [index for index in range(3) if index != which]
+    left = [prompt for index, prompt in enumerate(("one", "two", "three")) if index != which]
+    await stage.say("four")
+    assert prompts_of(engine.given[-1]) == [*left, "four"]
+    stage.new_core()
+    await stage.say("five")
+    assert prompts_of(engine.given[-1]) == [*left, "four", "five"]
+    check_request(engine.given[-1])
+    kept = await stage.core.turns()
+    assert [turn.blocks for turn in kept[:3]] == [turn.blocks for turn in turns], "as its model saw it"
+    assert [turn.record.forgotten for turn in kept] == [index == which for index in range(5)]
+    await stage.core.wait_for_memory()
+    assert which not in book.turns and len(book.turns) == 4
+    again = await stage.core.forget_turn(which)
+    assert (again.turns, again.items) == (0, {"memory 0": 0})
+    (told,) = await stage.told(TurnForgotten)
+    assert told.turn_index == which
 
 
-def test_all_turns_may_be_forgotten() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened(Book())
-        for number in range(3):
-            await stage.say(f"prompt {number}")
-        for number in (1, 2, 0):
-            await stage.core.forget_turn(number)
-        await stage.say("anew")
-        assert said(stage.engine.given[-1]) == ["anew"]
-
-    play(story())
+async def test_all_turns_may_be_forgotten() -> None:
+    stage = await MemoryStage.opened(Book())
+    for number in range(3):
+        await stage.say(f"prompt {number}")
+    for number in (1, 2, 0):
+        await stage.core.forget_turn(number)
+    await stage.say("anew")
+    assert said(stage.engine.given[-1]) == ["anew"]
 
 
-def test_a_turn_that_was_still_to_be_saved_is_not_saved_any_more() -> None:
-    async def story() -> None:
-        book = Book()
-        book.fails = OSError("away")
-        stage = await MemoryStage.opened(book)
-        await stage.say("one")
-        await stage.say("two")
-        with pytest.raises(LongTermMemoryError, match=r"memory 0: OSError: away\. Forget it again"):
-            await stage.core.forget_turn(0)
-        book.fails = None
-        await stage.core.wait_for_memory()
-        assert book.turns == [1]
-        assert (await stage.core.forget_turn(0)).items == {"memory 0": 0}
-        book.fails = OSError("away")
-        await stage.say("three")
-        stage.new_core()
-        await stage.core.activate()
-        with pytest.raises(LongTermMemoryError):
-            await stage.core.forget_turn(2)
-        book.fails = None
-        stage.new_core()
-        await stage.core.wait_for_memory()
-        assert book.turns == [1]
-
-    play(story())
+async def test_a_turn_that_was_still_to_be_saved_is_not_saved_any_more() -> None:
+    book = Book()
+    book.fails = OSError("away")
+    stage = await MemoryStage.opened(book)
+    await stage.say("one")
+    await stage.say("two")
+    with pytest.raises(LongTermMemoryError, match=r"memory 0: OSError: away\. Forget it again"):
+        await stage.core.forget_turn(0)
+    book.fails = None
+    await stage.core.wait_for_memory()
+    assert book.turns == [1]
+    assert (await stage.core.forget_turn(0)).items == {"memory 0": 0}
+    book.fails = OSError("away")
+    await stage.say("three")
+    stage.new_core()
+    await stage.core.activate()
+    with pytest.raises(LongTermMemoryError):
+        await stage.core.forget_turn(2)
+    book.fails = None
+    stage.new_core()
+    await stage.core.wait_for_memory()
+    assert book.turns == [1]
 
 
-def test_what_is_on_its_way_to_a_memory_arrives_before_it_is_forgotten() -> None:
-    async def story() -> None:
-        book = Book(delay_s=5.0)
-        stage = await MemoryStage.opened(book)
-        await stage.say("one")
-        await asyncio.sleep(1)
-        assert book.given and not book.items
-        assert (await stage.core.forget_turn(0)).items == {"memory 0": 1}
-        await asyncio.sleep(100)
-        assert not book.items
-
-    play(story())
+async def test_what_is_on_its_way_to_a_memory_arrives_before_it_is_forgotten() -> None:
+    book = Book(delay_s=5.0)
+    stage = await MemoryStage.opened(book)
+    await stage.say("one")
+    await asyncio.sleep(1)
+    assert book.given and not book.items
+    assert (await stage.core.forget_turn(0)).items == {"memory 0": 1}
+    await asyncio.sleep(100)
+    assert not book.items
 
 
-def test_a_summary_of_a_forgotten_turn_gives_way_to_the_rest_of_what_it_stood_for() -> None:
+async def test_a_summary_of_a_forgotten_turn_gives_way_to_the_rest_of_what_it_stood_for() -> None:
     """Case 54: its influence on summaries, also on those that were folded into others."""
 
-    async def story() -> None:
-        model = Summarizer()
-        stage = await MemoryStage.opened(Book(), overflow=summarize(model, trigger_ratio=0.6), **WINDOW)
-        for number in range(24):
-            await stage.say(f"prompt {number:02} {'x' * 20}")
-            await asyncio.sleep(1)
-        latest = await stage.core.latest()
-        assert latest
-        (summary,) = (block for block in latest.blocks if isinstance(block, Summary))
-        assert summary.folded, "a summary of summaries"
-        before = await expanded(stage, latest.blocks)
-        gone = before[3]
-        shown = len(model.shown)
-        done = await stage.core.forget_turn(int(gone[7:9]))
-        assert done.summaries == 1 and done.items == {"memory 0": 1}
-        await asyncio.sleep(5)
-        await stage.say("and now?")
-        for block in (block for given in model.shown[shown:] for block in given):
-            assert gone not in getattr(block, "text", ""), "nobody sums it up again"
-        (last,) = (await stage.core.turns(limit=100))[-1:]
-        held = await expanded(stage, last.blocks)
-        assert held == [*(text for text in before if text != gone), "and now?"], "all others are there, once"
-        check_request(stage.engine.given[-1])
-
-    play(story())
+    model = Summarizer()
+    stage = await MemoryStage.opened(Book(), overflow=summarize(model, trigger_ratio=0.6), **WINDOW)
+    for number in range(24):
+        await stage.say(f"prompt {number:02} {'x' * 20}")
+        await asyncio.sleep(1)
+    latest = await stage.core.latest()
+    assert latest
+    (summary,) = (block for block in latest.blocks if isinstance(block, Summary))
+    assert summary.folded, "a summary of summaries"
+    before = await expanded(stage, latest.blocks)
+    gone = before[3]
+    shown = len(model.shown)
+    done = await stage.core.forget_turn(int(gone[7:9]))
+    assert done.summaries == 1 and done.items == {"memory 0": 1}
+    await asyncio.sleep(5)
+    await stage.say("and now?")
+    for block in (block for given in model.shown[shown:] for block in given):
+        assert gone not in getattr(block, "text", ""), "nobody sums it up again"
+    (last,) = (await stage.core.turns(limit=100))[-1:]
+    held = await expanded(stage, last.blocks)
+    assert held == [*(text for text in before if text != gone), "and now?"], "all others are there, once"
+    check_request(stage.engine.given[-1])
 
 
 async def expanded(stage: MemoryStage, blocks: Sequence[Block]) -> list[str]:
@@ -171,212 +159,182 @@ async def expanded(stage: MemoryStage, blocks: Sequence[Block]) -> list[str]:
     return prompts_of(found)
 
 
-def test_a_flush_gives_no_memory_what_was_forgotten() -> None:
-    async def story() -> None:
-        book = Book()
-        flush = FlushToMemory([book], max_ratio=0.4, trigger_ratio=0.7)
-        stage = await MemoryStage.opened(overflow=flush, **WINDOW)
-        await stage.say("prompt 00 is secret")
-        await stage.say("prompt 01")
+async def test_a_flush_gives_no_memory_what_was_forgotten() -> None:
+    book = Book()
+    flush = FlushToMemory([book], max_ratio=0.4, trigger_ratio=0.7)
+    stage = await MemoryStage.opened(overflow=flush, **WINDOW)
+    await stage.say("prompt 00 is secret")
+    await stage.say("prompt 01")
+    await stage.core.forget_turn(0)
+    for number in range(2, 14):
+        await stage.say(f"prompt {number:02} {'x' * 20}")
+        await asyncio.sleep(1)
+    assert book.turns[0] == 1 and "secret" not in book.said
+
+
+async def test_the_last_turn_is_forgotten_and_its_window_is_compacted_all_the_same() -> None:
+    stage = await MemoryStage.opened(Book(), overflow=Trim(), **WINDOW)
+    for number in range(9):
+        await stage.say(f"prompt {number:02} {'x' * 20}")
+    await stage.core.forget_turn(8)
+    await stage.core.compact()
+    for number in range(9, 20):
+        await stage.say(f"prompt {number:02} {'x' * 20}")
+        check_request(stage.engine.given[-1])
+        assert "prompt 08" not in "".join(prompts_of(stage.engine.given[-1]))
+
+
+async def test_forks_go_on_without_what_was_forgotten() -> None:
+    stage = await MemoryStage.opened(Book())
+    for number in range(3):
+        await stage.say(f"prompt {number}")
+    await stage.core.forget_turn(1)
+    await stage.core.forget_turn(2)
+    await stage.core.fork(None, "now")
+    await stage.core.fork(1, "then")
+    for name, held in (("now", ["prompt 0"]), ("then", ["prompt 0"])):
+        (turn,) = await stage.store.turns(name)
+        spans = turn.base
+        blocks = await stage.core.state.journal.read(spans)
+        assert said(blocks) == held, name
+
+
+async def test_what_cannot_be_forgotten_now_is_refused_and_loses_nothing() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    await stage.say("one")
+    await stage.core.append(["later"], key="k")
+    for missing in (7, -1, 1):
+        with pytest.raises(TurnNotFoundError):
+            await stage.core.forget_turn(missing)
+    await stage.core.start([], run_id="run")
+    with pytest.raises(SessionBusyError):
         await stage.core.forget_turn(0)
-        for number in range(2, 14):
-            await stage.say(f"prompt {number:02} {'x' * 20}")
-            await asyncio.sleep(1)
-        assert book.turns[0] == 1 and "secret" not in book.said
-
-    play(story())
+    await stage.core.wait("run")
+    assert said(stage.engine.given[-1]) == ["one", "later"]
+    assert (await stage.core.forget_turn(0)).turns == 1
 
 
-def test_the_last_turn_is_forgotten_and_its_window_is_compacted_all_the_same() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened(Book(), overflow=Trim(), **WINDOW)
-        for number in range(9):
-            await stage.say(f"prompt {number:02} {'x' * 20}")
-        await stage.core.forget_turn(8)
-        await stage.core.compact()
-        for number in range(9, 20):
-            await stage.say(f"prompt {number:02} {'x' * 20}")
-            check_request(stage.engine.given[-1])
-            assert "prompt 08" not in "".join(prompts_of(stage.engine.given[-1]))
-
-    play(story())
-
-
-def test_forks_go_on_without_what_was_forgotten() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened(Book())
-        for number in range(3):
-            await stage.say(f"prompt {number}")
-        await stage.core.forget_turn(1)
-        await stage.core.forget_turn(2)
-        await stage.core.fork(None, "now")
-        await stage.core.fork(1, "then")
-        for name, held in (("now", ["prompt 0"]), ("then", ["prompt 0"])):
-            (turn,) = await stage.store.turns(name)
-            spans = turn.base
-            blocks = await stage.core.state.journal.read(spans)
-            assert said(blocks) == held, name
-
-    play(story())
-
-
-def test_what_cannot_be_forgotten_now_is_refused_and_loses_nothing() -> None:
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book)
-        await stage.say("one")
-        await stage.core.append(["later"], key="k")
-        for missing in (7, -1, 1):
-            with pytest.raises(TurnNotFoundError):
-                await stage.core.forget_turn(missing)
-        await stage.core.start([], run_id="run")
-        with pytest.raises(SessionBusyError):
-            await stage.core.forget_turn(0)
-        await stage.core.wait("run")
-        assert said(stage.engine.given[-1]) == ["one", "later"]
-        assert (await stage.core.forget_turn(0)).turns == 1
-
-    play(story())
-
-
-def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
+async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
     """Case 54."""
 
-    async def story() -> None:
-        facts, book = Book(), Book()
-        stage = await MemoryStage.opened(facts, book)
-        stage.working = WorkingMemory(InMemoryNotes())
-        stage.new_core()
-        await stage.say("I keep bees")
-        await stage.core.wait_for_memory()
-        desk = stage.core.desk()
-        await desk.merge_notes("bees")
-        await desk.save("Ada keeps bees", id="kept")
-        book.held.clear()
-        await stage.say("and goats")
-        book.fails = OSError("away")
-        book.held.set()
-        with pytest.raises(LongTermMemoryError, match="memory 1: OSError: away"):
-            await stage.core.delete()
-        assert await stage.store.get(SESSION)
-        book.fails = None
-        done = await stage.core.delete(verify=True)
-        assert (done.sessions, done.notes) == (1, 1)
-        assert done.items["memory 1"] >= 1 and not book.items
-        assert not done.verified and done.erased["memory 1"].why
-        with pytest.raises(SessionNotFoundError):
-            await stage.store.get(SESSION)
-        assert not facts.items
-        await asyncio.sleep(200)
-        assert not book.items
-
-    play(story())
+    facts, book = Book(), Book()
+    stage = await MemoryStage.opened(facts, book)
+    stage.working = WorkingMemory(InMemoryNotes())
+    stage.new_core()
+    await stage.say("I keep bees")
+    await stage.core.wait_for_memory()
+    desk = stage.core.desk()
+    await desk.merge_notes("bees")
+    await desk.save("Ada keeps bees", id="kept")
+    book.held.clear()
+    await stage.say("and goats")
+    book.fails = OSError("away")
+    book.held.set()
+    with pytest.raises(LongTermMemoryError, match="memory 1: OSError: away"):
+        await stage.core.delete()
+    assert await stage.store.get(SESSION)
+    book.fails = None
+    done = await stage.core.delete(verify=True)
+    assert (done.sessions, done.notes) == (1, 1)
+    assert done.items["memory 1"] >= 1 and not book.items
+    assert not done.verified and done.erased["memory 1"].why
+    with pytest.raises(SessionNotFoundError):
+        await stage.store.get(SESSION)
+    assert not facts.items
+    await asyncio.sleep(200)
+    assert not book.items
 
 
-def test_a_session_may_be_deleted_and_remembered() -> None:
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book)
-        await stage.say("one")
-        await stage.core.wait_for_memory()
-        assert (await stage.core.delete(memory=False)).items == {} and book.turns == [0]
-
-    play(story())
+async def test_a_session_may_be_deleted_and_remembered() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    await stage.say("one")
+    await stage.core.wait_for_memory()
+    assert (await stage.core.delete(memory=False)).items == {} and book.turns == [0]
 
 
-def test_memories_that_fail_do_not_keep_others_from_forgetting() -> None:
-    async def story() -> None:
-        bad, good = Book(), Book()
-        stage = await MemoryStage.opened(bad, good, Book(read_only=True))
-        await stage.say("one")
-        await stage.core.wait_for_memory()
-        bad.fails = OSError("away")
-        with pytest.raises(LongTermMemoryError, match="memory 0: OSError: away"):
-            await stage.core.forget_turn(0)
-        assert not good.items and bad.items
-        bad.fails = None
-        done = await stage.core.forget_turn(0)
-        assert done.items == {"memory 0": 1, "memory 1": 0}
-
-    play(story())
+async def test_memories_that_fail_do_not_keep_others_from_forgetting() -> None:
+    bad, good = Book(), Book()
+    stage = await MemoryStage.opened(bad, good, Book(read_only=True))
+    await stage.say("one")
+    await stage.core.wait_for_memory()
+    bad.fails = OSError("away")
+    with pytest.raises(LongTermMemoryError, match="memory 0: OSError: away"):
+        await stage.core.forget_turn(0)
+    assert not good.items and bad.items
+    bad.fails = None
+    done = await stage.core.forget_turn(0)
+    assert done.items == {"memory 0": 1, "memory 1": 0}
 
 
-def test_a_turn_that_is_being_read_to_be_saved_when_it_is_forgotten_is_not_given() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened(Book())
-        stage.memories[0].held.clear()
-        for prompt in ("one", "two"):
-            await stage.say(prompt)
-        book = Book()
-        stage.memories = (book,)
-        stage.new_core()
-        await stage.core.activate()
-        stage.core.state.journal.cache = BlockCache()
-        stage.store.blocks = later(stage.store.blocks, 5.0)
-        await asyncio.sleep(1)
-        spans = (Span((await stage.core.session()).log, 0, 4),)
-        stage.core.state.journal.cache.add_spans(spans, await InMemoryStore.blocks(stage.store, spans))
-        done = await stage.core.forget_turn(0)
-        assert done.waiting == 1
-        await stage.core.wait_for_memory()
-        assert book.turns == [1] and len(book.given) == 1
-
-    play(story())
+async def test_a_turn_that_is_being_read_to_be_saved_when_it_is_forgotten_is_not_given() -> None:
+    stage = await MemoryStage.opened(Book())
+    stage.memories[0].held.clear()
+    for prompt in ("one", "two"):
+        await stage.say(prompt)
+    book = Book()
+    stage.memories = (book,)
+    stage.new_core()
+    await stage.core.activate()
+    stage.core.state.journal.cache = BlockCache()
+    stage.store.blocks = later(stage.store.blocks, 5.0)
+    await asyncio.sleep(1)
+    spans = (Span((await stage.core.session()).log, 0, 4),)
+    stage.core.state.journal.cache.add_spans(spans, await InMemoryStore.blocks(stage.store, spans))
+    done = await stage.core.forget_turn(0)
+    assert done.waiting == 1
+    await stage.core.wait_for_memory()
+    assert book.turns == [1] and len(book.given) == 1
 
 
-def test_a_flush_that_is_giving_a_turn_when_it_is_forgotten_leaves_nothing_of_it() -> None:
-    async def story() -> None:
-        book = Book()
-        flush = FlushToMemory([book], max_ratio=0.2, trigger_ratio=0.3)
-        stage = await MemoryStage.opened(overflow=flush, compaction_timeout_s=1000.0, **WINDOW)
-        book.held.clear()
-        for number in range(4):
-            await stage.say(f"prompt {number:02} {'x' * 20}")
-        await asyncio.sleep(1)
-        assert book.given, "it is on its way"
-        stage.memories = (book,)
-        stage.core.use(stage.engine, stage.config, flush, stage.slots)
-        forgetting = asyncio.create_task(stage.core.forget_turn(0))
-        await asyncio.sleep(10)
-        book.held.set()
-        await forgetting
-        await asyncio.sleep(100)
-        assert 0 not in book.turns and "prompt 00" not in book.said
-
-    play(story())
+async def test_a_flush_that_is_giving_a_turn_when_it_is_forgotten_leaves_nothing_of_it() -> None:
+    book = Book()
+    flush = FlushToMemory([book], max_ratio=0.2, trigger_ratio=0.3)
+    stage = await MemoryStage.opened(overflow=flush, compaction_timeout_s=1000.0, **WINDOW)
+    book.held.clear()
+    for number in range(4):
+        await stage.say(f"prompt {number:02} {'x' * 20}")
+    await asyncio.sleep(1)
+    assert book.given, "it is on its way"
+    stage.memories = (book,)
+    stage.core.use(stage.engine, stage.config, flush, stage.slots)
+    forgetting = asyncio.create_task(stage.core.forget_turn(0))
+    await asyncio.sleep(10)
+    book.held.set()
+    await forgetting
+    await asyncio.sleep(100)
+    assert 0 not in book.turns and "prompt 00" not in book.said
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 1.0, 3.0, 6.0])
-def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_afterwards(delay_s: float) -> None:
+async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_afterwards(delay_s: float) -> None:
     """Whether memories are asked when it is returned, have been, or are about to be."""
 
-    async def story() -> None:
-        book = Book()
-        engine = Slow()
-        stage = await MemoryStage.opened(book, engine=engine)
-        await stage.say("secret tea")
-        await stage.say("green tea")
-        await stage.core.wait_for_memory()
-        recall, forget = book.recall, book.forget
+    book = Book()
+    engine = Slow()
+    stage = await MemoryStage.opened(book, engine=engine)
+    await stage.say("secret tea")
+    await stage.say("green tea")
+    await stage.core.wait_for_memory()
+    recall, forget = book.recall, book.forget
 
-        async def recalls(*args: Any, **settings: Any) -> Any:
-            found = await recall(*args, **settings)
-            await asyncio.sleep(delay_s)
-            return found
+    async def recalls(*args: Any, **settings: Any) -> Any:
+        found = await recall(*args, **settings)
+        await asyncio.sleep(delay_s)
+        return found
 
-        book.recall, book.forget = recalls, later(forget, 5.0)  # type: ignore[method-assign]
-        forgetting = asyncio.create_task(stage.core.forget_turn(0))
-        await asyncio.sleep(0.5)
-        await stage.core.start(["what tea ?"], run_id="run")
-        await forgetting
-        engine.given.clear()
-        outcome = await stage.core.wait("run")
-        assert outcome and outcome.run.state == "completed" and engine.given
-        for given in engine.given:
-            assert not any("secret" in getattr(block, "text", "") for block in given)
-        assert any("green" in getattr(block, "text", "") for block in engine.given[-1] if isinstance(block, Recalled))
-
-    play(story())
+    book.recall, book.forget = recalls, later(forget, 5.0)  # type: ignore[method-assign]
+    forgetting = asyncio.create_task(stage.core.forget_turn(0))
+    await asyncio.sleep(0.5)
+    await stage.core.start(["what tea ?"], run_id="run")
+    await forgetting
+    engine.given.clear()
+    outcome = await stage.core.wait("run")
+    assert outcome and outcome.run.state == "completed" and engine.given
+    for given in engine.given:
+        assert not any("secret" in getattr(block, "text", "") for block in given)
+    assert any("green" in getattr(block, "text", "") for block in engine.given[-1] if isinstance(block, Recalled))
 
 
 class Slow(Talker):
@@ -389,208 +347,183 @@ class Slow(Talker):
         return [Text(text="done")]
 
 
-def test_a_run_whose_start_is_being_stored_when_memories_have_forgotten_asks_them_again() -> None:
-    async def story() -> None:
+async def test_a_run_whose_start_is_being_stored_when_memories_have_forgotten_asks_them_again() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    await stage.say("secret tea")
+    await stage.core.wait_for_memory()
+    book.forget = later(book.forget, 5.0)  # type: ignore[method-assign]
+    forgetting = asyncio.create_task(stage.core.forget_turn(0))
+    await asyncio.sleep(1)
+    commit, stage.store.commit = stage.store.commit, later(stage.store.commit, 10.0)
+    start = asyncio.create_task(stage.core.start(["what tea ?"], run_id="run"))
+    await forgetting
+    stage.store.commit = commit
+    await start
+    await stage.core.wait("run")
+    assert not any("secret" in getattr(block, "text", "") for block in stage.engine.given[-1])
+
+
+async def test_a_fork_of_an_earlier_turn_goes_on_without_what_was_forgotten_of_it_and_its_summaries() -> None:
+    stage = await MemoryStage.opened(
+        Book(), overflow=summarize(Summarizer(), trigger_ratio=0.6), memory=MemoryConfig(recall=False), **WINDOW
+    )
+    for number in range(12):
+        await stage.say(f"prompt {number:02} {'x' * 20}")
+        await asyncio.sleep(1)
+    for number in (0, 10):
+        await stage.core.forget_turn(number)
+    held = (await stage.core.turn(11)).blocks
+    assert any(isinstance(block, Summary) for block in held)
+    await stage.core.fork(11, "fork")
+    await stage.core.fork(4, "early")
+    await stage.core.fork(10, "gone")
+    for name, numbers in (
+        ("fork", [*range(1, 10), 11]),
+        ("early", list(range(1, 5))),
+        ("gone", list(range(1, 10))),
+    ):
+        (turn,) = await stage.store.turns(name)
+        blocks = await stage.core.state.journal.read(turn.base)
+        assert [int(text[7:9]) for text in prompts_of(blocks)] == numbers, name
+        assert not any(isinstance(block, Summary) for block in blocks)
+    (kept,) = await stage.store.turns("fork")
+    assert kept.spans == (await stage.store.turns(SESSION, after=10, limit=1))[0].spans
+
+
+async def test_forgetting_may_be_repeated_where_the_store_failed_at_any_of_its_steps() -> None:
+    for verb, when in (("blocks", "before"), ("commit", "before"), ("commit", "after"), ("turns", "before")):
+        stage = await MemoryStage.opened(Book(), store_retry_s=5.0)
+        stage.memories[0].fails = OSError("away")
+        for prompt in ("one", "two", "three"):
+            await stage.say(prompt)
         book = Book()
-        stage = await MemoryStage.opened(book)
-        await stage.say("secret tea")
-        await stage.core.wait_for_memory()
-        book.forget = later(book.forget, 5.0)  # type: ignore[method-assign]
-        forgetting = asyncio.create_task(stage.core.forget_turn(0))
-        await asyncio.sleep(1)
-        commit, stage.store.commit = stage.store.commit, later(stage.store.commit, 10.0)
-        start = asyncio.create_task(stage.core.start(["what tea ?"], run_id="run"))
-        await forgetting
-        stage.store.commit = commit
-        await start
-        await stage.core.wait("run")
-        assert not any("secret" in getattr(block, "text", "") for block in stage.engine.given[-1])
-
-    play(story())
-
-
-def test_a_fork_of_an_earlier_turn_goes_on_without_what_was_forgotten_of_it_and_its_summaries() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened(
-            Book(), overflow=summarize(Summarizer(), trigger_ratio=0.6), memory=MemoryConfig(recall=False), **WINDOW
-        )
-        for number in range(12):
-            await stage.say(f"prompt {number:02} {'x' * 20}")
-            await asyncio.sleep(1)
-        for number in (0, 10):
-            await stage.core.forget_turn(number)
-        held = (await stage.core.turn(11)).blocks
-        assert any(isinstance(block, Summary) for block in held)
-        await stage.core.fork(11, "fork")
-        await stage.core.fork(4, "early")
-        await stage.core.fork(10, "gone")
-        for name, numbers in (
-            ("fork", [*range(1, 10), 11]),
-            ("early", list(range(1, 5))),
-            ("gone", list(range(1, 10))),
-        ):
-            (turn,) = await stage.store.turns(name)
-            blocks = await stage.core.state.journal.read(turn.base)
-            assert [int(text[7:9]) for text in prompts_of(blocks)] == numbers, name
-            assert not any(isinstance(block, Summary) for block in blocks)
-        (kept,) = await stage.store.turns("fork")
-        assert kept.spans == (await stage.store.turns(SESSION, after=10, limit=1))[0].spans
-
-    play(story())
-
-
-def test_forgetting_may_be_repeated_where_the_store_failed_at_any_of_its_steps() -> None:
-    async def story() -> None:
-        for verb, when in (("blocks", "before"), ("commit", "before"), ("commit", "after"), ("turns", "before")):
-            stage = await MemoryStage.opened(Book(), store_retry_s=5.0)
-            stage.memories[0].fails = OSError("away")
-            for prompt in ("one", "two", "three"):
-                await stage.say(prompt)
-            book = Book()
-            book.fails = OSError("away")
-            stage.memories = (book,)
-            stage.new_core()
-            await stage.core.wait_for_memory(0.5)
-            stage.core.state.journal.cache = BlockCache()
-            act = getattr(stage.store, verb)
-
-            async def fails(*args: Any, act: Any = act, when: str = when, **settings: Any) -> Any:
-                if when == "after":
-                    await act(*args, **settings)
-                raise StoreError(when)
-
-            setattr(stage.store, verb, fails)
-            with pytest.raises(StoreError):
-                await stage.core.forget_turn(1)
-            setattr(stage.store, verb, act)
-            book.fails = None
-            await stage.core.forget_turn(1)
-            assert await stage.core.wait_for_memory()
-            assert book.turns == [0, 2], (verb, when)
-            await stage.say("four")
-            assert prompts_of(stage.engine.given[-1]) == ["one", "three", "four"]
-
-    play(story())
-
-
-def test_what_is_compacted_while_a_session_is_deleted_gives_memories_nothing() -> None:
-    async def story() -> None:
-        book = Book()
-        flush = FlushToMemory([book], max_ratio=0.2, trigger_ratio=0.3)
-        stage = await MemoryStage.opened(book, overflow=flush, memory=MemoryConfig(save="none"), **WINDOW)
-        for number in range(2):
-            await stage.say(f"prompt {number:02} {'x' * 20}")
-        book.forget = later(book.forget, 5.0)  # type: ignore[method-assign]
-        await stage.core.compaction.stop()
-        deleting = asyncio.create_task(stage.core.delete())
-        await asyncio.sleep(1)
-        compacting = asyncio.create_task(stage.core.compact())
-        await deleting
-        with pytest.raises(SessionNotFoundError):
-            await compacting
-        await asyncio.sleep(10)
-        assert not book.items and not book.given
-
-    play(story())
-
-
-def test_a_delete_that_failed_leaves_a_session_that_saves_on() -> None:
-    async def story() -> None:
-        bad = Book()
-        bad.fails = OSError("away")
-        stage = await MemoryStage.opened(bad)
-        await stage.say("one")
-        await stage.say("two")
-        with pytest.raises(LongTermMemoryError):
-            await stage.core.delete()
-        assert not await stage.core.leave()
-        bad.fails = None
-        assert await stage.core.wait_for_memory() and bad.turns == [0, 1]
-        bad.forget = later(bad.forget, 5.0)  # type: ignore[method-assign]
-        await stage.say("three", memory="off")
-        await stage.say("four")
-        bad.held.clear()
-        deleting = asyncio.create_task(stage.core.delete())
-        await asyncio.sleep(1)
-        bad.held.set()
-        stage.core.use(stage.engine, stage.config, None, stage.slots)
-        assert (await deleting).waiting == 1
-        await asyncio.sleep(100)
-        assert not bad.items
-
-    play(story())
-
-
-def test_a_compaction_that_forgetting_stops_says_that_the_conversation_has_moved_on() -> None:
-    async def story() -> None:
-        model = Summarizer(delay_s=50.0)
-        stage = await MemoryStage.opened(Book(), overflow=summarize(model, trigger_ratio=0.6), **WINDOW)
-        for number in range(8):
-            await stage.say(f"prompt {number:02} {'x' * 20}", memory="off")
-        await stage.core.compaction.stop()
-        compacting = asyncio.create_task(stage.core.compact())
-        await asyncio.sleep(1)
-        await stage.core.forget_turn(0)
-        with pytest.raises(CompactionError, match="moved on"):
-            await compacting
-        await asyncio.sleep(100)
-        assert len(await stage.told(WindowCompacted)) == 1, "the next one began by itself"
-
-    play(story())
-
-
-def test_nothing_is_given_to_memories_that_have_forgotten_a_session_which_is_being_deleted() -> None:
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book)
         book.fails = OSError("away")
-        await stage.say("one")
-        await asyncio.sleep(0.5)
-        book.fails = None
-        stage.store.delete = later(stage.store.delete, 50.0)
-        deleting = asyncio.create_task(stage.core.delete())
-        await asyncio.sleep(5)
-        stage.core.use(stage.engine, stage.config, None, stage.slots)
-        await deleting
-        assert not book.items
-
-    play(story())
-
-
-def test_notes_outlive_a_turn_that_is_forgotten() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened(Book())
-        stage.working = WorkingMemory(InMemoryNotes())
+        stage.memories = (book,)
         stage.new_core()
-        await stage.say("one")
-        await stage.core.desk().merge_notes("bees")
-        assert (await stage.core.forget_turn(0)).notes == 0
-        assert "bees" in await stage.core.desk().read_notes()
+        await stage.core.wait_for_memory(0.5)
+        stage.core.state.journal.cache = BlockCache()
+        act = getattr(stage.store, verb)
 
-    play(story())
+        async def fails(*args: Any, act: Any = act, when: str = when, **settings: Any) -> Any:
+            if when == "after":
+                await act(*args, **settings)
+            raise StoreError(when)
+
+        setattr(stage.store, verb, fails)
+        with pytest.raises(StoreError):
+            await stage.core.forget_turn(1)
+        setattr(stage.store, verb, act)
+        book.fails = None
+        await stage.core.forget_turn(1)
+        assert await stage.core.wait_for_memory()
+        assert book.turns == [0, 2], (verb, when)
+        await stage.say("four")
+        assert prompts_of(stage.engine.given[-1]) == ["one", "three", "four"]
 
 
-def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so_do_all_where_memory_is_disabled() -> None:
-    async def story() -> None:
-        used, flushed = Book(), Book()
-        flush = FlushToMemory([flushed], max_ratio=0.4, trigger_ratio=0.7)
-        stage = await MemoryStage.opened(used, overflow=flush, **WINDOW)
-        slots = [*stage.slots, MemorySlot(memory=flushed, name="flushed", section=None, is_used=False)]
-        stage.core.use(stage.engine, stage.config, flush, slots)
-        for number in range(12):
-            await stage.say(f"prompt {number:02} {'x' * 20}")
-            await asyncio.sleep(1)
-        assert used.turns == list(range(12)) and 0 in flushed.turns and 11 not in flushed.turns
-        assert not hasattr(flushed, "asked")
-        assert (await stage.core.forget_turn(0)).items == {"memory 0": 1, "flushed": 1}
-        disabled = replace(stage.config, memory=MemoryConfig(enabled=False))
-        notes = WorkingMemory(InMemoryNotes())
-        await notes.replace(stage.core.desk()._scope, "a note")
-        stage.core.use(stage.engine, disabled, flush, slots, notes)
-        done = await stage.core.delete()
-        assert done.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and done.notes == 1
+async def test_what_is_compacted_while_a_session_is_deleted_gives_memories_nothing() -> None:
+    book = Book()
+    flush = FlushToMemory([book], max_ratio=0.2, trigger_ratio=0.3)
+    stage = await MemoryStage.opened(book, overflow=flush, memory=MemoryConfig(save="none"), **WINDOW)
+    for number in range(2):
+        await stage.say(f"prompt {number:02} {'x' * 20}")
+    book.forget = later(book.forget, 5.0)  # type: ignore[method-assign]
+    await stage.core.compaction.stop()
+    deleting = asyncio.create_task(stage.core.delete())
+    await asyncio.sleep(1)
+    compacting = asyncio.create_task(stage.core.compact())
+    await deleting
+    with pytest.raises(SessionNotFoundError):
+        await compacting
+    await asyncio.sleep(10)
+    assert not book.items and not book.given
 
-    play(story())
+
+async def test_a_delete_that_failed_leaves_a_session_that_saves_on() -> None:
+    bad = Book()
+    bad.fails = OSError("away")
+    stage = await MemoryStage.opened(bad)
+    await stage.say("one")
+    await stage.say("two")
+    with pytest.raises(LongTermMemoryError):
+        await stage.core.delete()
+    assert not await stage.core.leave()
+    bad.fails = None
+    assert await stage.core.wait_for_memory() and bad.turns == [0, 1]
+    bad.forget = later(bad.forget, 5.0)  # type: ignore[method-assign]
+    await stage.say("three", memory="off")
+    await stage.say("four")
+    bad.held.clear()
+    deleting = asyncio.create_task(stage.core.delete())
+    await asyncio.sleep(1)
+    bad.held.set()
+    stage.core.use(stage.engine, stage.config, None, stage.slots)
+    assert (await deleting).waiting == 1
+    await asyncio.sleep(100)
+    assert not bad.items
+
+
+async def test_a_compaction_that_forgetting_stops_says_that_the_conversation_has_moved_on() -> None:
+    model = Summarizer(delay_s=50.0)
+    stage = await MemoryStage.opened(Book(), overflow=summarize(model, trigger_ratio=0.6), **WINDOW)
+    for number in range(8):
+        await stage.say(f"prompt {number:02} {'x' * 20}", memory="off")
+    await stage.core.compaction.stop()
+    compacting = asyncio.create_task(stage.core.compact())
+    await asyncio.sleep(1)
+    await stage.core.forget_turn(0)
+    with pytest.raises(CompactionError, match="moved on"):
+        await compacting
+    await asyncio.sleep(100)
+    assert len(await stage.told(WindowCompacted)) == 1, "the next one began by itself"
+
+
+async def test_nothing_is_given_to_memories_that_have_forgotten_a_session_which_is_being_deleted() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    book.fails = OSError("away")
+    await stage.say("one")
+    await asyncio.sleep(0.5)
+    book.fails = None
+    stage.store.delete = later(stage.store.delete, 50.0)
+    deleting = asyncio.create_task(stage.core.delete())
+    await asyncio.sleep(5)
+    stage.core.use(stage.engine, stage.config, None, stage.slots)
+    await deleting
+    assert not book.items
+
+
+async def test_notes_outlive_a_turn_that_is_forgotten() -> None:
+    stage = await MemoryStage.opened(Book())
+    stage.working = WorkingMemory(InMemoryNotes())
+    stage.new_core()
+    await stage.say("one")
+    await stage.core.desk().merge_notes("bees")
+    assert (await stage.core.forget_turn(0)).notes == 0
+    assert "bees" in await stage.core.desk().read_notes()
+
+
+async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so_do_all_where_memory_is_disabled() -> (
+    None
+):
+    used, flushed = Book(), Book()
+    flush = FlushToMemory([flushed], max_ratio=0.4, trigger_ratio=0.7)
+    stage = await MemoryStage.opened(used, overflow=flush, **WINDOW)
+    slots = [*stage.slots, MemorySlot(memory=flushed, name="flushed", section=None, is_used=False)]
+    stage.core.use(stage.engine, stage.config, flush, slots)
+    for number in range(12):
+        await stage.say(f"prompt {number:02} {'x' * 20}")
+        await asyncio.sleep(1)
+    assert used.turns == list(range(12)) and 0 in flushed.turns and 11 not in flushed.turns
+    assert not hasattr(flushed, "asked")
+    assert (await stage.core.forget_turn(0)).items == {"memory 0": 1, "flushed": 1}
+    disabled = replace(stage.config, memory=MemoryConfig(enabled=False))
+    notes = WorkingMemory(InMemoryNotes())
+    await notes.replace(stage.core.desk()._scope, "a note")
+    stage.core.use(stage.engine, disabled, flush, slots, notes)
+    done = await stage.core.delete()
+    assert done.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and done.notes == 1
 
 
 def test_memories_of_a_strategy_are_known_once_and_are_not_used() -> None:

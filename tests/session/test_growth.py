@@ -215,35 +215,29 @@ def test_an_actor_that_is_noted_no_more_is_looked_up_again(monkeypatch: pytest.M
     assert homes.actor("b") == "the actor of b" and homes.looked_up == 5
 
 
-def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:
-    async def story() -> None:
-        for number in range(MANY):
-            Bundler.of(f"host {number}")
-        assert len(_BUNDLERS[asyncio.get_running_loop()]) == 1
-
-    asyncio.run(story())
+async def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:
+    for number in range(MANY):
+        Bundler.of(f"host {number}")
+    assert len(_BUNDLERS[asyncio.get_running_loop()]) == 1
 
 
-def test_the_process_of_a_session_of_thousands_of_turns_holds_what_it_shows_and_a_little_more() -> None:
-    async def story() -> None:
-        store = InMemoryStore()
-        await store.create(SessionRecord(session_id="s"))
-        config = SessionConfig(max_context_tokens=4_000, reserve_output_tokens=0, token_counter=ByteCounter())
-        core = SessionCore("s", store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
-        most = most_counted = 0
-        for number in range(MANY // 5):
-            await core.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
-            outcome = await core.wait(f"run-{number}")
-            assert outcome and outcome.turn and outcome.turn.text.endswith("x")
-            most = max(most, core.state.journal.cache.size_bytes)
-            index = core.engines.current.compactor and core.engines.current.compactor._index
-            counted = sum(len(stretch.totals) for each in index._logs.values() for stretch in each) if index else 0
-            most_counted = max(most_counted, counted)
-        assert HELD_BYTES // 2 < most < HELD_BYTES + 10_000
-        assert most_counted < 3 * HELD_BYTES // 600
-        assert (await core.turn(0)).text.endswith("x"), "what has left memory is in the store"
-        early = await core.wait(f"run-{MANY // 5 - 100}")
-        assert early and early.turn and len(early.turn.blocks) > 2
-        assert (await core.latest()) == (await core.turn(MANY // 5 - 1))
-
-    asyncio.run(story())
+async def test_the_process_of_a_session_of_thousands_of_turns_holds_what_it_shows_and_a_little_more() -> None:
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id="s"))
+    config = SessionConfig(max_context_tokens=4_000, reserve_output_tokens=0, token_counter=ByteCounter())
+    core = SessionCore("s", store, EchoEngine(), config, overflow=Trim(), off_loop=inline)
+    most = most_counted = 0
+    for number in range(MANY // 5):
+        await core.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
+        outcome = await core.wait(f"run-{number}")
+        assert outcome and outcome.turn and outcome.turn.text.endswith("x")
+        most = max(most, core.state.journal.cache.size_bytes)
+        index = core.engines.current.compactor and core.engines.current.compactor._index
+        counted = sum(len(stretch.totals) for each in index._logs.values() for stretch in each) if index else 0
+        most_counted = max(most_counted, counted)
+    assert HELD_BYTES // 2 < most < HELD_BYTES + 10_000
+    assert most_counted < 3 * HELD_BYTES // 600
+    assert (await core.turn(0)).text.endswith("x"), "what has left memory is in the store"
+    early = await core.wait(f"run-{MANY // 5 - 100}")
+    assert early and early.turn and len(early.turn.blocks) > 2
+    assert (await core.latest()) == (await core.turn(MANY // 5 - 1))

@@ -50,82 +50,70 @@ async def run(core: SessionCore, *names: str) -> None:
         await core.wait(name)
 
 
-def test_events_move_to_the_history_and_read_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_move_to_the_history_and_read_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 30: pages go through both stores, in order, without gap or duplicate."""
     monkeypatch.setattr(journal, "FORGET_EVERY", 1)
 
-    async def story() -> None:
-        history = InMemoryHistory()
-        core, store = await core_with(history)
-        plain, _ = await core_with(None)
-        for one in (core, plain):
-            await one.append(["appended"], key="key")
-            for name in "abcdef":
-                await run(one, name)
-                await asyncio.sleep(0.01)
-        kept = [event.key for event in await store.events(SESSION)]
-        assert len(kept) < 4 and "key" in kept, "what the history has leaves the store, but for what keys need"
-        assert await core.append(["appended"], key="key") == 0
-        again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
-        for limit in (1, 3, 5, 100):
-            seen: list[Any] = []
-            while page := (await again.events(seen[-1].seq if seen else 0, limit))[0]:
-                seen += page
-            told = [(event.kind, getattr(event, "text", "")) for event in seen if not event.live]
-            wanted = [(event.kind, getattr(event, "text", "")) for event in (await plain.events())[0]]
-            assert told == [event for event in wanted if event[0] != "text_delta"]
-        await check_session(store, SESSION, history=history)
-
-    play(story())
+    history = InMemoryHistory()
+    core, store = await core_with(history)
+    plain, _ = await core_with(None)
+    for one in (core, plain):
+        await one.append(["appended"], key="key")
+        for name in "abcdef":
+            await run(one, name)
+            await asyncio.sleep(0.01)
+    kept = [event.key for event in await store.events(SESSION)]
+    assert len(kept) < 4 and "key" in kept, "what the history has leaves the store, but for what keys need"
+    assert await core.append(["appended"], key="key") == 0
+    again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    for limit in (1, 3, 5, 100):
+        seen: list[Any] = []
+        while page := (await again.events(seen[-1].seq if seen else 0, limit))[0]:
+            seen += page
+        told = [(event.kind, getattr(event, "text", "")) for event in seen if not event.live]
+        wanted = [(event.kind, getattr(event, "text", "")) for event in (await plain.events())[0]]
+        assert told == [event for event in wanted if event[0] != "text_delta"]
+    await check_session(store, SESSION, history=history)
 
 
-def test_a_history_that_is_away_fails_no_run_and_is_caught_up(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_history_that_is_away_fails_no_run_and_is_caught_up(caplog: pytest.LogCaptureFixture) -> None:
     """Case 59: a failing sink fails no run; its events wait in the session's store, across processes too."""
 
-    async def story() -> None:
-        history = Failing()
-        core, store = await core_with(history)
-        await run(core, "a", "b")
-        await asyncio.sleep(0.1)
-        assert len(await store.events(SESSION)) == 4 and await history.last_seq(SESSION) == 0
-        assert len([record for record in caplog.records if "history" in record.message]) == 1, "it is said once"
-        history.down = False
-        again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
-        await again.activate()
-        while len(await history.events(SESSION)) < 4:
-            await asyncio.sleep(0.01)
-        assert [event.kind for event in await events_of(store, SESSION, history)] == [
-            "run_started",
-            "run_completed",
-        ] * 2
-
-    play(story())
+    history = Failing()
+    core, store = await core_with(history)
+    await run(core, "a", "b")
+    await asyncio.sleep(0.1)
+    assert len(await store.events(SESSION)) == 4 and await history.last_seq(SESSION) == 0
+    assert len([record for record in caplog.records if "history" in record.message]) == 1, "it is said once"
+    history.down = False
+    again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    await again.activate()
+    while len(await history.events(SESSION)) < 4:
+        await asyncio.sleep(0.01)
+    assert [event.kind for event in await events_of(store, SESSION, history)] == [
+        "run_started",
+        "run_completed",
+    ] * 2
 
 
-def test_deleting_a_session_deletes_its_history() -> None:
-    async def story() -> None:
-        history = InMemoryHistory()
-        core, _ = await core_with(history)
-        await run(core, "a")
-        while not await history.last_seq(SESSION):
-            await asyncio.sleep(0.01)
-        await core.delete()
-        assert await history.events(SESSION) == []
-
-    play(story())
+async def test_deleting_a_session_deletes_its_history() -> None:
+    history = InMemoryHistory()
+    core, _ = await core_with(history)
+    await run(core, "a")
+    while not await history.last_seq(SESSION):
+        await asyncio.sleep(0.01)
+    await core.delete()
+    assert await history.events(SESSION) == []
 
 
-def test_a_process_that_leaves_first_hands_its_events_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_leaves_first_hands_its_events_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_feed, "PAGE", 1)
 
-    async def story() -> None:
-        history = InMemoryHistory()
-        core, store = await core_with(history)
-        await run(core, "a", "b")
-        assert await core.leave()
-        assert await history.events(SESSION) == await store.events(SESSION)
-
-    play(story())
+    history = InMemoryHistory()
+    core, store = await core_with(history)
+    await run(core, "a", "b")
+    assert await core.leave()
+    assert await history.events(SESSION) == await store.events(SESSION)
 
 
 def test_sessions_on_ray_keep_conversations_and_events_apart(
@@ -155,66 +143,59 @@ def test_sessions_on_ray_keep_conversations_and_events_apart(
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_a_session_that_has_left_leaves_nothing_running(down: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_that_has_left_leaves_nothing_running(down: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A packed host lives on: thousands come and go there, also while the history is away."""
     monkeypatch.setattr(ownership, "FLUSH_S", 0.05)
 
-    async def story() -> None:
-        before = asyncio.all_tasks()
-        history = Failing()
-        history.down = down
-        core, store = await core_with(history)
-        await run(core, "a", "b")
-        assert await core.leave() and await core.leave()
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == before
-        assert await history.last_seq(SESSION) == (0 if down else (await store.events(SESSION))[-1].seq)
-        history.down = False
-        again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
-        await again.activate()
-        await again.leave()
-        assert len(await history.events(SESSION)) == 4
-
-    play(story())
+    before = asyncio.all_tasks()
+    history = Failing()
+    history.down = down
+    core, store = await core_with(history)
+    await run(core, "a", "b")
+    assert await core.leave() and await core.leave()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    assert await history.last_seq(SESSION) == (0 if down else (await store.events(SESSION))[-1].seq)
+    history.down = False
+    again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    await again.activate()
+    await again.leave()
+    assert len(await history.events(SESSION)) == 4
 
 
-def test_an_owner_that_was_cut_off_deletes_no_history() -> None:
+async def test_an_owner_that_was_cut_off_deletes_no_history() -> None:
     """Case 47: its deletion is refused, and so it has to leave everything."""
 
-    async def story() -> None:
-        history = InMemoryHistory()
-        stale, store = await core_with(history)
-        await run(stale, "a")
-        owner = SessionCore(SESSION, store, ScriptedEngine(), history=history)
-        await run(owner, "b")
-        await owner.leave()
-        with pytest.raises(SessionFencedError):
-            await stale.delete()
-        assert len(await history.events(SESSION)) == 4
-
-    play(story())
+    history = InMemoryHistory()
+    stale, store = await core_with(history)
+    await run(stale, "a")
+    owner = SessionCore(SESSION, store, ScriptedEngine(), history=history)
+    await run(owner, "b")
+    await owner.leave()
+    with pytest.raises(SessionFencedError):
+        await stale.delete()
+    assert len(await history.events(SESSION)) == 4
 
 
-def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(journal, "FORGET_EVERY", 1)
 
-    async def story() -> None:
-        history = InMemoryHistory()
-        core, store = await core_with(history)
-        await run(core, "a")
-        while await history.last_seq(SESSION) < (await store.events(SESSION))[-1].seq:
-            await asyncio.sleep(0)
+    history = InMemoryHistory()
+    core, store = await core_with(history)
+    await run(core, "a")
+    while await history.last_seq(SESSION) < (await store.events(SESSION))[-1].seq:
+        await asyncio.sleep(0)
 
-        async def fail(*_: Any, **__: Any) -> None:
-            raise StoreError("away")
+    async def fail(*_: Any, **__: Any) -> None:
+        raise StoreError("away")
 
-        monkeypatch.setattr(store, "delete", fail)
-        with pytest.raises(StoreError, match="away"):
-            await core.delete()
-        kept = [event.seq for event in await store.events(SESSION)]
-        await run(core, "b", "c")
-        await core.leave()
-        seen = {event.seq for event in (*await history.events(SESSION), *await store.events(SESSION))}
-        assert seen >= set(kept) and len(seen) == len(kept) + 4
-
-    play(story())
+    monkeypatch.setattr(store, "delete", fail)
+    with pytest.raises(StoreError, match="away"):
+        await core.delete()
+    kept = [event.seq for event in await store.events(SESSION)]
+    await run(core, "b", "c")
+    await core.leave()
+    seen = {event.seq for event in (*await history.events(SESSION), *await store.events(SESSION))}
+    assert seen >= set(kept) and len(seen) == len(kept) + 4

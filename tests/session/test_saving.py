@@ -11,7 +11,6 @@ import pytest
 from schedules import SESSION
 from session_memories import Book, MemoryStage
 from test_compacting import WINDOW, Talker
-from test_tool_loop import play
 from turnwise.actors.inference.tools.memory_tools import memory_tools, notes_tools
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.memory_ingestion import PAGE
@@ -37,27 +36,26 @@ from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.trim import Trim
 
+pytestmark = pytest.mark.virtual_time
 
-def test_each_turn_is_saved_once_in_order_behind_the_conversation_at_no_commit_of_its_own() -> None:
-    async def story() -> None:
-        book, static = Book(), Book(read_only=True)
-        stage = await MemoryStage.opened(book, static, agent="clerk")
-        commits = count_commits(stage)
-        await stage.say(System(text="be kind"), "first")
-        assert not book.items, "the turn has ended, and nothing has waited for the memory"
-        await stage.say("second")
-        assert await stage.core.wait_for_memory()
-        assert book.turns == [0, 1] and book.said.splitlines() == [
-            *("user: first", "assistant: as to first", "user: second", "assistant: as to second")
-        ], "and not what the system is told"
-        (first, second) = book.items.values()
-        assert first.type is MemoryType.INTERACTION and first.source.session_id == SESSION
-        assert [block.kind for block in first.blocks] == ["user", "text"] and second.created_at > 0
-        assert book.scopes == {Scope(user_id="ada", session_id=SESSION, agent="clerk")}
-        await asyncio.sleep(100)
-        assert len(book.given) == 2 and commits[0] == 4
 
-    play(story())
+async def test_each_turn_is_saved_once_in_order_behind_the_conversation_at_no_commit_of_its_own() -> None:
+    book, static = Book(), Book(read_only=True)
+    stage = await MemoryStage.opened(book, static, agent="clerk")
+    commits = count_commits(stage)
+    await stage.say(System(text="be kind"), "first")
+    assert not book.items, "the turn has ended, and nothing has waited for the memory"
+    await stage.say("second")
+    assert await stage.core.wait_for_memory()
+    assert book.turns == [0, 1] and book.said.splitlines() == [
+        *("user: first", "assistant: as to first", "user: second", "assistant: as to second")
+    ], "and not what the system is told"
+    (first, second) = book.items.values()
+    assert first.type is MemoryType.INTERACTION and first.source.session_id == SESSION
+    assert [block.kind for block in first.blocks] == ["user", "text"] and second.created_at > 0
+    assert book.scopes == {Scope(user_id="ada", session_id=SESSION, agent="clerk")}
+    await asyncio.sleep(100)
+    assert len(book.given) == 2 and commits[0] == 4
 
 
 def count_commits(stage: MemoryStage) -> list[int]:
@@ -72,225 +70,192 @@ def count_commits(stage: MemoryStage) -> list[int]:
     return count
 
 
-def test_what_a_flush_gives_is_what_was_saved() -> None:
+async def test_what_a_flush_gives_is_what_was_saved() -> None:
     """Case 42: the same ids, so the same turn is not there twice."""
 
-    async def story() -> None:
-        book = Book()
-        flush = FlushToMemory([book], max_ratio=0.4, trigger_ratio=0.7)
-        stage = await MemoryStage.opened(book, overflow=flush, **WINDOW)
-        for number in range(12):
-            await stage.say(f"prompt {number:02} {'x' * 20}")
-            await asyncio.sleep(1)
-        assert len(stage.engine.given[-1]) < 20, "there was a flush"
-        assert book.turns == list(range(12)) and len(book.given) > 12
-
-    play(story())
+    book = Book()
+    flush = FlushToMemory([book], max_ratio=0.4, trigger_ratio=0.7)
+    stage = await MemoryStage.opened(book, overflow=flush, **WINDOW)
+    for number in range(12):
+        await stage.say(f"prompt {number:02} {'x' * 20}")
+        await asyncio.sleep(1)
+    assert len(stage.engine.given[-1]) < 20, "there was a flush"
+    assert book.turns == list(range(12)) and len(book.given) > 12
 
 
-def test_a_run_or_a_session_may_recall_only_or_do_without() -> None:
+async def test_a_run_or_a_session_may_recall_only_or_do_without() -> None:
     """Case 50: also when recall is off for one call."""
 
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book)
-        engine: Talker = stage.engine
-        await stage.say("tea is nice")
-        await stage.core.wait_for_memory()
-        await stage.say("more tea", memory="off")
-        await stage.say("some tea", memory="read")
-        assert [recalls(given) for given in engine.given] == [0, 0, 1]
-        await stage.core.use_memory("off")
-        stage.new_core()
-        await stage.say("no tea")
-        await stage.say("what tea", memory="on")
-        await stage.core.wait_for_memory()
-        assert [recalls(given) for given in engine.given[3:]] == [0, 1]
-        assert book.turns == [0, 4]
-        runs = await stage.core.runs()
-        assert [run.memory for run in runs] == ["on", "off", "read", "off", "on"]
-        # What was not to be remembered is not, whoever reads the history later.
-        assert await stage.core.leave()
-        later = Book()
-        stage.memories = (later,)
-        stage.new_core()
-        await stage.core.wait_for_memory()
-        await stage.say("good bye", memory="on")
-        await stage.core.wait_for_memory()
-        assert later.turns == [5]
-
-    play(story())
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    engine: Talker = stage.engine
+    await stage.say("tea is nice")
+    await stage.core.wait_for_memory()
+    await stage.say("more tea", memory="off")
+    await stage.say("some tea", memory="read")
+    assert [recalls(given) for given in engine.given] == [0, 0, 1]
+    await stage.core.use_memory("off")
+    stage.new_core()
+    await stage.say("no tea")
+    await stage.say("what tea", memory="on")
+    await stage.core.wait_for_memory()
+    assert [recalls(given) for given in engine.given[3:]] == [0, 1]
+    assert book.turns == [0, 4]
+    runs = await stage.core.runs()
+    assert [run.memory for run in runs] == ["on", "off", "read", "off", "on"]
+    # What was not to be remembered is not, whoever reads the history later.
+    assert await stage.core.leave()
+    later = Book()
+    stage.memories = (later,)
+    stage.new_core()
+    await stage.core.wait_for_memory()
+    await stage.say("good bye", memory="on")
+    await stage.core.wait_for_memory()
+    assert later.turns == [5]
 
 
 def recalls(blocks: Sequence[Block]) -> int:
     return sum(isinstance(block, Recalled) for block in blocks)
 
 
-def test_what_is_not_to_be_remembered_is_given_to_no_memory_by_a_flush_either() -> None:
-    async def story() -> None:
-        book = Book()
-        flush = FlushToMemory([book], max_ratio=0.4, trigger_ratio=0.7)
-        stage = await MemoryStage.opened(overflow=flush, **WINDOW)
-        for number in range(12):
-            await stage.say(f"prompt {number:02} {'x' * 20}", memory="off" if number % 2 else "on")
-            await asyncio.sleep(1)
-        assert len(stage.engine.given[-1]) < 20
-        assert book.turns[:2] == [0, 2] and all(index is not None and index % 2 == 0 for index in book.turns)
-
-    play(story())
+async def test_what_is_not_to_be_remembered_is_given_to_no_memory_by_a_flush_either() -> None:
+    book = Book()
+    flush = FlushToMemory([book], max_ratio=0.4, trigger_ratio=0.7)
+    stage = await MemoryStage.opened(overflow=flush, **WINDOW)
+    for number in range(12):
+        await stage.say(f"prompt {number:02} {'x' * 20}", memory="off" if number % 2 else "on")
+        await asyncio.sleep(1)
+    assert len(stage.engine.given[-1]) < 20
+    assert book.turns[:2] == [0, 2] and all(index is not None and index % 2 == 0 for index in book.turns)
 
 
-def test_a_memory_that_is_down_delays_neither_runs_nor_others_and_catches_up() -> None:
+async def test_a_memory_that_is_down_delays_neither_runs_nor_others_and_catches_up() -> None:
     """Case 55."""
 
-    async def story() -> None:
-        good, bad = Book(), Book()
-        bad.fails = OSError("the disk is full")
-        stage = await MemoryStage.opened(good, bad)
-        for number in range(20):
-            await stage.say(f"prompt {number}")
-        await asyncio.sleep(5)
-        assert good.turns == list(range(20)) and not bad.items
-        (behind,) = await stage.told(MemoryBehind)
-        assert (behind.memory, behind.why) == ("memory 1", "OSError: the disk is full")
-        assert not await stage.core.leave(), "it stays until all is saved"
-        bad.fails = None
-        assert await stage.core.wait_for_memory()
-        assert bad.turns == list(range(20)) and good.given == list(good.items)
-        (caught_up,) = await stage.told(MemoryCaughtUp)
-        assert caught_up.memory == "memory 1" and await stage.core.leave()
-
-    play(story())
+    good, bad = Book(), Book()
+    bad.fails = OSError("the disk is full")
+    stage = await MemoryStage.opened(good, bad)
+    for number in range(20):
+        await stage.say(f"prompt {number}")
+    await asyncio.sleep(5)
+    assert good.turns == list(range(20)) and not bad.items
+    (behind,) = await stage.told(MemoryBehind)
+    assert (behind.memory, behind.why) == ("memory 1", "OSError: the disk is full")
+    assert not await stage.core.leave(), "it stays until all is saved"
+    bad.fails = None
+    assert await stage.core.wait_for_memory()
+    assert bad.turns == list(range(20)) and good.given == list(good.items)
+    (caught_up,) = await stage.told(MemoryCaughtUp)
+    assert caught_up.memory == "memory 1" and await stage.core.leave()
 
 
-def test_what_a_lost_process_had_not_saved_the_next_one_saves() -> None:
+async def test_what_a_lost_process_had_not_saved_the_next_one_saves() -> None:
     """Case 55: and what it had saved is not there twice."""
 
-    async def story() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    await stage.say("first")
+    await stage.core.wait_for_memory()
+    book.held.clear()
+    await stage.say("second")
+    await stage.say("third", memory="off")
+    await stage.say("fourth")
+    stage.new_core()
+    book.held.set()
+    await stage.core.wait_for_memory()
+    assert book.turns == [0, 1, 3]
+    assert await stage.core.leave()
+    stage.new_core()
+    given = list(book.given)
+    await stage.core.wait_for_memory()
+    await asyncio.sleep(100)
+    assert book.given == given, "who left has noted how far it came"
+
+
+async def test_a_turn_that_a_memory_cannot_keep_is_told_and_holds_up_no_other() -> None:
+    book = Book()
+    book.refuses = {
+        "odd": InvalidMemoryError("x", "its text is odd"),
+        "lies": ExtractionError("the model gave no facts"),
+    }
+    stage = await MemoryStage.opened(book)
+    book.held.clear()
+    for prompt in ("first", "odd", "third", "lies", "fifth"):
+        await stage.say(prompt)
+    book.held.set()
+    await stage.core.wait_for_memory()
+    assert book.turns == [0, 2, 4]
+    told = await stage.told(TurnNotSaved)
+    assert [(event.turn_index, event.memory) for event in told] == [(1, "memory 0"), (3, "memory 0")]
+    assert "its text is odd" in told[0].why and not await stage.told(MemoryBehind)
+    lies = [name for name in book.given if name not in book.items]
+    assert max(map(lies.count, lies)) == 4, "a model that has nothing to say is not asked for ever"
+
+
+async def test_turns_that_were_cancelled_are_saved_unless_only_completed_ones_are_or_they_were_discarded() -> None:
+    for wanted, on_cancel, turns in (("all", "keep", [0, 1]), ("completed", "keep", [1]), ("all", "discard", [1])):
         book = Book()
-        stage = await MemoryStage.opened(book)
-        await stage.say("first")
+        settings: dict[str, Any] = {"memory": MemoryConfig(save=wanted), "on_cancel": on_cancel}  # type: ignore[arg-type]
+        stage = await MemoryStage.opened(book, **settings)
+        await stage.core.start(["stop me"], run_id="run")
+        await stage.core.cancel("stop")
+        await stage.say("go on")
         await stage.core.wait_for_memory()
-        book.held.clear()
-        await stage.say("second")
-        await stage.say("third", memory="off")
-        await stage.say("fourth")
-        stage.new_core()
-        book.held.set()
-        await stage.core.wait_for_memory()
-        assert book.turns == [0, 1, 3]
-        assert await stage.core.leave()
-        stage.new_core()
-        given = list(book.given)
-        await stage.core.wait_for_memory()
-        await asyncio.sleep(100)
-        assert book.given == given, "who left has noted how far it came"
-
-    play(story())
+        assert book.turns == turns, (wanted, on_cancel)
 
 
-def test_a_turn_that_a_memory_cannot_keep_is_told_and_holds_up_no_other() -> None:
-    async def story() -> None:
-        book = Book()
-        book.refuses = {
-            "odd": InvalidMemoryError("x", "its text is odd"),
-            "lies": ExtractionError("the model gave no facts"),
-        }
-        stage = await MemoryStage.opened(book)
-        book.held.clear()
-        for prompt in ("first", "odd", "third", "lies", "fifth"):
-            await stage.say(prompt)
-        book.held.set()
-        await stage.core.wait_for_memory()
-        assert book.turns == [0, 2, 4]
-        told = await stage.told(TurnNotSaved)
-        assert [(event.turn_index, event.memory) for event in told] == [(1, "memory 0"), (3, "memory 0")]
-        assert "its text is odd" in told[0].why and not await stage.told(MemoryBehind)
-        lies = [name for name in book.given if name not in book.items]
-        assert max(map(lies.count, lies)) == 4, "a model that has nothing to say is not asked for ever"
-
-    play(story())
+async def test_nothing_is_saved_where_that_is_wanted_and_nothing_is_asked_where_memory_is_disabled() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book, memory=MemoryConfig(save="none"))
+    await stage.say("first")
+    assert await stage.core.wait_for_memory() and not book.given
+    book = Book()
+    stage = await MemoryStage.opened(book, memory=MemoryConfig(enabled=False))
+    await stage.say("first")
+    assert await stage.core.wait_for_memory() and not book.given and not hasattr(book, "asked")
 
 
-def test_turns_that_were_cancelled_are_saved_unless_only_completed_ones_are_or_they_were_discarded() -> None:
-    async def story() -> None:
-        for wanted, on_cancel, turns in (("all", "keep", [0, 1]), ("completed", "keep", [1]), ("all", "discard", [1])):
-            book = Book()
-            settings: dict[str, Any] = {"memory": MemoryConfig(save=wanted), "on_cancel": on_cancel}  # type: ignore[arg-type]
-            stage = await MemoryStage.opened(book, **settings)
-            await stage.core.start(["stop me"], run_id="run")
-            await stage.core.cancel("stop")
-            await stage.say("go on")
-            await stage.core.wait_for_memory()
-            assert book.turns == turns, (wanted, on_cancel)
-
-    play(story())
-
-
-def test_nothing_is_saved_where_that_is_wanted_and_nothing_is_asked_where_memory_is_disabled() -> None:
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book, memory=MemoryConfig(save="none"))
-        await stage.say("first")
-        assert await stage.core.wait_for_memory() and not book.given
-        book = Book()
-        stage = await MemoryStage.opened(book, memory=MemoryConfig(enabled=False))
-        await stage.say("first")
-        assert await stage.core.wait_for_memory() and not book.given and not hasattr(book, "asked")
-
-    play(story())
+async def test_a_memory_that_comes_later_is_given_what_comes_from_then_on() -> None:
+    stage = await MemoryStage.opened()
+    await stage.say("before")
+    book = Book()
+    stage.memories = (book,)
+    stage.core.use(stage.engine, stage.config, None, stage.slots)
+    await stage.say("since")
+    await stage.core.wait_for_memory()
+    assert book.turns == [1]
+    # A process without memories in between takes nothing away from what is still to be saved.
+    book.fails = OSError("away")
+    await stage.say("while it is away")
+    stage.memories = ()
+    stage.new_core()
+    await stage.say("without")
+    book.fails = None
+    stage.memories = (book,)
+    stage.new_core()
+    await stage.core.wait_for_memory()
+    assert book.turns == [1, 2, 3]
 
 
-def test_a_memory_that_comes_later_is_given_what_comes_from_then_on() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened()
-        await stage.say("before")
-        book = Book()
-        stage.memories = (book,)
-        stage.core.use(stage.engine, stage.config, None, stage.slots)
-        await stage.say("since")
-        await stage.core.wait_for_memory()
-        assert book.turns == [1]
-        # A process without memories in between takes nothing away from what is still to be saved.
-        book.fails = OSError("away")
-        await stage.say("while it is away")
-        stage.memories = ()
-        stage.new_core()
-        await stage.say("without")
-        book.fails = None
-        stage.memories = (book,)
-        stage.new_core()
-        await stage.core.wait_for_memory()
-        assert book.turns == [1, 2, 3]
-
-    play(story())
+async def test_a_fork_saves_its_own_turns_only() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    await stage.say("first")
+    await stage.say("second")
+    await stage.core.wait_for_memory()
+    fork = await stage.core.fork(0, "fork")
+    assert fork.saved == 0 and len(book.given) == 2
 
 
-def test_a_fork_saves_its_own_turns_only() -> None:
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book)
-        await stage.say("first")
-        await stage.say("second")
-        await stage.core.wait_for_memory()
-        fork = await stage.core.fork(0, "fork")
-        assert fork.saved == 0 and len(book.given) == 2
-
-    play(story())
-
-
-def test_only_the_categories_that_are_wanted_are_recalled_and_the_agent_may_count_for_nothing() -> None:
-    async def story() -> None:
-        book, static = Book(), Book(read_only=True)
-        config = MemoryConfig(categories=[MemoryCategory.SEMANTIC], max_results=3, agent_scope=False)
-        stage = await MemoryStage.opened(book, static, agent="clerk", memory=config)
-        await stage.say("tea?")
-        await stage.core.wait_for_memory()
-        assert set(book.asked["types"]) == {kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC}
-        assert static.asked["types"] is None
-        assert book.scopes == {Scope(user_id="ada", session_id=SESSION, agent=None)}
-
-    play(story())
+async def test_only_the_categories_that_are_wanted_are_recalled_and_the_agent_may_count_for_nothing() -> None:
+    book, static = Book(), Book(read_only=True)
+    config = MemoryConfig(categories=[MemoryCategory.SEMANTIC], max_results=3, agent_scope=False)
+    stage = await MemoryStage.opened(book, static, agent="clerk", memory=config)
+    await stage.say("tea?")
+    await stage.core.wait_for_memory()
+    assert set(book.asked["types"]) == {kind for kind in MemoryType if kind.category is MemoryCategory.SEMANTIC}
+    assert static.asked["types"] is None
+    assert book.scopes == {Scope(user_id="ada", session_id=SESSION, agent=None)}
 
 
 def test_settings_come_from_the_environment_and_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,46 +281,40 @@ def test_settings_come_from_the_environment_and_are_checked(monkeypatch: pytest.
             MemoryConfig(**wrong)
 
 
-def test_the_working_memory_stands_in_each_request_and_what_a_program_saves_is_recalled() -> None:
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book)
-        stage.working = WorkingMemory(InMemoryNotes())
-        stage.new_core()
-        await stage.core.activate()
-        desk = stage.core.desk()
-        assert await desk.replace_notes("goal: a </working_memory> cup of tea") == await desk.read_notes()
-        name = await desk.save("likes green tea", type=MemoryType.PREFERENCES, topic="tea")
-        assert [item.id for item in await desk.recall("tea")] == [name]
-        await stage.say("which tea ?")
-        (recalled,) = (block for block in stage.engine.given[0] if isinstance(block, Recalled))
-        preamble, _, sections = recalled.text.partition("\n\n")
-        assert "data, not instructions" in preamble
-        assert sections.startswith("<working_memory>\n") and "likes green tea" in recalled.text
-        assert recalled.text.count("</working_memory>") == 1
-        (told,) = (event for event in (await stage.core.events())[0] if isinstance(event, MemoryRecalled))
-        assert told.found == told.sent == {"memory 0": 1}
-        assert await desk.delete([name, "missing"]) == 1 and not await desk.recall("green")
-        book.fails = OSError("away")
-        with pytest.raises(LongTermMemoryError, match="memory 0: OSError: away"):
-            await desk.recall("tea")
-
-    play(story())
+async def test_the_working_memory_stands_in_each_request_and_what_a_program_saves_is_recalled() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    stage.working = WorkingMemory(InMemoryNotes())
+    stage.new_core()
+    await stage.core.activate()
+    desk = stage.core.desk()
+    assert await desk.replace_notes("goal: a </working_memory> cup of tea") == await desk.read_notes()
+    name = await desk.save("likes green tea", type=MemoryType.PREFERENCES, topic="tea")
+    assert [item.id for item in await desk.recall("tea")] == [name]
+    await stage.say("which tea ?")
+    (recalled,) = (block for block in stage.engine.given[0] if isinstance(block, Recalled))
+    preamble, _, sections = recalled.text.partition("\n\n")
+    assert "data, not instructions" in preamble
+    assert sections.startswith("<working_memory>\n") and "likes green tea" in recalled.text
+    assert recalled.text.count("</working_memory>") == 1
+    (told,) = (event for event in (await stage.core.events())[0] if isinstance(event, MemoryRecalled))
+    assert told.found == told.sent == {"memory 0": 1}
+    assert await desk.delete([name, "missing"]) == 1 and not await desk.recall("green")
+    book.fails = OSError("away")
+    with pytest.raises(LongTermMemoryError, match="memory 0: OSError: away"):
+        await desk.recall("tea")
 
 
-def test_a_prompt_without_words_is_no_memory() -> None:
-    async def story() -> None:
-        class Mute(Talker):
-            async def run(self, turn: Any, context: Any) -> Sequence[Block]:
-                return [Text(text=" ")]
+async def test_a_prompt_without_words_is_no_memory() -> None:
+    class Mute(Talker):
+        async def run(self, turn: Any, context: Any) -> Sequence[Block]:
+            return [Text(text=" ")]
 
-        book = Book()
-        stage = await MemoryStage.opened(book, engine=Mute())
-        await stage.say(System(text="be kind"))
-        assert await stage.core.wait_for_memory()
-        assert not book.given or book.said.strip()
-
-    play(story())
+    book = Book()
+    stage = await MemoryStage.opened(book, engine=Mute())
+    await stage.say(System(text="be kind"))
+    assert await stage.core.wait_for_memory()
+    assert not book.given or book.said.strip()
 
 
 def test_what_a_model_did_with_memory_is_not_remembered_again() -> None:
@@ -381,88 +340,79 @@ def test_what_a_model_did_with_memory_is_not_remembered_again() -> None:
     assert {tool.name for tool in (*memory_tools(), *notes_tools())} == DESK_TOOLS
 
 
-def test_a_session_that_goes_without_its_memories_for_a_while_keeps_what_they_lack() -> None:
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book)
-        book.fails = OSError("away")
-        await stage.say("first")
-        slots = stage.slots
-        stage.core.use(stage.engine, stage.config, None, ())
-        await stage.say("second")
-        await stage.say("third", memory="off")
-        book.fails = None
-        stage.core.use(stage.engine, stage.config, None, slots)
-        await stage.say("fourth")
-        assert await stage.core.wait_for_memory()
-        assert book.turns == [0, 1, 3]
-        await stage.core.leave()
-        assert (await stage.store.get(SESSION)).saved == 3
-
-    play(story())
+async def test_a_session_that_goes_without_its_memories_for_a_while_keeps_what_they_lack() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    book.fails = OSError("away")
+    await stage.say("first")
+    slots = stage.slots
+    stage.core.use(stage.engine, stage.config, None, ())
+    await stage.say("second")
+    await stage.say("third", memory="off")
+    book.fails = None
+    stage.core.use(stage.engine, stage.config, None, slots)
+    await stage.say("fourth")
+    assert await stage.core.wait_for_memory()
+    assert book.turns == [0, 1, 3]
+    await stage.core.leave()
+    assert (await stage.store.get(SESSION)).saved == 3
 
 
-def test_saving_outlives_a_store_that_is_away() -> None:
+async def test_saving_outlives_a_store_that_is_away() -> None:
     """No run has to come to go on with it."""
 
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book, store_retry_s=1.0)
-        book.fails = OSError("away too")
-        await stage.say("first")
-        await asyncio.sleep(1)
-        commit, stage.store.commit = stage.store.commit, away
-        await asyncio.sleep(30)
-        stage.store.commit = commit
-        book.fails = None
-        assert not await stage.core.leave(), "it has not given up"
-        await asyncio.sleep(200)
-        assert book.turns == [0]
-        # Nor does one that has to find first what is to be saved.
-        book.held.clear()
-        await stage.say("second")
-        stage.new_core()
-        await stage.core.activate()
-        turns, stage.store.turns = stage.store.turns, away
-        await asyncio.sleep(30)
-        stage.store.turns = turns
-        book.held.set()
-        await asyncio.sleep(200)
-        assert book.turns == [0, 1]
-
-    play(story())
+    book = Book()
+    stage = await MemoryStage.opened(book, store_retry_s=1.0)
+    book.fails = OSError("away too")
+    await stage.say("first")
+    await asyncio.sleep(1)
+    commit, stage.store.commit = stage.store.commit, away
+    await asyncio.sleep(30)
+    stage.store.commit = commit
+    book.fails = None
+    assert not await stage.core.leave(), "it has not given up"
+    await asyncio.sleep(200)
+    assert book.turns == [0]
+    # Nor does one that has to find first what is to be saved.
+    book.held.clear()
+    await stage.say("second")
+    stage.new_core()
+    await stage.core.activate()
+    turns, stage.store.turns = stage.store.turns, away
+    await asyncio.sleep(30)
+    stage.store.turns = turns
+    book.held.set()
+    await asyncio.sleep(200)
+    assert book.turns == [0, 1]
 
 
 async def away(*args: Any, **settings: Any) -> Any:
     raise StoreError("away")
 
 
-def test_a_turn_whose_blocks_are_lost_is_told_and_holds_up_no_other() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened(Book())
-        stage.memories[0].held.clear()
-        for prompt in ("first", "second", "third"):
-            await stage.say(prompt)
-        (turn,) = await stage.store.turns(SESSION, after=0, limit=1)
-        (lost, *_) = turn.prompt
-        book = Book()
-        stage.memories = (book,)
-        stage.new_core()
-        blocks, stage.store.turns = stage.store.blocks, later(stage.store.turns, 1.0)
+async def test_a_turn_whose_blocks_are_lost_is_told_and_holds_up_no_other() -> None:
+    stage = await MemoryStage.opened(Book())
+    stage.memories[0].held.clear()
+    for prompt in ("first", "second", "third"):
+        await stage.say(prompt)
+    (turn,) = await stage.store.turns(SESSION, after=0, limit=1)
+    (lost, *_) = turn.prompt
+    book = Book()
+    stage.memories = (book,)
+    stage.new_core()
+    blocks, stage.store.turns = stage.store.blocks, later(stage.store.turns, 1.0)
 
-        async def corrupt(spans: Any) -> Any:
-            if any(span.start <= lost.start < span.stop for span in spans):
-                raise CorruptRecordError("block", "missing")
-            return await blocks(spans)
+    async def corrupt(spans: Any) -> Any:
+        if any(span.start <= lost.start < span.stop for span in spans):
+            raise CorruptRecordError("block", "missing")
+        return await blocks(spans)
 
-        await stage.core.activate()
-        stage.core.state.journal.cache = BlockCache()
-        stage.store.blocks = corrupt
-        await stage.core.wait_for_memory()
-        (told,) = await stage.told(TurnNotSaved)
-        assert told.turn_index == 1 and book.turns == [0, 2]
-
-    play(story())
+    await stage.core.activate()
+    stage.core.state.journal.cache = BlockCache()
+    stage.store.blocks = corrupt
+    await stage.core.wait_for_memory()
+    (told,) = await stage.told(TurnNotSaved)
+    assert told.turn_index == 1 and book.turns == [0, 2]
 
 
 def later(verb: Any, delay_s: float) -> Any:
@@ -473,235 +423,204 @@ def later(verb: Any, delay_s: float) -> Any:
     return act
 
 
-def test_a_memory_that_cancels_itself_is_asked_again() -> None:
-    async def story() -> None:
-        book = Book()
-        remember, failures = book.remember, [asyncio.CancelledError()]
+async def test_a_memory_that_cancels_itself_is_asked_again() -> None:
+    book = Book()
+    remember, failures = book.remember, [asyncio.CancelledError()]
 
-        async def cancelled(*args: Any) -> Any:
-            if failures:
-                raise failures.pop()
-            return await remember(*args)
+    async def cancelled(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await remember(*args)
 
-        book.remember = cancelled  # type: ignore[method-assign,assignment]
-        stage = await MemoryStage.opened(book)
-        await stage.say("first")
-        assert await stage.core.wait_for_memory() and book.turns == [0]
-        (behind,) = await stage.told(MemoryBehind)
-        assert "cancelled itself" in behind.why
-
-    play(story())
+    book.remember = cancelled  # type: ignore[method-assign,assignment]
+    stage = await MemoryStage.opened(book)
+    await stage.say("first")
+    assert await stage.core.wait_for_memory() and book.turns == [0]
+    (behind,) = await stage.told(MemoryBehind)
+    assert "cancelled itself" in behind.why
 
 
-def test_whoever_has_lost_the_session_saves_no_more_and_says_so_to_who_waits() -> None:
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book)
-        book.fails = OSError("away")
-        await stage.say("first")
-        await asyncio.sleep(0.5)
-        old = stage.core
-        waiting = asyncio.create_task(old.wait_for_memory())
-        await stage.new_core().activate()
-        stage.core.use(stage.engine, stage.config, None, ())
-        with pytest.raises(SessionFencedError):
-            await old.use_memory("off")
-        book.fails = None
-        await asyncio.sleep(200)
-        assert not book.items
-        with pytest.raises(SessionFencedError):
-            await waiting
-        old.use(stage.engine, stage.config, None, stage.slots)
-        await asyncio.sleep(10)
-        assert not book.items
-
-    play(story())
+async def test_whoever_has_lost_the_session_saves_no_more_and_says_so_to_who_waits() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    book.fails = OSError("away")
+    await stage.say("first")
+    await asyncio.sleep(0.5)
+    old = stage.core
+    waiting = asyncio.create_task(old.wait_for_memory())
+    await stage.new_core().activate()
+    stage.core.use(stage.engine, stage.config, None, ())
+    with pytest.raises(SessionFencedError):
+        await old.use_memory("off")
+    book.fails = None
+    await asyncio.sleep(200)
+    assert not book.items
+    with pytest.raises(SessionFencedError):
+        await waiting
+    old.use(stage.engine, stage.config, None, stage.slots)
+    await asyncio.sleep(10)
+    assert not book.items
 
 
-def test_what_many_turns_lack_is_found_page_by_page_while_runs_start() -> None:
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened()
-        book.held.clear()
-        stage.memories = (book,)
-        stage.new_core()
-        for number in range(2 * PAGE + 30):
-            await stage.say(f"{number}", memory="off" if number % 100 == 7 else None)
-        stage.new_core()
-        turns, stage.store.turns = stage.store.turns, later(stage.store.turns, 5.0)
-        await stage.core.activate()
-        await asyncio.sleep(0.1)
-        began = asyncio.get_running_loop().time()
-        await stage.core.start(["last"], run_id="last")
-        assert asyncio.get_running_loop().time() - began < 6, "it waited for a page at most"
-        assert not await stage.core.leave() and not await stage.core.wait_for_memory(1.0)
-        book.held.set()
-        stage.store.turns = turns
-        assert await stage.core.wait_for_memory()
-        assert book.turns == [index for index in range(2 * PAGE + 31) if index % 100 != 7]
-
-    play(story())
+async def test_what_many_turns_lack_is_found_page_by_page_while_runs_start() -> None:
+    book = Book()
+    stage = await MemoryStage.opened()
+    book.held.clear()
+    stage.memories = (book,)
+    stage.new_core()
+    for number in range(2 * PAGE + 30):
+        await stage.say(f"{number}", memory="off" if number % 100 == 7 else None)
+    stage.new_core()
+    turns, stage.store.turns = stage.store.turns, later(stage.store.turns, 5.0)
+    await stage.core.activate()
+    await asyncio.sleep(0.1)
+    began = asyncio.get_running_loop().time()
+    await stage.core.start(["last"], run_id="last")
+    assert asyncio.get_running_loop().time() - began < 6, "it waited for a page at most"
+    assert not await stage.core.leave() and not await stage.core.wait_for_memory(1.0)
+    book.held.set()
+    stage.store.turns = turns
+    assert await stage.core.wait_for_memory()
+    assert book.turns == [index for index in range(2 * PAGE + 31) if index % 100 != 7]
 
 
-def test_a_memory_that_has_all_is_not_given_it_again_after_an_error_of_the_store() -> None:
-    async def story() -> None:
-        good, bad = Book(), Book()
-        bad.fails = OSError("away")
-        stage = await MemoryStage.opened(good, bad)
-        await stage.say("first")
-        await asyncio.sleep(5)
-        commit, stage.store.commit = stage.store.commit, away
-        with pytest.raises(StoreError):
-            await stage.core.use_memory("on")
-        stage.store.commit = commit
-        await stage.say("second")
-        bad.fails = None
-        assert await stage.core.wait_for_memory()
-        assert good.turns == bad.turns == [0, 1] and len(good.given) == 2
-
-    play(story())
+async def test_a_memory_that_has_all_is_not_given_it_again_after_an_error_of_the_store() -> None:
+    good, bad = Book(), Book()
+    bad.fails = OSError("away")
+    stage = await MemoryStage.opened(good, bad)
+    await stage.say("first")
+    await asyncio.sleep(5)
+    commit, stage.store.commit = stage.store.commit, away
+    with pytest.raises(StoreError):
+        await stage.core.use_memory("on")
+    stage.store.commit = commit
+    await stage.say("second")
+    bad.fails = None
+    assert await stage.core.wait_for_memory()
+    assert good.turns == bad.turns == [0, 1] and len(good.given) == 2
 
 
-def test_a_memory_that_is_switched_while_it_is_given_something_has_it_once_and_others_get_what_it_lacked() -> None:
-    async def story() -> None:
-        slow, other = Book(delay_s=5.0), Book()
-        stage = await MemoryStage.opened(slow)
-        await stage.say("first")
-        await asyncio.sleep(1)
-        stage.memories = (slow, other)
-        stage.core.use(stage.engine, stage.config, None, stage.slots)
-        assert await stage.core.wait_for_memory()
-        assert slow.turns == other.turns == [0] and len(slow.given) == 2
-
-    play(story())
-
-
-def test_an_item_is_changed_where_it_is_whichever_memory_is_down() -> None:
-    async def story() -> None:
-        down, up = Book(), Book()
-        changed: list[str] = []
-
-        async def fails(*args: Any, **changes: Any) -> bool:
-            raise OSError("away")
-
-        async def change(scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
-            changed.append(text or "")
-            return id == "there"
-
-        down.update, up.update = fails, change  # type: ignore[method-assign]
-        stage = await MemoryStage.opened(down, up)
-        await stage.core.activate()
-        desk = stage.core.desk()
-        assert await desk.update("there", "new")
-        with pytest.raises(OSError, match="away"):
-            await desk.update("elsewhere", "newer")
-        assert changed == ["new", "newer"]
-        up.update = fails  # type: ignore[method-assign]
-        down.update = change  # type: ignore[method-assign]
-        assert await desk.update("there", "first") and changed[2:] == ["first"]
-
-    play(story())
+async def test_a_memory_that_is_switched_while_it_is_given_something_has_it_once_and_others_get_what_it_lacked() -> (
+    None
+):
+    slow, other = Book(delay_s=5.0), Book()
+    stage = await MemoryStage.opened(slow)
+    await stage.say("first")
+    await asyncio.sleep(1)
+    stage.memories = (slow, other)
+    stage.core.use(stage.engine, stage.config, None, stage.slots)
+    assert await stage.core.wait_for_memory()
+    assert slow.turns == other.turns == [0] and len(slow.given) == 2
 
 
-def test_what_is_recalled_takes_no_more_than_its_share_of_a_small_window_and_fails_no_run() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened(Book(), overflow=Trim(), **{**WINDOW, "max_context_tokens": 2000})
-        for number in range(20):
-            await stage.say(f"prompt {number:02} {'x' * 20}")
-            await stage.core.wait_for_memory()
-        assert {run.state for run in await stage.core.runs()} == {"completed"}
-        recalled = [block for given in stage.engine.given for block in given if isinstance(block, Recalled)]
-        counter = WINDOW["token_counter"]
-        assert len(recalled) > 10 and max(map(counter.count, recalled)) < 2000 // 2 + 400
-        stage.working = WorkingMemory(InMemoryNotes())
-        stage.new_core()
-        await stage.core.activate()
-        await stage.core.desk().replace_notes("y" * 2000)
-        last = await stage.say("prompt 20")
-        assert last.status == "completed" and recalls(stage.engine.given[-1]) == 0
+async def test_an_item_is_changed_where_it_is_whichever_memory_is_down() -> None:
+    down, up = Book(), Book()
+    changed: list[str] = []
 
-    play(story())
+    async def fails(*args: Any, **changes: Any) -> bool:
+        raise OSError("away")
 
+    async def change(scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
+        changed.append(text or "")
+        return id == "there"
 
-def test_who_leaves_after_an_error_of_the_store_writes_nothing_over_what_may_be_there() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened(Book())
-        await stage.say("first")
-        assert await stage.core.wait_for_memory()
-        commit = stage.store.commit
-
-        async def unanswered(*args: Any) -> None:
-            await commit(*args)
-            raise StoreError("no answer")
-
-        stage.store.commit = unanswered
-        with pytest.raises(StoreError):
-            await stage.core.append(["second"], key="k")
-        stage.store.commit = commit
-        before = await stage.store.get(SESSION)
-        assert await stage.core.leave()
-        assert await stage.store.get(SESSION) == before
-
-    play(story())
+    down.update, up.update = fails, change  # type: ignore[method-assign]
+    stage = await MemoryStage.opened(down, up)
+    await stage.core.activate()
+    desk = stage.core.desk()
+    assert await desk.update("there", "new")
+    with pytest.raises(OSError, match="away"):
+        await desk.update("elsewhere", "newer")
+    assert changed == ["new", "newer"]
+    up.update = fails  # type: ignore[method-assign]
+    down.update = change  # type: ignore[method-assign]
+    assert await desk.update("there", "first") and changed[2:] == ["first"]
 
 
-def test_what_another_owner_has_saved_meanwhile_is_owed_no_more() -> None:
-    async def story() -> None:
-        down, up = Book(), Book()
-        down.held.clear()
-        stage = await MemoryStage.opened(down)
-        await stage.say("first")
-        await asyncio.sleep(1)
-        first, commit = stage.core, stage.store.commit
-        stage.store.commit = away
-        with pytest.raises(StoreError):
-            await first.use_memory("on")
-        activate, stage.store.activate = stage.store.activate, away
-        with pytest.raises(StoreError):
-            await first.activate()  # or it was stored, and the epoch is higher by its own doing
-        stage.store.commit, stage.store.activate = commit, activate
-        stage.memories = (up,)
-        await stage.new_core().wait_for_memory()
-        assert await stage.core.leave()
-        first.use(stage.engine, stage.config)
-        stage.core = first
-        await stage.say("second")
-        assert (await stage.store.get(SESSION)).saved == 1 and up.turns == [0]
-
-    play(story())
+async def test_what_is_recalled_takes_no_more_than_its_share_of_a_small_window_and_fails_no_run() -> None:
+    stage = await MemoryStage.opened(Book(), overflow=Trim(), **{**WINDOW, "max_context_tokens": 2000})
+    for number in range(20):
+        await stage.say(f"prompt {number:02} {'x' * 20}")
+        await stage.core.wait_for_memory()
+    assert {run.state for run in await stage.core.runs()} == {"completed"}
+    recalled = [block for given in stage.engine.given for block in given if isinstance(block, Recalled)]
+    counter = WINDOW["token_counter"]
+    assert len(recalled) > 10 and max(map(counter.count, recalled)) < 2000 // 2 + 400
+    stage.working = WorkingMemory(InMemoryNotes())
+    stage.new_core()
+    await stage.core.activate()
+    await stage.core.desk().replace_notes("y" * 2000)
+    last = await stage.say("prompt 20")
+    assert last.status == "completed" and recalls(stage.engine.given[-1]) == 0
 
 
-def test_a_turn_whose_end_is_being_stored_when_the_memories_go_is_saved_when_they_are_back() -> None:
-    async def story() -> None:
-        book = Book()
-        stage = await MemoryStage.opened(book)
-        commit, stage.store.commit = stage.store.commit, later(stage.store.commit, 5.0)
-        saying = asyncio.create_task(stage.say("first"))
-        await asyncio.sleep(7)
-        stage.core.use(stage.engine, stage.config)
-        await saying
-        stage.store.commit = commit
-        await stage.say("second", memory="off")
-        stage.core.use(stage.engine, stage.config, None, stage.slots)
-        assert await stage.core.wait_for_memory() and book.turns == [0]
+async def test_who_leaves_after_an_error_of_the_store_writes_nothing_over_what_may_be_there() -> None:
+    stage = await MemoryStage.opened(Book())
+    await stage.say("first")
+    assert await stage.core.wait_for_memory()
+    commit = stage.store.commit
 
-    play(story())
+    async def unanswered(*args: Any) -> None:
+        await commit(*args)
+        raise StoreError("no answer")
+
+    stage.store.commit = unanswered
+    with pytest.raises(StoreError):
+        await stage.core.append(["second"], key="k")
+    stage.store.commit = commit
+    before = await stage.store.get(SESSION)
+    assert await stage.core.leave()
+    assert await stage.store.get(SESSION) == before
 
 
-def test_whoever_waits_for_what_cannot_be_read_is_told_that_it_is_not_saved() -> None:
-    async def story() -> None:
-        stage = await MemoryStage.opened()
-        await stage.say("first")
-        stage.memories = (Book(),)
-        stage.memories[0].held.clear()
-        stage.new_core()
-        await stage.say("second")
-        stage.new_core()
+async def test_what_another_owner_has_saved_meanwhile_is_owed_no_more() -> None:
+    down, up = Book(), Book()
+    down.held.clear()
+    stage = await MemoryStage.opened(down)
+    await stage.say("first")
+    await asyncio.sleep(1)
+    first, commit = stage.core, stage.store.commit
+    stage.store.commit = away
+    with pytest.raises(StoreError):
+        await first.use_memory("on")
+    activate, stage.store.activate = stage.store.activate, away
+    with pytest.raises(StoreError):
+        await first.activate()  # or it was stored, and the epoch is higher by its own doing
+    stage.store.commit, stage.store.activate = commit, activate
+    stage.memories = (up,)
+    await stage.new_core().wait_for_memory()
+    assert await stage.core.leave()
+    first.use(stage.engine, stage.config)
+    stage.core = first
+    await stage.say("second")
+    assert (await stage.store.get(SESSION)).saved == 1 and up.turns == [0]
 
-        async def corrupt(*args: Any, **settings: Any) -> Any:
-            raise CorruptRecordError("turn", "missing")
 
-        stage.store.turns = corrupt
-        assert not await stage.core.wait_for_memory()
+async def test_a_turn_whose_end_is_being_stored_when_the_memories_go_is_saved_when_they_are_back() -> None:
+    book = Book()
+    stage = await MemoryStage.opened(book)
+    commit, stage.store.commit = stage.store.commit, later(stage.store.commit, 5.0)
+    saying = asyncio.create_task(stage.say("first"))
+    await asyncio.sleep(7)
+    stage.core.use(stage.engine, stage.config)
+    await saying
+    stage.store.commit = commit
+    await stage.say("second", memory="off")
+    stage.core.use(stage.engine, stage.config, None, stage.slots)
+    assert await stage.core.wait_for_memory() and book.turns == [0]
 
-    play(story())
+
+async def test_whoever_waits_for_what_cannot_be_read_is_told_that_it_is_not_saved() -> None:
+    stage = await MemoryStage.opened()
+    await stage.say("first")
+    stage.memories = (Book(),)
+    stage.memories[0].held.clear()
+    stage.new_core()
+    await stage.say("second")
+    stage.new_core()
+
+    async def corrupt(*args: Any, **settings: Any) -> Any:
+        raise CorruptRecordError("turn", "missing")
+
+    stage.store.turns = corrupt
+    assert not await stage.core.wait_for_memory()

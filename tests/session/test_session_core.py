@@ -58,129 +58,108 @@ async def turn_of(core: SessionCore, prompt: str, run_id: str = "run", **setting
     return outcome
 
 
-def test_starting_with_nothing_to_run_builds_no_engine_and_changes_nothing() -> None:
+async def test_starting_with_nothing_to_run_builds_no_engine_and_changes_nothing() -> None:
     """Case 2."""
 
-    async def story() -> None:
-        core, store = await new_core(BrokenBuilder())
-        before = await store.get(SESSION)
-        for prompts in ([], [""], ["  \n"]):
-            with pytest.raises(EmptyTurnError, match=SESSION):
-                await core.start(prompts, run_id="run")
-        assert replace(await store.get(SESSION), epoch=0, revision=0) == before
-        assert await store.runs(SESSION) == [] and await store.events(SESSION) == []
-
-    play(story())
+    core, store = await new_core(BrokenBuilder())
+    before = await store.get(SESSION)
+    for prompts in ([], [""], ["  \n"]):
+        with pytest.raises(EmptyTurnError, match=SESSION):
+            await core.start(prompts, run_id="run")
+    assert replace(await store.get(SESSION), epoch=0, revision=0) == before
+    assert await store.runs(SESSION) == [] and await store.events(SESSION) == []
 
 
 @pytest.mark.parametrize("prompt", ["raise", "exit", "nothing", "thoughts", "parrot", "surrogate", "curse"])
-def test_an_engine_that_fails_fails_its_run_and_the_session_is_usable_at_once(prompt: str) -> None:
+async def test_an_engine_that_fails_fails_its_run_and_the_session_is_usable_at_once(prompt: str) -> None:
     """Cases 10 and 23."""
 
-    async def story() -> None:
-        core, store = await new_core()
-        await turn_of(core, "hello", "first")
-        outcome = await turn_of(core, prompt)
-        assert outcome.run.state == "failed" and outcome.run.why
-        assert outcome.turn and texts(outcome.turn.new_blocks) == [prompt]
-        after = await turn_of(core, "and now", "next")
-        assert after.turn and texts(after.turn.blocks) == ["hello", prompt, "and now"]
-        await check_session(store, SESSION)
-
-    play(story())
+    core, store = await new_core()
+    await turn_of(core, "hello", "first")
+    outcome = await turn_of(core, prompt)
+    assert outcome.run.state == "failed" and outcome.run.why
+    assert outcome.turn and texts(outcome.turn.new_blocks) == [prompt]
+    after = await turn_of(core, "and now", "next")
+    assert after.turn and texts(after.turn.blocks) == ["hello", prompt, "and now"]
+    await check_session(store, SESSION)
 
 
-def test_an_engine_that_cannot_be_built_fails_its_run_and_another_takes_over() -> None:
+async def test_an_engine_that_cannot_be_built_fails_its_run_and_another_takes_over() -> None:
     """Case 10; a later manager's engine is taken over between runs."""
 
-    async def story() -> None:
-        core, _ = await new_core(BrokenBuilder())
-        outcome = await turn_of(core, "hello", "first")
-        assert outcome.run.state == "failed" and "no such model" in str(outcome.run.why)
-        core.use(ScriptedEngine("new: "), SessionConfig())
-        again = await turn_of(core, "hello")
-        assert again.turn and again.turn.text == "new: hello"
-
-    play(story())
+    core, _ = await new_core(BrokenBuilder())
+    outcome = await turn_of(core, "hello", "first")
+    assert outcome.run.state == "failed" and "no such model" in str(outcome.run.why)
+    core.use(ScriptedEngine("new: "), SessionConfig())
+    again = await turn_of(core, "hello")
+    assert again.turn and again.turn.text == "new: hello"
 
 
-def test_many_waiters_get_the_same_result_and_a_wait_that_times_out_cancels_nothing() -> None:
+async def test_many_waiters_get_the_same_result_and_a_wait_that_times_out_cancels_nothing() -> None:
     """Case 7."""
 
-    async def story() -> None:
-        core, _ = await new_core()
-        await core.start(["slow 5"], run_id="run")
-        assert await core.wait("run", timeout_s=0.01) is None
-        waiter = asyncio.create_task(core.wait("run"))
-        await asyncio.sleep(0)
-        waiter.cancel()
-        outcomes = await asyncio.gather(*(core.wait("run") for _ in range(20)))
-        assert {outcome.run.state for outcome in outcomes if outcome} == {"completed"}
-        assert len({outcome.turn for outcome in outcomes if outcome}) == 1
-        late = await core.wait("run")
-        assert late == outcomes[0]
-        with pytest.raises(RunNotFoundError, match="nobody"):
-            await core.wait("nobody")
-
-    play(story())
+    core, _ = await new_core()
+    await core.start(["slow 5"], run_id="run")
+    assert await core.wait("run", timeout_s=0.01) is None
+    waiter = asyncio.create_task(core.wait("run"))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    outcomes = await asyncio.gather(*(core.wait("run") for _ in range(20)))
+    assert {outcome.run.state for outcome in outcomes if outcome} == {"completed"}
+    assert len({outcome.turn for outcome in outcomes if outcome}) == 1
+    late = await core.wait("run")
+    assert late == outcomes[0]
+    with pytest.raises(RunNotFoundError, match="nobody"):
+        await core.wait("nobody")
 
 
-def test_a_late_wait_works_after_the_run_has_left_memory() -> None:
+async def test_a_late_wait_works_after_the_run_has_left_memory() -> None:
     """Case 7."""
 
-    async def story() -> None:
-        core, store = await new_core()
-        first = await turn_of(core, "hello", "first")
-        other = SessionCore(SESSION, store, ScriptedEngine())
-        assert await other.wait("first") == first
-        assert (await other.run("first")).state == "completed"
-
-    play(story())
+    core, store = await new_core()
+    first = await turn_of(core, "hello", "first")
+    other = SessionCore(SESSION, store, ScriptedEngine())
+    assert await other.wait("first") == first
+    assert (await other.run("first")).state == "completed"
 
 
-def test_a_cancelled_run_keeps_its_text_marked_and_closes_its_open_tool_calls() -> None:
+async def test_a_cancelled_run_keeps_its_text_marked_and_closes_its_open_tool_calls() -> None:
     """Cases 8, 19, 20 and 21."""
 
-    async def story() -> None:
-        core, store = await new_core()
-        await core.start(["dangling"], run_id="run")
-        await asyncio.sleep(0.05)
-        assert await core.cancel("changed my mind") is True
-        assert await core.cancel("again", "run") is True
-        outcome = await core.wait("run")
-        assert outcome and outcome.turn and outcome.run.why == "changed my mind"
-        assert outcome.turn.new_blocks[1:] == (
-            blocks.Text(text="let me look"),
-            blocks.ToolUse(call_id="1", name="look"),
-            blocks.ToolResult(call_id="1", text="cancelled: changed my mind", is_error=True),
-        )
-        with pytest.raises(NoActiveRunError):
-            await core.cancel("nothing there")
-        await check_session(store, SESSION)
-
-    play(story())
+    core, store = await new_core()
+    await core.start(["dangling"], run_id="run")
+    await asyncio.sleep(0.05)
+    assert await core.cancel("changed my mind") is True
+    assert await core.cancel("again", "run") is True
+    outcome = await core.wait("run")
+    assert outcome and outcome.turn and outcome.run.why == "changed my mind"
+    assert outcome.turn.new_blocks[1:] == (
+        blocks.Text(text="let me look"),
+        blocks.ToolUse(call_id="1", name="look"),
+        blocks.ToolResult(call_id="1", text="cancelled: changed my mind", is_error=True),
+    )
+    with pytest.raises(NoActiveRunError):
+        await core.cancel("nothing there")
+    await check_session(store, SESSION)
 
 
-def test_with_discard_the_history_equals_that_before_the_run() -> None:
+async def test_with_discard_the_history_equals_that_before_the_run() -> None:
     """Case 20."""
 
-    async def story() -> None:
-        core, store = await new_core(config=SessionConfig(on_cancel="discard"))
-        before = (await turn_of(core, "hello", "first")).turn
-        await core.start(["slow 500"], run_id="run")
-        await asyncio.sleep(0.05)
-        await core.cancel("no")
-        outcome = await core.wait("run")
-        assert outcome and outcome.turn is None and outcome.run.state == "cancelled"
-        assert await core.latest() == before and await core.turns() == [before]
-        with pytest.raises(TurnNotFoundError):
-            await core.turn(1)
-        await check_session(store, SESSION)
-
-    play(story())
+    core, store = await new_core(config=SessionConfig(on_cancel="discard"))
+    before = (await turn_of(core, "hello", "first")).turn
+    await core.start(["slow 500"], run_id="run")
+    await asyncio.sleep(0.05)
+    await core.cancel("no")
+    outcome = await core.wait("run")
+    assert outcome and outcome.turn is None and outcome.run.state == "cancelled"
+    assert await core.latest() == before and await core.turns() == [before]
+    with pytest.raises(TurnNotFoundError):
+        await core.turn(1)
+    await check_session(store, SESSION)
 
 
-def test_an_engine_that_ignores_cancel_delays_nobody_and_its_late_result_reaches_nothing() -> None:
+async def test_an_engine_that_ignores_cancel_delays_nobody_and_its_late_result_reaches_nothing() -> None:
     """Case 9."""
 
     began, let_go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -198,226 +177,196 @@ def test_an_engine_that_ignores_cancel_delays_nobody_and_its_late_result_reaches
             ended.set()
             return [Text(text="too late")]
 
-    async def story() -> None:
-        core, store = await new_core(Stubborn(), SessionConfig(cancel_grace_s=0.05))
-        await core.start(["stubborn"], run_id="run")
-        await began.wait()
-        await core.cancel("stop")
-        await turn_of(core, "hello", "next")
-        assert not ended.is_set(), "nobody has waited for it"
-        let_go.set()
-        await ended.wait()
-        for _ in range(100):
-            await asyncio.sleep(0)
-        latest = await core.latest()
-        assert latest and "too late" not in str(latest.blocks)
-        assert not [event for event in (await core.events())[0] if "too late" in str(event)]
-        await check_session(store, SESSION)
-
-    play(story())
+    core, store = await new_core(Stubborn(), SessionConfig(cancel_grace_s=0.05))
+    await core.start(["stubborn"], run_id="run")
+    await began.wait()
+    await core.cancel("stop")
+    await turn_of(core, "hello", "next")
+    assert not ended.is_set(), "nobody has waited for it"
+    let_go.set()
+    await ended.wait()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    latest = await core.latest()
+    assert latest and "too late" not in str(latest.blocks)
+    assert not [event for event in (await core.events())[0] if "too late" in str(event)]
+    await check_session(store, SESSION)
 
 
-def test_a_run_that_is_rolled_back_leaves_no_trace_though_it_is_then_interrupted_too() -> None:
+async def test_a_run_that_is_rolled_back_leaves_no_trace_though_it_is_then_interrupted_too() -> None:
     """Case 17."""
 
-    async def story() -> None:
-        core, store = await new_core(config=SessionConfig(cancel_grace_s=0.2))
-        await core.start(["stubborn"], run_id="first")
-        await asyncio.sleep(0.02)
-        await core.start(["second"], run_id="second", if_busy="rollback")
-        await core.start(["third"], run_id="third", if_busy="interrupt")
-        outcome = await core.wait("third")
-        assert outcome and outcome.turn and texts(outcome.turn.blocks) == ["second", "third"]
-        await check_session(store, SESSION)
-
-    play(story())
+    core, store = await new_core(config=SessionConfig(cancel_grace_s=0.2))
+    await core.start(["stubborn"], run_id="first")
+    await asyncio.sleep(0.02)
+    await core.start(["second"], run_id="second", if_busy="rollback")
+    await core.start(["third"], run_id="third", if_busy="interrupt")
+    outcome = await core.wait("third")
+    assert outcome and outcome.turn and texts(outcome.turn.blocks) == ["second", "third"]
+    await check_session(store, SESSION)
 
 
-def test_a_run_over_its_time_fails_and_keeps_what_it_has() -> None:
-    async def story() -> None:
-        core, store = await new_core()
-        outcome = await turn_of(core, "slow 500", timeout_s=0.1)
-        assert outcome.run.state == "failed" and "timeout_s=0.1" in str(outcome.run.why)
-        assert outcome.turn and outcome.turn.text.startswith("0 1 ")
-        await check_session(store, SESSION)
-
-    play(story())
+async def test_a_run_over_its_time_fails_and_keeps_what_it_has() -> None:
+    core, store = await new_core()
+    outcome = await turn_of(core, "slow 500", timeout_s=0.1)
+    assert outcome.run.state == "failed" and "timeout_s=0.1" in str(outcome.run.why)
+    assert outcome.turn and outcome.turn.text.startswith("0 1 ")
+    await check_session(store, SESSION)
 
 
-def test_a_returned_turn_cannot_be_changed() -> None:
+async def test_a_returned_turn_cannot_be_changed() -> None:
     """Case 12."""
 
-    async def story() -> None:
-        core, _ = await new_core()
-        turn = (await turn_of(core, "hello")).turn
-        assert turn
-        with pytest.raises(AttributeError):
-            turn.status = "failed"  # type: ignore[misc]
-        with pytest.raises(ValueError, match="frozen"):
-            turn.blocks[0].text = "other"  # type: ignore[attr-defined]
-        with pytest.raises(TypeError):
-            turn.metadata["key"] = "value"
-        assert (await core.turn(0)).blocks == turn.blocks
-
-    play(story())
+    core, _ = await new_core()
+    turn = (await turn_of(core, "hello")).turn
+    assert turn
+    with pytest.raises(AttributeError):
+        turn.status = "failed"  # type: ignore[misc]
+    with pytest.raises(ValueError, match="frozen"):
+        turn.blocks[0].text = "other"  # type: ignore[attr-defined]
+    with pytest.raises(TypeError):
+        turn.metadata["key"] = "value"
+    assert (await core.turn(0)).blocks == turn.blocks
 
 
-def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alone() -> None:
+async def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alone() -> None:
     """Case 13."""
 
-    async def story() -> None:
-        core, store = await new_core()
-        for number in range(3):
-            await turn_of(core, f"prompt {number}", f"run{number}")
-        before = await core.turns()
-        fork = await core.fork(1, "fork")
-        assert fork.parent == f"{SESSION}#1"
-        assert await core.fork(1, "fork") == fork, "forking again under the same id is the same fork"
-        with pytest.raises(SessionExistsError):
-            await core.fork(0, "fork")
-        forked = SessionCore("fork", store, ScriptedEngine())
-        outcome = await turn_of(forked, "another way", "forked")
-        assert outcome.turn and texts(outcome.turn.blocks) == ["prompt 0", "prompt 1", "another way"]
-        assert outcome.turn.index == 2 and outcome.turn.parent == "fork#1"
-        assert (await forked.turn(1)).parent == f"{SESSION}#1"
-        assert await core.turns() == before
-        latest = await core.fork(None, "latest")
-        assert latest.parent == f"{SESSION}#2"
-        for index in (3, -1, 99):
-            with pytest.raises(TurnNotFoundError, match=str(index)):
-                await core.fork(index, "none")
-        await core.start(["slow 50"], run_id="running")
-        with pytest.raises(TurnNotFoundError):
-            await core.fork(3, "none")
-        await core.cancel("enough")
-        await core.delete()
-        assert (await forked.turns())[-1].blocks == outcome.turn.blocks
-        for session in (SESSION,):
-            with pytest.raises(SessionNotFoundError):
-                await store.get(session)
-
-    play(story())
+    core, store = await new_core()
+    for number in range(3):
+        await turn_of(core, f"prompt {number}", f"run{number}")
+    before = await core.turns()
+    fork = await core.fork(1, "fork")
+    assert fork.parent == f"{SESSION}#1"
+    assert await core.fork(1, "fork") == fork, "forking again under the same id is the same fork"
+    with pytest.raises(SessionExistsError):
+        await core.fork(0, "fork")
+    forked = SessionCore("fork", store, ScriptedEngine())
+    outcome = await turn_of(forked, "another way", "forked")
+    assert outcome.turn and texts(outcome.turn.blocks) == ["prompt 0", "prompt 1", "another way"]
+    assert outcome.turn.index == 2 and outcome.turn.parent == "fork#1"
+    assert (await forked.turn(1)).parent == f"{SESSION}#1"
+    assert await core.turns() == before
+    latest = await core.fork(None, "latest")
+    assert latest.parent == f"{SESSION}#2"
+    for index in (3, -1, 99):
+        with pytest.raises(TurnNotFoundError, match=str(index)):
+            await core.fork(index, "none")
+    await core.start(["slow 50"], run_id="running")
+    with pytest.raises(TurnNotFoundError):
+        await core.fork(3, "none")
+    await core.cancel("enough")
+    await core.delete()
+    assert (await forked.turns())[-1].blocks == outcome.turn.blocks
+    for session in (SESSION,):
+        with pytest.raises(SessionNotFoundError):
+            await store.get(session)
 
 
-def test_a_fork_that_is_asked_for_twice_is_one_though_its_parent_has_gone_on_meanwhile() -> None:
+async def test_a_fork_that_is_asked_for_twice_is_one_though_its_parent_has_gone_on_meanwhile() -> None:
     """A call may be delivered twice, with a kill in between; a fork that is in use is another matter."""
 
-    async def story() -> None:
-        core, store = await new_core()
-        await turn_of(core, "one", "run0")
-        fork = await core.fork(None, "fork")
-        await turn_of(core, "two", "run1")
-        assert await core.fork(None, "fork") == fork and fork.parent == f"{SESSION}#0"
-        with pytest.raises(SessionExistsError):
-            await core.fork(1, "fork")
-        await store.create(SessionRecord(session_id="other", parent="elsewhere#0"))
-        with pytest.raises(SessionExistsError):
-            await core.fork(None, "other")
-        await turn_of(SessionCore("fork", store, ScriptedEngine()), "another way", "run2")
-        with pytest.raises(SessionExistsError):
-            await core.fork(None, "fork")
-
-    play(story())
+    core, store = await new_core()
+    await turn_of(core, "one", "run0")
+    fork = await core.fork(None, "fork")
+    await turn_of(core, "two", "run1")
+    assert await core.fork(None, "fork") == fork and fork.parent == f"{SESSION}#0"
+    with pytest.raises(SessionExistsError):
+        await core.fork(1, "fork")
+    await store.create(SessionRecord(session_id="other", parent="elsewhere#0"))
+    with pytest.raises(SessionExistsError):
+        await core.fork(None, "other")
+    await turn_of(SessionCore("fork", store, ScriptedEngine()), "another way", "run2")
+    with pytest.raises(SessionExistsError):
+        await core.fork(None, "fork")
 
 
-def test_an_ended_session_refuses_runs_and_can_be_read_forked_and_deleted() -> None:
+async def test_an_ended_session_refuses_runs_and_can_be_read_forked_and_deleted() -> None:
     """Case 14."""
 
-    async def story() -> None:
-        core, store = await new_core()
-        await core.start(["slow 500"], run_id="run")
-        await core.start(["queued"], run_id="queued", if_busy="enqueue")
-        with pytest.raises(SessionBusyError):
-            await core.delete()
-        await core.end("closing time")
-        await core.end("closing time")
-        for run_id in ("run", "queued"):
-            outcome = await core.wait(run_id)
-            assert outcome and (outcome.run.state, outcome.run.why) == ("cancelled", "closing time")
-        with pytest.raises(SessionEndedError):
-            await core.start(["more"], run_id="more")
-        with pytest.raises(SessionEndedError):
-            await core.append(["more"], key="more")
-        assert (await core.turns())[0].status == "cancelled"
-        assert (await core.fork(0, "fork")).status == "active"
-        await check_session(store, SESSION)
+    core, store = await new_core()
+    await core.start(["slow 500"], run_id="run")
+    await core.start(["queued"], run_id="queued", if_busy="enqueue")
+    with pytest.raises(SessionBusyError):
         await core.delete()
-        with pytest.raises(SessionNotFoundError):
-            await core.latest()
+    await core.end("closing time")
+    await core.end("closing time")
+    for run_id in ("run", "queued"):
+        outcome = await core.wait(run_id)
+        assert outcome and (outcome.run.state, outcome.run.why) == ("cancelled", "closing time")
+    with pytest.raises(SessionEndedError):
+        await core.start(["more"], run_id="more")
+    with pytest.raises(SessionEndedError):
+        await core.append(["more"], key="more")
+    assert (await core.turns())[0].status == "cancelled"
+    assert (await core.fork(0, "fork")).status == "active"
+    await check_session(store, SESSION)
+    await core.delete()
+    with pytest.raises(SessionNotFoundError):
+        await core.latest()
 
-    play(story())
 
-
-def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:
+async def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:
     """Cases 15 and 60: what an actor finds that comes back after a kill."""
 
-    async def story() -> None:
-        core, store = await new_core()
-        await core.append(["first"], key="first")
-        await core.start(["slow 500"], run_id="lost")
-        await core.start(["second"], run_id="queued", if_busy="enqueue")
-        await core.append(["appended"], key="appended")
-        # The process is gone here: another comes, and the first can do nothing any more.
-        back = SessionCore(SESSION, store, ScriptedEngine())
-        outcome = await back.wait("lost")
-        assert outcome and outcome.run.state == "interrupted" and outcome.turn
-        queued = await back.wait("queued")
-        assert queued and queued.run.state == "completed" and queued.turn
-        assert texts(queued.turn.blocks) == ["first", "slow 500", "second"]
-        latest = await back.latest()
-        assert latest and texts(latest.blocks)[-1] == "appended"
-        with pytest.raises(SessionFencedError):
-            await core.append(["late"], key="late")
-        with pytest.raises(SessionFencedError):
-            await core.wait("lost")
-        third = SessionCore(SESSION, store, ScriptedEngine())
-        assert await third.wait("lost") == outcome
-        await check_session(store, SESSION)
-
-    play(story())
+    core, store = await new_core()
+    await core.append(["first"], key="first")
+    await core.start(["slow 500"], run_id="lost")
+    await core.start(["second"], run_id="queued", if_busy="enqueue")
+    await core.append(["appended"], key="appended")
+    # The process is gone here: another comes, and the first can do nothing any more.
+    back = SessionCore(SESSION, store, ScriptedEngine())
+    outcome = await back.wait("lost")
+    assert outcome and outcome.run.state == "interrupted" and outcome.turn
+    queued = await back.wait("queued")
+    assert queued and queued.run.state == "completed" and queued.turn
+    assert texts(queued.turn.blocks) == ["first", "slow 500", "second"]
+    latest = await back.latest()
+    assert latest and texts(latest.blocks)[-1] == "appended"
+    with pytest.raises(SessionFencedError):
+        await core.append(["late"], key="late")
+    with pytest.raises(SessionFencedError):
+        await core.wait("lost")
+    third = SessionCore(SESSION, store, ScriptedEngine())
+    assert await third.wait("lost") == outcome
+    await check_session(store, SESSION)
 
 
-def test_events_are_live_numbered_and_replayed_with_the_text() -> None:
+async def test_events_are_live_numbered_and_replayed_with_the_text() -> None:
     """Case 59."""
 
-    async def story() -> None:
-        core, store = await new_core()
-        await core.start(["slow 20"], run_id="run")
-        after, live = 0, []
-        done = False
-        while not done:
-            events, after, done = await core.events(after, limit=3, run_id="run", timeout_s=5)
-            live += events
-        assert isinstance(live[0], RunStarted) and isinstance(live[-1], RunCompleted)
-        assert [event.seq for event in live] == sorted({event.seq for event in live})
-        text = "".join(event.text for event in live if isinstance(event, TextDelta))
-        assert text == "".join(f"{number} " for number in range(20))
-        again, _, done = await core.events(0, run_id="run")
-        assert again == live and done, "deltas are held while they are recent"
-        later = SessionCore(SESSION, store, ScriptedEngine())
-        replayed, after, done = await later.events(0, run_id="run")
-        assert [event.kind for event in replayed] == ["run_started", "run_completed"] and done
-        assert isinstance(replayed[-1], RunCompleted) and replayed[-1].text == "slow 20"
-        assert (await later.events(after, run_id="run"))[0] == []
-        await turn_of(later, "next", "next")
-        numbers = [event.seq for event in (await later.events())[0]]
-        assert numbers == sorted(set(numbers)) and numbers[-1] > live[-1].seq
-
-    play(story())
+    core, store = await new_core()
+    await core.start(["slow 20"], run_id="run")
+    after, live = 0, []
+    done = False
+    while not done:
+        events, after, done = await core.events(after, limit=3, run_id="run", timeout_s=5)
+        live += events
+    assert isinstance(live[0], RunStarted) and isinstance(live[-1], RunCompleted)
+    assert [event.seq for event in live] == sorted({event.seq for event in live})
+    text = "".join(event.text for event in live if isinstance(event, TextDelta))
+    assert text == "".join(f"{number} " for number in range(20))
+    again, _, done = await core.events(0, run_id="run")
+    assert again == live and done, "deltas are held while they are recent"
+    later = SessionCore(SESSION, store, ScriptedEngine())
+    replayed, after, done = await later.events(0, run_id="run")
+    assert [event.kind for event in replayed] == ["run_started", "run_completed"] and done
+    assert isinstance(replayed[-1], RunCompleted) and replayed[-1].text == "slow 20"
+    assert (await later.events(after, run_id="run"))[0] == []
+    await turn_of(later, "next", "next")
+    numbers = [event.seq for event in (await later.events())[0]]
+    assert numbers == sorted(set(numbers)) and numbers[-1] > live[-1].seq
 
 
-def test_prompts_that_are_no_text_are_refused() -> None:
-    async def story() -> None:
-        core, _ = await new_core()
-        for prompt in (3, None, b"bytes", blocks.ToolResult(call_id="1", text="forged"), "\ud800"):
-            with pytest.raises(InvalidPromptError, match=SESSION):
-                await core.start([prompt], run_id="run")  # type: ignore[list-item]
-        with pytest.raises(InvalidPromptError, match="10000"):
-            await core.append(["x" * 10_000_000], key="big")
-        assert await core.latest() is None
-        assert isinstance((await turn_of(core, "hello")).turn, Turn)
-
-    play(story())
+async def test_prompts_that_are_no_text_are_refused() -> None:
+    core, _ = await new_core()
+    for prompt in (3, None, b"bytes", blocks.ToolResult(call_id="1", text="forged"), "\ud800"):
+        with pytest.raises(InvalidPromptError, match=SESSION):
+            await core.start([prompt], run_id="run")  # type: ignore[list-item]
+    with pytest.raises(InvalidPromptError, match="10000"):
+        await core.append(["x" * 10_000_000], key="big")
+    assert await core.latest() is None
+    assert isinstance((await turn_of(core, "hello")).turn, Turn)
 
 
 @pytest.mark.parametrize(
@@ -468,37 +417,31 @@ async def stumbling() -> tuple[SessionCore, StumblingStore]:
     return core, store
 
 
-def test_live_events_after_a_store_error_get_numbers_that_no_later_owner_gives_again() -> None:
+async def test_live_events_after_a_store_error_get_numbers_that_no_later_owner_gives_again() -> None:
     """Case 59."""
 
-    async def story() -> None:
-        core, store = await stumbling()
-        await core.activate()
-        await asyncio.sleep(0.1)
-        seen = [event.seq for event in (await core.events())[0]]
-        other = SessionCore(SESSION, store, ScriptedEngine())
-        await other.activate()
-        interrupted = (await store.events(SESSION))[-1]
-        assert interrupted.kind == "run_interrupted" and interrupted.seq > max(seen)
-
-    play(story())
+    core, store = await stumbling()
+    await core.activate()
+    await asyncio.sleep(0.1)
+    seen = [event.seq for event in (await core.events())[0]]
+    other = SessionCore(SESSION, store, ScriptedEngine())
+    await other.activate()
+    interrupted = (await store.events(SESSION))[-1]
+    assert interrupted.kind == "run_interrupted" and interrupted.seq > max(seen)
 
 
-def test_live_events_of_a_run_that_another_owner_ended_are_not_published() -> None:
+async def test_live_events_of_a_run_that_another_owner_ended_are_not_published() -> None:
     """Case 64."""
 
-    async def story() -> None:
-        core, store = await stumbling()
-        store.refuses = True
-        with pytest.raises(StoreError):
-            await core.activate()  # or it was stored, and the epoch is higher by its own doing
-        store.refuses = False
-        await SessionCore(SESSION, store, ScriptedEngine()).activate()
-        await asyncio.sleep(0.1)  # deltas wait for what becomes of the commit
-        outcome = await core.wait("run")
-        assert outcome and outcome.run.state == "interrupted"
-        await asyncio.sleep(0.1)
-        events, _, _ = await core.events()
-        assert events[-1].kind == "run_interrupted"
-
-    play(story())
+    core, store = await stumbling()
+    store.refuses = True
+    with pytest.raises(StoreError):
+        await core.activate()  # or it was stored, and the epoch is higher by its own doing
+    store.refuses = False
+    await SessionCore(SESSION, store, ScriptedEngine()).activate()
+    await asyncio.sleep(0.1)  # deltas wait for what becomes of the commit
+    outcome = await core.wait("run")
+    assert outcome and outcome.run.state == "interrupted"
+    await asyncio.sleep(0.1)
+    events, _, _ = await core.events()
+    assert events[-1].kind == "run_interrupted"

@@ -142,69 +142,57 @@ async def bench() -> Bench:
     return found
 
 
-def test_the_first_change_activates_the_session_and_later_ones_do_not() -> None:
-    async def story() -> None:
-        made = await bench()
-        await made.change(ttl_s=1.0)
-        await made.change(ttl_s=2.0)
-        assert len(made.recovered) == 1 and (await made.store.get("s")).ttl_s == 2.0
-
-    asyncio.run(story())
+async def test_the_first_change_activates_the_session_and_later_ones_do_not() -> None:
+    made = await bench()
+    await made.change(ttl_s=1.0)
+    await made.change(ttl_s=2.0)
+    assert len(made.recovered) == 1 and (await made.store.get("s")).ttl_s == 2.0
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_after_an_unknown_outcome_the_next_change_takes_over_what_the_store_has(stored: bool) -> None:
-    async def story() -> None:
-        made = await bench()
-        await made.change(ttl_s=1.0)
-        made.store.lost = stored
-        with pytest.raises(StoreError):
-            await made.change(ttl_s=2.0)
-        await made.change()
-        assert len(made.recovered) == 2
-        assert made.recovered[1].session.ttl_s == (await made.store.get("s")).ttl_s == (2.0 if stored else 1.0)
-
-    asyncio.run(story())
+async def test_after_an_unknown_outcome_the_next_change_takes_over_what_the_store_has(stored: bool) -> None:
+    made = await bench()
+    await made.change(ttl_s=1.0)
+    made.store.lost = stored
+    with pytest.raises(StoreError):
+        await made.change(ttl_s=2.0)
+    await made.change()
+    assert len(made.recovered) == 2
+    assert made.recovered[1].session.ttl_s == (await made.store.get("s")).ttl_s == (2.0 if stored else 1.0)
 
 
-def test_changes_run_one_at_a_time_and_to_their_end_when_their_caller_is_cancelled() -> None:
-    async def story() -> None:
-        made, at_work, goes_on, done = await bench(), asyncio.Event(), asyncio.Event(), list[str]()
+async def test_changes_run_one_at_a_time_and_to_their_end_when_their_caller_is_cancelled() -> None:
+    made, at_work, goes_on, done = await bench(), asyncio.Event(), asyncio.Event(), list[str]()
 
-        async def slow() -> None:
-            at_work.set()
-            await goes_on.wait()
-            done.append("slow")
+    async def slow() -> None:
+        at_work.set()
+        await goes_on.wait()
+        done.append("slow")
 
-        async def quick() -> None:
-            done.append("quick")
+    async def quick() -> None:
+        done.append("quick")
 
-        first = asyncio.create_task(made.transactor.run(slow))
-        await at_work.wait()
-        second = asyncio.create_task(made.transactor.run(quick))
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert done == []
-        goes_on.set()
-        await second
-        assert done == ["slow", "quick"]
-
-    asyncio.run(story())
+    first = asyncio.create_task(made.transactor.run(slow))
+    await at_work.wait()
+    second = asyncio.create_task(made.transactor.run(quick))
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert done == []
+    goes_on.set()
+    await second
+    assert done == ["slow", "quick"]
 
 
-def test_a_session_that_was_given_up_is_neither_activated_nor_changed_again() -> None:
-    async def story() -> None:
-        made = await bench()
-        await made.change()
-        made.state.journal.lose(SessionFencedError("s", 1))
-        made.state.journal.mark_stale()
-        for ask in (made.change, made.transactor.loaded):
-            with pytest.raises(SessionFencedError):
-                await ask()
-        assert len(made.recovered) == 1
-
-    asyncio.run(story())
+async def test_a_session_that_was_given_up_is_neither_activated_nor_changed_again() -> None:
+    made = await bench()
+    await made.change()
+    made.state.journal.lose(SessionFencedError("s", 1))
+    made.state.journal.mark_stale()
+    for ask in (made.change, made.transactor.loaded):
+        with pytest.raises(SessionFencedError):
+            await ask()
+    assert len(made.recovered) == 1
 
 
 def turn(index: int, **changes: Any) -> TurnRecord:

@@ -164,41 +164,35 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
     return grown
 
 
-def test_of_records_only_what_is_named_stays_readable() -> None:
-    async def use() -> None:
-        inner = InMemoryStore()
-        store = EncryptedStore(inner, ENCRYPTION)
-        await fill(store, "s", "u")
-        for found, sealed in (
-            (await store.get("s"), await inner.get("s")),
-            ((await store.turns("s"))[0], (await inner.turns("s"))[0]),
-            (await store.run("run of s"), await inner.run("run of s")),
-        ):
-            same = {field.name for field in fields(found) if getattr(found, field.name) == getattr(sealed, field.name)}
-            assert same == set(READABLE[type(found)].split()), f"of {type(found).__name__}"
-            assert SECRET in repr(found) and SECRET not in repr(sealed)
-        for event, hidden in zip(await store.events("s"), await inner.events("s"), strict=True):
-            shown = hidden.model_dump(exclude={"kind", "payload"})
-            assert shown == event.model_dump(include=set(shown)) and event.kind not in repr(hidden)
-
-    asyncio.run(use())
+async def test_of_records_only_what_is_named_stays_readable() -> None:
+    inner = InMemoryStore()
+    store = EncryptedStore(inner, ENCRYPTION)
+    await fill(store, "s", "u")
+    for found, sealed in (
+        (await store.get("s"), await inner.get("s")),
+        ((await store.turns("s"))[0], (await inner.turns("s"))[0]),
+        (await store.run("run of s"), await inner.run("run of s")),
+    ):
+        same = {field.name for field in fields(found) if getattr(found, field.name) == getattr(sealed, field.name)}
+        assert same == set(READABLE[type(found)].split()), f"of {type(found).__name__}"
+        assert SECRET in repr(found) and SECRET not in repr(sealed)
+    for event, hidden in zip(await store.events("s"), await inner.events("s"), strict=True):
+        shown = hidden.model_dump(exclude={"kind", "payload"})
+        assert shown == event.model_dump(include=set(shown)) and event.kind not in repr(hidden)
 
 
-def test_a_run_that_was_sealed_before_there_were_parameters_is_opened() -> None:
-    async def use() -> None:
-        inner = InMemoryStore()
-        store = EncryptedStore(inner, ENCRYPTION)
-        await fill(store, "s", "u")
-        run, session = await store.run("run of s"), await inner.get("s")
-        key = await store._keys.of("u")
-        older = {SEALED: key.seal(_labels_place("s", run), json.dumps([run.labels, run.fingerprint]))}
-        await inner.activate("s")
-        session = (await inner.activate("s")).session
-        sealed = replace(await inner.run("run of s"), labels=freeze(older))
-        await inner.commit("s", session.epoch, Commit(session=session.committed(), runs=[sealed]))
-        assert await store.run("run of s") == replace(run, params=freeze({}), output=None)
-
-    asyncio.run(use())
+async def test_a_run_that_was_sealed_before_there_were_parameters_is_opened() -> None:
+    inner = InMemoryStore()
+    store = EncryptedStore(inner, ENCRYPTION)
+    await fill(store, "s", "u")
+    run, session = await store.run("run of s"), await inner.get("s")
+    key = await store._keys.of("u")
+    older = {SEALED: key.seal(_labels_place("s", run), json.dumps([run.labels, run.fingerprint]))}
+    await inner.activate("s")
+    session = (await inner.activate("s")).session
+    sealed = replace(await inner.run("run of s"), labels=freeze(older))
+    await inner.commit("s", session.epoch, Commit(session=session.committed(), runs=[sealed]))
+    assert await store.run("run of s") == replace(run, params=freeze({}), output=None)
 
 
 def raw_sqlite(folder: Path) -> bytes:
@@ -262,50 +256,47 @@ class Vault(dict[str, bytes]):
         return self[user_id]
 
 
-def test_without_the_key_of_a_user_nothing_of_theirs_can_be_read_and_all_of_others() -> None:
+async def test_without_the_key_of_a_user_nothing_of_theirs_can_be_read_and_all_of_others() -> None:
     """Lists still have the sessions, so that they can be deleted; a fork goes with its user's key too."""
 
-    async def use() -> None:
-        vault = Vault(alice=key_of("alice"), bob=key_of("bob"))
-        inner = InMemoryStore()
-        store = EncryptedStore(inner, Encryption(vault, cache_s=0))
-        alice, bob = await fill(store, "a", "alice", "hers"), await fill(store, "b", "bob", "his")
-        (turn,) = await store.turns("a")
-        fork = await store.create(SessionRecord(session_id="f", user_id="alice", parent="a#0"), turn)
-        del vault["alice"]
-        commit = Commit(session=alice.committed(), blocks=())
-        calls: dict[str, Any] = {
-            **{name: getattr(store, name)("a") for name in ("get", "activate", "turns", "runs", "events")},
-            "run": store.run("run of a"),
-            "run_of_key": store.run_of_key("a", "key"),
-            "event_of_key": store.event_of_key("a", "event key"),
-            "blocks": store.blocks([Span(alice.log, 0, 3)]),
-            "commit": store.commit("a", 2, commit),
-            "create": store.create(SessionRecord(session_id="new", user_id="alice")),
-            "a fork's turns": store.turns("f"),
-            "bob's blocks and hers": store.blocks([Span(bob.log, 0, 1), Span(alice.log, 0, 1)]),
-        }
-        for what, call in calls.items():
-            with pytest.raises(KeyMissingError, match="'alice'") as caught:
-                await call
-            assert caught.value.user_id == "alice" and "hers" not in str(caught.value), what
-        with pytest.raises(SessionNotFoundError):
-            await store.get("new")
-        assert (await store.get("b")).metadata == {"his": ("his",)}
-        assert len(await store.blocks([Span(bob.log, 0, 3)])) == 3
-        assert [run.why for run in await store.runs("b")] == ["his"]
-        listed = {session.session_id: session for session in await store.query()}
-        assert set(listed) == {"a", "b", "f"} and listed["b"].metadata == {"his": ("his",)}
-        assert listed["a"].metadata == (await inner.get("a")).metadata and "hers" not in repr(listed["a"])
-        assert [session.session_id for session in await store.expired(1e12)] == ["a", "b"]
-        assert (await store.count(user_id="alice"), (await store.unsettled()).items) == (2, ())
-        for session_id in ("a", "f"):
-            await store.delete(session_id)
-        assert (await store.query(user_id="alice")).items == () and fork.log
-        vault["alice"] = key_of("alice")
-        await fill(store, "a", "alice")
-
-    asyncio.run(use())
+    vault = Vault(alice=key_of("alice"), bob=key_of("bob"))
+    inner = InMemoryStore()
+    store = EncryptedStore(inner, Encryption(vault, cache_s=0))
+    alice, bob = await fill(store, "a", "alice", "hers"), await fill(store, "b", "bob", "his")
+    (turn,) = await store.turns("a")
+    fork = await store.create(SessionRecord(session_id="f", user_id="alice", parent="a#0"), turn)
+    del vault["alice"]
+    commit = Commit(session=alice.committed(), blocks=())
+    calls: dict[str, Any] = {
+        **{name: getattr(store, name)("a") for name in ("get", "activate", "turns", "runs", "events")},
+        "run": store.run("run of a"),
+        "run_of_key": store.run_of_key("a", "key"),
+        "event_of_key": store.event_of_key("a", "event key"),
+        "blocks": store.blocks([Span(alice.log, 0, 3)]),
+        "commit": store.commit("a", 2, commit),
+        "create": store.create(SessionRecord(session_id="new", user_id="alice")),
+        "a fork's turns": store.turns("f"),
+        "bob's blocks and hers": store.blocks([Span(bob.log, 0, 1), Span(alice.log, 0, 1)]),
+    }
+    for what, call in calls.items():
+        with pytest.raises(KeyMissingError, match="'alice'") as caught:
+            await call
+        assert caught.value.user_id == "alice" and "hers" not in str(caught.value), what
+    with pytest.raises(SessionNotFoundError):
+        await store.get("new")
+    assert (await store.get("b")).metadata == {"his": ("his",)}
+    assert len(await store.blocks([Span(bob.log, 0, 3)])) == 3
+    assert [run.why for run in await store.runs("b")] == ["his"]
+    listed = {session.session_id: session for session in await store.query()}
+    assert set(listed) == {"a", "b", "f"} and listed["b"].metadata == {"his": ("his",)}
+    assert listed["a"].metadata == (await inner.get("a")).metadata and "hers" not in repr(listed["a"])
+    assert [session.session_id for session in await store.expired(1e12)] == ["a", "b"]
+    assert (await store.count(user_id="alice"), (await store.unsettled()).items) == (2, ())
+    for session_id in ("a", "f"):
+        await store.delete(session_id)
+    assert (await store.query(user_id="alice")).items == () and fork.log
+    vault["alice"] = key_of("alice")
+    await fill(store, "a", "alice")
 
 
 def test_a_key_is_asked_for_again_when_it_was_held_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,16 +341,13 @@ def raising(error: Exception) -> Callable[[str], bytes]:
         (lambda user_id: key_of(user_id, "another"), WrongKeyError),
     ],
 )
-def test_a_key_that_is_none_is_an_error_that_does_not_show_it(key: Any, error: type[Exception]) -> None:
-    async def use() -> None:
-        inner = InMemoryStore()
-        await fill(EncryptedStore(inner, ENCRYPTION), "s", "u")
-        with pytest.raises(error) as caught:
-            await EncryptedStore(inner, Encryption(key)).get("s")
-        assert "'u'" in str(caught.value)
-        assert SECRET not in str(caught.value) + repr(caught.value) + repr(pickle.loads(pickle.dumps(caught.value)))
-
-    asyncio.run(use())
+async def test_a_key_that_is_none_is_an_error_that_does_not_show_it(key: Any, error: type[Exception]) -> None:
+    inner = InMemoryStore()
+    await fill(EncryptedStore(inner, ENCRYPTION), "s", "u")
+    with pytest.raises(error) as caught:
+        await EncryptedStore(inner, Encryption(key)).get("s")
+    assert "'u'" in str(caught.value)
+    assert SECRET not in str(caught.value) + repr(caught.value) + repr(pickle.loads(pickle.dumps(caught.value)))
 
 
 def test_settings_are_checked_hide_their_keys_and_travel() -> None:
@@ -450,112 +438,97 @@ def _set(table: str, value: str) -> str:
     ("table", "change"),
     [(table, name) for table in COLUMNS for name in CHANGES if table in ("blocks", "events") or "place" not in name],
 )
-def test_what_was_changed_or_moved_in_the_file_is_refused(table: str, change: str, tmp_path: Path) -> None:
+async def test_what_was_changed_or_moved_in_the_file_is_refused(table: str, change: str, tmp_path: Path) -> None:
     sql, expected = CHANGES[change]
 
-    async def use() -> None:
-        inner = SQLStore(f"sqlite:///{tmp_path}/store.db")
-        store = EncryptedStore(inner, ENCRYPTION)
-        for session_id, user_id in (("s", "u"), ("same user", "u"), ("other", "v")):
-            await fill(store, session_id, user_id)
+    inner = SQLStore(f"sqlite:///{tmp_path}/store.db")
+    store = EncryptedStore(inner, ENCRYPTION)
+    for session_id, user_id in (("s", "u"), ("same user", "u"), ("other", "v")):
+        await fill(store, session_id, user_id)
+    await READS[table](store)
+    edit(tmp_path / "store.db", sql(table))
+    with pytest.raises(expected) as caught:
         await READS[table](store)
-        edit(tmp_path / "store.db", sql(table))
-        with pytest.raises(expected) as caught:
-            await READS[table](store)
-        assert SECRET not in str(caught.value)
-        await store.close()
-
-    asyncio.run(use())
+    assert SECRET not in str(caught.value)
+    await store.close()
 
 
-def test_a_row_whose_readable_part_was_changed_does_not_go_with_what_is_sealed() -> None:
+async def test_a_row_whose_readable_part_was_changed_does_not_go_with_what_is_sealed() -> None:
     """A run's state, a turn's status, an event's run or key: what is sealed belongs to what it was sealed with."""
 
-    async def use() -> None:
-        inner = InMemoryStore()
-        store = EncryptedStore(inner, ENCRYPTION)
-        await fill(store, "s", "u")
-        row = inner._rows["s"]
-        run, turn, event = row.runs["run of s"], row.turns[0], row.events[1]
-        row.runs["run of s"] = replace(run, state="completed")
-        row.turns[0] = replace(turn, status="completed")
-        for changed in ({"key": "x"}, {"run_id": "x"}, {"turn_index": 9}):
-            row.events[1] = event.model_copy(update=changed)
-            with pytest.raises(CorruptRecordError, match="event s:1"):
-                await store.events("s")
-        with pytest.raises(CorruptRecordError, match="run of s"):
-            await store.runs("s")
-        with pytest.raises(CorruptRecordError, match="turn s#0"):
-            await store.turns("s")
-
-    asyncio.run(use())
+    inner = InMemoryStore()
+    store = EncryptedStore(inner, ENCRYPTION)
+    await fill(store, "s", "u")
+    row = inner._rows["s"]
+    run, turn, event = row.runs["run of s"], row.turns[0], row.events[1]
+    row.runs["run of s"] = replace(run, state="completed")
+    row.turns[0] = replace(turn, status="completed")
+    for changed in ({"key": "x"}, {"run_id": "x"}, {"turn_index": 9}):
+        row.events[1] = event.model_copy(update=changed)
+        with pytest.raises(CorruptRecordError, match="event s:1"):
+            await store.events("s")
+    with pytest.raises(CorruptRecordError, match="run of s"):
+        await store.runs("s")
+    with pytest.raises(CorruptRecordError, match="turn s#0"):
+        await store.turns("s")
 
 
-def test_the_same_text_is_never_sealed_the_same_twice_but_in_events_that_come_twice() -> None:
-    async def use() -> None:
-        inner = InMemoryStore()
-        store = EncryptedStore(inner, ENCRYPTION)
-        session = await store.create(SessionRecord(session_id="s"))
-        session = (await store.activate("s")).session.committed(log_size=2)
-        await store.commit("s", 1, Commit(session=session, blocks=["same", "same"]))
-        first = (await inner.get("s")).metadata
-        await store.commit("s", 1, Commit(session=session.committed()))
-        sealed = [*await inner.blocks([Span(session.log, 0, 2)]), str(first), str((await inner.get("s")).metadata)]
-        assert len(set(sealed)) == 4
-
-    asyncio.run(use())
+async def test_the_same_text_is_never_sealed_the_same_twice_but_in_events_that_come_twice() -> None:
+    inner = InMemoryStore()
+    store = EncryptedStore(inner, ENCRYPTION)
+    session = await store.create(SessionRecord(session_id="s"))
+    session = (await store.activate("s")).session.committed(log_size=2)
+    await store.commit("s", 1, Commit(session=session, blocks=["same", "same"]))
+    first = (await inner.get("s")).metadata
+    await store.commit("s", 1, Commit(session=session.committed()))
+    sealed = [*await inner.blocks([Span(session.log, 0, 2)]), str(first), str((await inner.get("s")).metadata)]
+    assert len(set(sealed)) == 4
 
 
 @pytest.mark.parametrize("other", [Place("b", "x", ("s", 1)), Place("a", "x", ("s", 2)), Place("a", "x", ("s",))])
-def test_a_text_is_opened_where_it_was_sealed_only(other: Place) -> None:
-    async def use() -> None:
-        ring, here = KeyRing(ENCRYPTION), Place("a", "x", ("s", 1))
-        sealed = (await ring.of("u")).seal(here, "ünïcödé \0 \ud800")
-        assert await Unsealing(ring).open(here, sealed) == "ünïcödé \0 \ud800"
-        for text in (sealed.replace(":dQ==:", ":dg==:"), sealed[:-4], sealed[:30], "tw1:", "tw1:dQ==:", f"{sealed}!"):
-            with pytest.raises((CorruptRecordError, WrongKeyError)):
-                await Unsealing(ring).open(here, text)
-        with pytest.raises(CorruptRecordError, match="^corrupt record b x " if other.kind == "b" else "a x"):
-            await Unsealing(ring).open(other, sealed)
-
-    asyncio.run(use())
+async def test_a_text_is_opened_where_it_was_sealed_only(other: Place) -> None:
+    ring, here = KeyRing(ENCRYPTION), Place("a", "x", ("s", 1))
+    sealed = (await ring.of("u")).seal(here, "ünïcödé \0 \ud800")
+    assert await Unsealing(ring).open(here, sealed) == "ünïcödé \0 \ud800"
+    for text in (sealed.replace(":dQ==:", ":dg==:"), sealed[:-4], sealed[:30], "tw1:", "tw1:dQ==:", f"{sealed}!"):
+        with pytest.raises((CorruptRecordError, WrongKeyError)):
+            await Unsealing(ring).open(here, text)
+    with pytest.raises(CorruptRecordError, match="^corrupt record b x " if other.kind == "b" else "a x"):
+        await Unsealing(ring).open(other, sealed)
 
 
 # Sessions
 
 
-def test_a_session_lives_on_in_an_encrypted_store_and_is_not_read_without_its_key() -> None:
+async def test_a_session_lives_on_in_an_encrypted_store_and_is_not_read_without_its_key() -> None:
     """A later process of it reads its turns and knows its idempotency keys; one without encryption refuses."""
 
-    async def use() -> None:
-        inner, history = InMemoryStore(), InMemoryHistory()
+    inner, history = InMemoryStore(), InMemoryHistory()
 
-        def core(session_id: str, *, sealed: bool = True) -> SessionCore:
-            store = EncryptedStore(inner, ENCRYPTION) if sealed else inner
-            feed = EncryptedHistory(history, ENCRYPTION) if sealed else history
-            return SessionCore(session_id, store, ScriptedEngine(), history=feed)
+    def core(session_id: str, *, sealed: bool = True) -> SessionCore:
+        store = EncryptedStore(inner, ENCRYPTION) if sealed else inner
+        feed = EncryptedHistory(history, ENCRYPTION) if sealed else history
+        return SessionCore(session_id, store, ScriptedEngine(), history=feed)
 
-        await EncryptedStore(inner, ENCRYPTION).create(SessionRecord(session_id="s", user_id="u"))
-        first = core("s")
-        await first.start(["rosebud"], run_id="r", idempotency_key="k")
-        await first.wait("r")
-        await first.fork(None, "fork")
-        assert await first.leave()
-        later = core("s")
-        assert (await later.start(["rosebud"], run_id="r2", idempotency_key="k")).run_id == "r"
-        with pytest.raises(IdempotencyConflictError):
-            await later.start(["other"], run_id="r3", idempotency_key="k")
-        assert [event.kind for event in (await later.events())[0]] == ["run_started", "run_completed"]
-        fork = await core("fork").latest()
-        assert fork and fork.text == "rosebud"
-        assert await later.leave()
-        for session_id in ("s", "fork"):
-            with pytest.raises(StillEncryptedError, match=f"session {session_id} "):
-                await core(session_id, sealed=False).latest()
-        assert SECRET not in repr(inner._logs) + repr(inner._rows) + repr(history._sessions)
-        assert "run_started" not in repr(history._sessions) and history._sessions["s"]
-
-    asyncio.run(use())
+    await EncryptedStore(inner, ENCRYPTION).create(SessionRecord(session_id="s", user_id="u"))
+    first = core("s")
+    await first.start(["rosebud"], run_id="r", idempotency_key="k")
+    await first.wait("r")
+    await first.fork(None, "fork")
+    assert await first.leave()
+    later = core("s")
+    assert (await later.start(["rosebud"], run_id="r2", idempotency_key="k")).run_id == "r"
+    with pytest.raises(IdempotencyConflictError):
+        await later.start(["other"], run_id="r3", idempotency_key="k")
+    assert [event.kind for event in (await later.events())[0]] == ["run_started", "run_completed"]
+    fork = await core("fork").latest()
+    assert fork and fork.text == "rosebud"
+    assert await later.leave()
+    for session_id in ("s", "fork"):
+        with pytest.raises(StillEncryptedError, match=f"session {session_id} "):
+            await core(session_id, sealed=False).latest()
+    assert SECRET not in repr(inner._logs) + repr(inner._rows) + repr(history._sessions)
+    assert "run_started" not in repr(history._sessions) and history._sessions["s"]
 
 
 def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(

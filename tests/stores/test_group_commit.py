@@ -155,21 +155,18 @@ def test_a_session_whose_row_another_holds_waits_alone(database: str) -> None:
     with_store(database, use)
 
 
-def test_a_session_whose_row_another_holds_for_too_long_is_told(database: str) -> None:
-    async def call() -> None:
-        store = SQLStore(database, connections=1, lock_timeout_s=0.5)
-        try:
-            (session,) = await own(store, 1)
-            with psycopg.connect(database) as other:
-                other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's0' FOR UPDATE")
-                with pytest.raises(StoreError, match="others hold its locks"):
-                    await commit(store, whole_turn(session, 0))
-            await commit(store, whole_turn(session, 0))
-            assert await stored_turns(store, "s0") == 1
-        finally:
-            await store.close()
-
-    asyncio.run(call())
+async def test_a_session_whose_row_another_holds_for_too_long_is_told(database: str) -> None:
+    store = SQLStore(database, connections=1, lock_timeout_s=0.5)
+    try:
+        (session,) = await own(store, 1)
+        with psycopg.connect(database) as other:
+            other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's0' FOR UPDATE")
+            with pytest.raises(StoreError, match="others hold its locks"):
+                await commit(store, whole_turn(session, 0))
+        await commit(store, whole_turn(session, 0))
+        assert await stored_turns(store, "s0") == 1
+    finally:
+        await store.close()
 
 
 async def awaited(work: Awaitable[None]) -> None:
@@ -365,31 +362,28 @@ def test_callers_of_several_event_loops_are_each_told(url: str) -> None:
         assert using(url, lambda other, name=session.session_id: stored_turns(other, name)) == 10  # type: ignore[misc]
 
 
-def test_groups_of_two_processes_never_wait_for_each_other_in_a_circle(database: str) -> None:
+async def test_groups_of_two_processes_never_wait_for_each_other_in_a_circle(database: str) -> None:
     """Two connections commit to the same sessions at once, one in the order opposite to the other's."""
 
-    async def use() -> None:
-        stores = [SQLStore(database, connections=1) for _ in range(2)]
-        sessions = await own(stores[0], 40)
-        await stores[1].count()
-        for number in range(25):
-            sessions = [session.committed(updated_at=float(number)) for session in sessions]
-            made = [Commit(session=session) for session in sessions]
-            orders = [made, made[::-1]]
-            found = await asyncio.gather(
-                *(
-                    together(store, [commit(store, each) for each in order])
-                    for store, order in zip(stores, orders, strict=True)
-                )
+    stores = [SQLStore(database, connections=1) for _ in range(2)]
+    sessions = await own(stores[0], 40)
+    await stores[1].count()
+    for number in range(25):
+        sessions = [session.committed(updated_at=float(number)) for session in sessions]
+        made = [Commit(session=session) for session in sessions]
+        orders = [made, made[::-1]]
+        found = await asyncio.gather(
+            *(
+                together(store, [commit(store, each) for each in order])
+                for store, order in zip(stores, orders, strict=True)
             )
-            for one, two in zip(found[0], reversed(found[1]), strict=True):  # one of them, as the other finds
-                assert (one is None) != (two is None)
-                assert isinstance(one or two, SessionFencedError)  # PostgreSQL ends a circle by another error
-        assert {(await stores[0].get(session.session_id)).updated_at for session in sessions} == {24.0}
-        for store in stores:
-            await store.close()
-
-    asyncio.run(use())
+        )
+        for one, two in zip(found[0], reversed(found[1]), strict=True):  # one of them, as the other finds
+            assert (one is None) != (two is None)
+            assert isinstance(one or two, SessionFencedError)  # PostgreSQL ends a circle by another error
+    assert {(await stores[0].get(session.session_id)).updated_at for session in sessions} == {24.0}
+    for store in stores:
+        await store.close()
 
 
 SESSIONS = 30
@@ -499,23 +493,20 @@ def test_sessions_that_are_made_and_opened_together_share_a_transaction_and_each
     with_store(f"sqlite:///{tmp_path}/store.db", use)
 
 
-def test_a_file_that_is_not_free_is_told_to_all_who_wait_after_one_wait(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_free_is_told_to_all_who_wait_after_one_wait(tmp_path: Path) -> None:
     """Case 65."""
 
-    async def use() -> None:
-        store = SQLStore(f"sqlite:///{tmp_path}/store.db", lock_timeout_s=0.3)
-        await own(store, 1)
-        other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        made = [SessionRecord(session_id=f"new{at}") for at in range(40)]
-        found = await together(store, [*map(store.create, made), store.activate("s0")])
-        assert {type(each) for each in found} == {StoreError}
-        assert all("database is locked" in str(each) for each in found), "one has waited for all"
-        other.close()
-        assert [(await store.create(record)).session_id for record in made][-1] == "new39"
-        await store.close()
-
-    asyncio.run(use())
+    store = SQLStore(f"sqlite:///{tmp_path}/store.db", lock_timeout_s=0.3)
+    await own(store, 1)
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    made = [SessionRecord(session_id=f"new{at}") for at in range(40)]
+    found = await together(store, [*map(store.create, made), store.activate("s0")])
+    assert {type(each) for each in found} == {StoreError}
+    assert all("database is locked" in str(each) for each in found), "one has waited for all"
+    other.close()
+    assert [(await store.create(record)).session_id for record in made][-1] == "new39"
+    await store.close()
 
 
 def test_rows_of_a_group_go_many_to_a_statement(tmp_path: Path) -> None:

@@ -258,24 +258,23 @@ def test_a_turn_takes_at_most_twice_its_text_and_the_last_writes_as_many_rows_as
     assert (tmp_path / "store.db").stat().st_size <= 2 * text
 
 
-def test_reads_go_on_while_another_process_writes_and_a_commit_waits_no_longer_than_its_limit(filled: Path) -> None:
+async def test_reads_go_on_while_another_process_writes_and_a_commit_waits_no_longer_than_its_limit(
+    filled: Path,
+) -> None:
     """Case 65: a slow store gives a typed error, and afterwards all goes on."""
 
-    async def use() -> None:
-        store, hasty = SQLStore(f"sqlite:///{filled}"), SQLStore(f"sqlite:///{filled}", lock_timeout_s=0.5)
-        session = await hasty.get("s")
-        other = sqlite3.connect(filled, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        assert await store.count() == 1
-        with pytest.raises(StoreError, match=r"store\.db: database is locked"):
-            await hasty.commit("s", 1, whole_turn(session, 3))
-        other.close()
-        await hasty.close()
-        await store.commit("s", 1, whole_turn(session, 3))
-        assert await stored_turns(store, "s") == 4
-        await store.close()
-
-    asyncio.run(use())
+    store, hasty = SQLStore(f"sqlite:///{filled}"), SQLStore(f"sqlite:///{filled}", lock_timeout_s=0.5)
+    session = await hasty.get("s")
+    other = sqlite3.connect(filled, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert await store.count() == 1
+    with pytest.raises(StoreError, match=r"store\.db: database is locked"):
+        await hasty.commit("s", 1, whole_turn(session, 3))
+    other.close()
+    await hasty.close()
+    await store.commit("s", 1, whole_turn(session, 3))
+    assert await stored_turns(store, "s") == 4
+    await store.close()
 
 
 def test_usage_is_short_text_without_zeros_and_noise(filled: Path) -> None:

@@ -53,26 +53,23 @@ def test_the_store_holds_to_the_law_that(law: Law, make_store: MakeStore) -> Non
     asyncio.run(check_law(law, make_store))
 
 
-def test_a_server_that_was_restarted_fails_no_verb_after_it(database: str) -> None:
+async def test_a_server_that_was_restarted_fails_no_verb_after_it(database: str) -> None:
     """Case 65."""
 
-    async def use() -> None:
-        store = SQLStore(database)
-        await store.create(SessionRecord(session_id="s"))
-        session = (await store.activate("s")).session
-        for at in range(3):
-            await asyncio.gather(*(store.get("s") for _ in range(20)))  # so that all connections are open
-            with psycopg.connect(database, autocommit=True) as connection:
-                connection.execute(
-                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                )
-            session = session.committed(updated_at=float(at))
-            await store.commit("s", 1, Commit(session=session))
-            assert await store.get("s") == session
-        await store.close()
-
-    asyncio.run(use())
+    store = SQLStore(database)
+    await store.create(SessionRecord(session_id="s"))
+    session = (await store.activate("s")).session
+    for at in range(3):
+        await asyncio.gather(*(store.get("s") for _ in range(20)))  # so that all connections are open
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        session = session.committed(updated_at=float(at))
+        await store.commit("s", 1, Commit(session=session))
+        assert await store.get("s") == session
+    await store.close()
 
 
 SESSIONS_1 = """
@@ -189,69 +186,66 @@ def tables_of(store: SQLStore) -> dict[str, tuple[object, ...]]:
     return tables
 
 
-def test_a_store_of_an_older_version_is_migrated_and_goes_on(old_url: str) -> None:
-    async def use() -> None:
-        store = SQLStore(old_url)
-        usage = Usage(input_tokens=3)
-        session = SessionRecord(
-            session_id="s",
-            user_id="u",
-            agent="a",
-            metadata=freeze({"n": 1}),
-            created_at=1.5,
-            updated_at=9.5,
-            log="1",
-            log_size=4,
-            next_index=3,
-            epoch=1,
-            seq=10_000_006,
-            saved=2,
-        )
-        assert await store.get("s") == session
-        runs = await store.runs("s")
-        assert [(run.model, run.params, run.output) for run in runs] == [(None, {}, None)] * 3
-        assert [(run.run_id, run.state, run.usage, run.stop_reason, run.resumes) for run in runs] == [
-            *(("r0", "completed", usage, "stop", 0), ("r1", "running", None, None, 0), ("r2", "queued", None, None, 0)),
-        ]
-        assert [(run.code, run.calls, run.is_open) for run in runs] == [(None, {}, False), *[(None, {}, True)] * 2]
-        assert await store.run_of_key("s", "k0") == runs[0] == await store.run("r0")
-        events = await store.events("s")
-        assert [(event.seq, event.kind) for event in events] == list(
-            enumerate(["prompt_appended", "run_started", "run_completed", "run_started", "run_queued"], 1)
-        )
-        assert (events[2].usage, events[2].run_id) == (usage, "r0")  # type: ignore[attr-defined]
-        assert await store.event_of_key("s", "e1") == events[0]
-        assert await store.blocks([Span("1", 0, 4)]) == ["p0", "a0", "p1", "p2"]
-        assert await store.usage() == Usage()
+async def test_a_store_of_an_older_version_is_migrated_and_goes_on(old_url: str) -> None:
+    store = SQLStore(old_url)
+    usage = Usage(input_tokens=3)
+    session = SessionRecord(
+        session_id="s",
+        user_id="u",
+        agent="a",
+        metadata=freeze({"n": 1}),
+        created_at=1.5,
+        updated_at=9.5,
+        log="1",
+        log_size=4,
+        next_index=3,
+        epoch=1,
+        seq=10_000_006,
+        saved=2,
+    )
+    assert await store.get("s") == session
+    runs = await store.runs("s")
+    assert [(run.model, run.params, run.output) for run in runs] == [(None, {}, None)] * 3
+    assert [(run.run_id, run.state, run.usage, run.stop_reason, run.resumes) for run in runs] == [
+        *(("r0", "completed", usage, "stop", 0), ("r1", "running", None, None, 0), ("r2", "queued", None, None, 0)),
+    ]
+    assert [(run.code, run.calls, run.is_open) for run in runs] == [(None, {}, False), *[(None, {}, True)] * 2]
+    assert await store.run_of_key("s", "k0") == runs[0] == await store.run("r0")
+    events = await store.events("s")
+    assert [(event.seq, event.kind) for event in events] == list(
+        enumerate(["prompt_appended", "run_started", "run_completed", "run_started", "run_queued"], 1)
+    )
+    assert (events[2].usage, events[2].run_id) == (usage, "r0")  # type: ignore[attr-defined]
+    assert await store.event_of_key("s", "e1") == events[0]
+    assert await store.blocks([Span("1", 0, 4)]) == ["p0", "a0", "p1", "p2"]
+    assert await store.usage() == Usage()
 
-        found = await store.activate("s")
-        assert found.head and found.head.usage == usage and found.head.metadata == {"n": 2}
-        assert [turn.index for turn in found.open_turns] == [1, 2] and list(found.open_runs) == runs[1:]
-        turns = await store.turns("s")
-        assert [(turn.index, turn.carried) for turn in turns] == [(0, ()), (1, ()), (2, ())]
-        assert turns == [found.head, *found.open_turns]
-        carries = replace(found.head, carried=(Span("1", 1, 2),))
-        waits = replace(runs[1], state="awaiting_approval", calls=freeze({"c": {"name": "x"}}), usage=usage, resumes=1)
-        asked = {"model": "m", "params": freeze({"seed": 7})}
-        session = found.session.committed(usage=usage, log_size=5, **asked)
-        changed = Commit(session=session, blocks=["a1"], turns=[carries], runs=[waits], forget_events=4)
-        await store.commit("s", 2, changed)
-        found = await store.activate("s")
-        assert found.session == replace(session, epoch=3, revision=found.session.revision) and found.open_runs == (
-            waits,
-            runs[2],
-        )
-        turns = await store.turns("s")
-        assert [turn.carried for turn in turns] == [(Span("1", 1, 2),), (), ()]
-        assert turns == [found.head, *found.open_turns]
-        assert await store.usage(user_id="u") == usage
-        assert await store.events("s") == [events[0], events[4]]
-        created = await store.create(SessionRecord(session_id="new"))
-        assert created == await store.get("new") and int(created.log) > 2**60 and created.saved == -1
-        assert [session.session_id for session in (await store.query()).items] == ["s", "new"]
-        await store.close()
-
-    asyncio.run(use())
+    found = await store.activate("s")
+    assert found.head and found.head.usage == usage and found.head.metadata == {"n": 2}
+    assert [turn.index for turn in found.open_turns] == [1, 2] and list(found.open_runs) == runs[1:]
+    turns = await store.turns("s")
+    assert [(turn.index, turn.carried) for turn in turns] == [(0, ()), (1, ()), (2, ())]
+    assert turns == [found.head, *found.open_turns]
+    carries = replace(found.head, carried=(Span("1", 1, 2),))
+    waits = replace(runs[1], state="awaiting_approval", calls=freeze({"c": {"name": "x"}}), usage=usage, resumes=1)
+    asked = {"model": "m", "params": freeze({"seed": 7})}
+    session = found.session.committed(usage=usage, log_size=5, **asked)
+    changed = Commit(session=session, blocks=["a1"], turns=[carries], runs=[waits], forget_events=4)
+    await store.commit("s", 2, changed)
+    found = await store.activate("s")
+    assert found.session == replace(session, epoch=3, revision=found.session.revision) and found.open_runs == (
+        waits,
+        runs[2],
+    )
+    turns = await store.turns("s")
+    assert [turn.carried for turn in turns] == [(Span("1", 1, 2),), (), ()]
+    assert turns == [found.head, *found.open_turns]
+    assert await store.usage(user_id="u") == usage
+    assert await store.events("s") == [events[0], events[4]]
+    created = await store.create(SessionRecord(session_id="new"))
+    assert created == await store.get("new") and int(created.log) > 2**60 and created.saved == -1
+    assert [session.session_id for session in (await store.query()).items] == ["s", "new"]
+    await store.close()
 
 
 def test_a_migrated_store_has_the_tables_of_a_new_one(old_url: str) -> None:
@@ -272,18 +266,15 @@ def test_a_migrated_store_has_the_tables_of_a_new_one(old_url: str) -> None:
     assert asyncio.run(tables(new_url)) == migrated
 
 
-def test_all_that_open_an_old_store_at_once_find_it_migrated(old_url: str) -> None:
+async def test_all_that_open_an_old_store_at_once_find_it_migrated(old_url: str) -> None:
     """Case 45."""
 
-    async def use() -> None:
-        stores = [SQLStore(old_url) for _ in range(6)]
-        assert await asyncio.gather(*(store.count() for store in stores)) == [1] * 6
-        await asyncio.gather(*(store.create(SessionRecord(session_id=str(at))) for at, store in enumerate(stores)))
-        assert [await store.count() for store in stores] == [7] * 6
-        for store in stores:
-            await store.close()
-
-    asyncio.run(use())
+    stores = [SQLStore(old_url) for _ in range(6)]
+    assert await asyncio.gather(*(store.count() for store in stores)) == [1] * 6
+    await asyncio.gather(*(store.create(SessionRecord(session_id=str(at))) for at, store in enumerate(stores)))
+    assert [await store.count() for store in stores] == [7] * 6
+    for store in stores:
+        await store.close()
 
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(old_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_a_scheme_that_two_packages_have_is_neither_s(install: Install) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "file with options", "file as SQLite names it", "postgres"])
-def test_a_store_that_is_opened_for_reading_is_neither_made_nor_migrated_nor_written(
+async def test_a_store_that_is_opened_for_reading_is_neither_made_nor_migrated_nor_written(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder = tmp_path / "a b#c"
@@ -162,29 +162,26 @@ def test_a_store_that_is_opened_for_reading_is_neither_made_nor_migrated_nor_wri
     }
     url = urls.get(kind) or request.getfixturevalue("database")
 
-    async def story() -> None:
-        reader = open_store(read_only(url))
-        with pytest.raises(StoreError):
-            await reader.count()
-        assert list(folder.iterdir()) == []
-        writer = open_store(url)
-        await writer.create(SessionRecord(session_id="one"))
-        assert await reader.count() == 1
-        with pytest.raises(StoreError, match=r"read.?only"):
-            await reader.create(SessionRecord(session_id="two"))
-        with pytest.raises(StoreError, match=r"read.?only"):
-            await reader.activate("one")
-        await reader.close()
-        assert (await writer.get("one")).epoch == 0 and await writer.count() == 1
-        await writer._write(  # type: ignore[attr-defined]
-            lambda connection: connection.exec_driver_sql("UPDATE turnwise_meta SET value = '1'")
-        )
-        await writer.close()
-        with pytest.raises(StoreError, match=r"are of version 1: open it once without read_only=True"):
-            await (late := open_store(read_only(url))).count()
-        await late.close()
-
-    asyncio.run(story())
+    reader = open_store(read_only(url))
+    with pytest.raises(StoreError):
+        await reader.count()
+    assert list(folder.iterdir()) == []
+    writer = open_store(url)
+    await writer.create(SessionRecord(session_id="one"))
+    assert await reader.count() == 1
+    with pytest.raises(StoreError, match=r"read.?only"):
+        await reader.create(SessionRecord(session_id="two"))
+    with pytest.raises(StoreError, match=r"read.?only"):
+        await reader.activate("one")
+    await reader.close()
+    assert (await writer.get("one")).epoch == 0 and await writer.count() == 1
+    await writer._write(  # type: ignore[attr-defined]
+        lambda connection: connection.exec_driver_sql("UPDATE turnwise_meta SET value = '1'")
+    )
+    await writer.close()
+    with pytest.raises(StoreError, match=r"are of version 1: open it once without read_only=True"):
+        await (late := open_store(read_only(url))).count()
+    await late.close()
 
 
 def test_stores_of_which_there_is_no_way_to_read_only_have_the_url_that_they_had() -> None:

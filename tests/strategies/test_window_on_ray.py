@@ -359,34 +359,31 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
     assert spent == 1 and all(event.usage for event in done)
 
 
-def test_the_async_family_explains_compacts_and_expands(bench: Bench, tmp_path: Path) -> None:
+async def test_the_async_family_explains_compacts_and_expands(bench: Bench, tmp_path: Path) -> None:
     """And a summary may come from the other API."""
     manager = bench.manager(bench.summarize())
 
-    async def story() -> None:
-        settings: Any = {"engine": bench.engine(), "namespace": manager._realm.namespace}
-        small = bench.engine(SMALL, api="responses")
-        early = Summarize(small, max_summary_tokens=150, trigger_ratio=0.5)
-        async with AsyncSessionManager(
-            f"sqlite:///{tmp_path}/chats.db", overflow=early, config=configured(max_context_tokens=1400), **settings
-        ) as opened:
-            chat = await opened.open("chat")
-            assert await chat.compact() is None
-            for number in range(6):
-                await (await chat.run(ask(number)))
-            assert await chat.compact(explain=True) is None, "it is under its trigger"
-            for number in range(6, 12):
-                await (await chat.run(ask(number)))
-            await chat.compact()
-            await chat.append(ask(12))
-            pending = await chat.latest()
-            assert pending and (await (await chat.start())).text == answer(12)
-            assert bench.last() == encode(pending.blocks), "what waits is shown as it will be sent"
-            behind = await chat.expand(summary_of(pending))
-            assert facts_of(behind) == exchanges(0, len(behind) // 2) != []
-            assert all(body["instructions"].startswith(PROMPT) for body in bench.sent(SMALL))
-
-    asyncio.run(story())
+    settings: Any = {"engine": bench.engine(), "namespace": manager._realm.namespace}
+    small = bench.engine(SMALL, api="responses")
+    early = Summarize(small, max_summary_tokens=150, trigger_ratio=0.5)
+    async with AsyncSessionManager(
+        f"sqlite:///{tmp_path}/chats.db", overflow=early, config=configured(max_context_tokens=1400), **settings
+    ) as opened:
+        chat = await opened.open("chat")
+        assert await chat.compact() is None
+        for number in range(6):
+            await (await chat.run(ask(number)))
+        assert await chat.compact(explain=True) is None, "it is under its trigger"
+        for number in range(6, 12):
+            await (await chat.run(ask(number)))
+        await chat.compact()
+        await chat.append(ask(12))
+        pending = await chat.latest()
+        assert pending and (await (await chat.start())).text == answer(12)
+        assert bench.last() == encode(pending.blocks), "what waits is shown as it will be sent"
+        behind = await chat.expand(summary_of(pending))
+        assert facts_of(behind) == exchanges(0, len(behind) // 2) != []
+        assert all(body["instructions"].startswith(PROMPT) for body in bench.sent(SMALL))
 
 
 # Slow summarizers

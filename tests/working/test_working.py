@@ -103,25 +103,22 @@ def test_a_merge_made_twice_is_made_once(before: dict[str, Any], content: dict[s
     assert not has_null(merge_json({}, content))
 
 
-def test_it_is_replaced_and_merged_and_there_when_it_is_opened_again(make_notes: MakeNotes) -> None:
-    async def use() -> None:
-        memory, other = (WorkingMemory(make_notes()) for _ in range(2))
-        assert await memory.read(SESSION) == ""
-        assert await memory.section(SESSION) == ""
-        assert await memory.merge(SESSION, "Plans a trip.\n") == "Plans a trip."
-        assert await other.merge(SESSION, "To Narvik.") == "Plans a trip.\n\nTo Narvik."
-        assert await memory.replace(SESSION, TEXT) == TEXT.strip() == await other.read(SESSION)
-        assert await memory.section(SESSION) == f"<working_memory>\n{quote(TEXT.strip())}\n</working_memory>"
-        assert await memory.replace(SESSION, "") == ""
-        assert await other.clear(SESSION) is True and await memory.clear(SESSION) is False
-        for each in (memory, memory, other):
-            await each.close()
-        with pytest.raises(StoreClosedError):
-            await memory.read(SESSION)
-        with pytest.raises(StoreClosedError):
-            await memory.merge(SESSION, "x")
-
-    asyncio.run(use())
+async def test_it_is_replaced_and_merged_and_there_when_it_is_opened_again(make_notes: MakeNotes) -> None:
+    memory, other = (WorkingMemory(make_notes()) for _ in range(2))
+    assert await memory.read(SESSION) == ""
+    assert await memory.section(SESSION) == ""
+    assert await memory.merge(SESSION, "Plans a trip.\n") == "Plans a trip."
+    assert await other.merge(SESSION, "To Narvik.") == "Plans a trip.\n\nTo Narvik."
+    assert await memory.replace(SESSION, TEXT) == TEXT.strip() == await other.read(SESSION)
+    assert await memory.section(SESSION) == f"<working_memory>\n{quote(TEXT.strip())}\n</working_memory>"
+    assert await memory.replace(SESSION, "") == ""
+    assert await other.clear(SESSION) is True and await memory.clear(SESSION) is False
+    for each in (memory, memory, other):
+        await each.close()
+    with pytest.raises(StoreClosedError):
+        await memory.read(SESSION)
+    with pytest.raises(StoreClosedError):
+        await memory.merge(SESSION, "x")
 
 
 @pytest.mark.parametrize(
@@ -169,84 +166,69 @@ def test_what_would_not_be_of_the_form_is_refused_and_nothing_changes(
     assert issubclass(WorkingMemoryError, InvalidInputError)
 
 
-def test_a_schema_holds_for_what_comes_of_a_merge() -> None:
-    async def use() -> None:
-        memory = WorkingMemory(InMemoryNotes(), form=JsonForm(Profile, initial={"tags": ["new"]}))
-        assert json.loads(await memory.read(SESSION)) == {"tags": ["new"]}
-        with pytest.raises(WorkingMemoryError, match="name: Field required"):
-            await memory.merge(SESSION, {"age": 40})
-        text = await memory.merge(SESSION, {"name": "Zoë", "tags": ["new", "old"], "home": {"city": "Graz"}})
-        assert json.loads(text) == {"name": "Zoë", "tags": ["new", "old"], "home": {"city": "Graz"}} and "Zoë" in text
-        text = await memory.merge(SESSION, '{"age": "41", "tags": null, "home": {"street": "A", "city": null}}')
-        assert json.loads(text) == {"name": "Zoë", "age": 41, "home": {"street": "A"}}
-        assert json.loads(await memory.replace(SESSION, {"name": "Sarah"})) == {"name": "Sarah"}
-
-    asyncio.run(use())
+async def test_a_schema_holds_for_what_comes_of_a_merge() -> None:
+    memory = WorkingMemory(InMemoryNotes(), form=JsonForm(Profile, initial={"tags": ["new"]}))
+    assert json.loads(await memory.read(SESSION)) == {"tags": ["new"]}
+    with pytest.raises(WorkingMemoryError, match="name: Field required"):
+        await memory.merge(SESSION, {"age": 40})
+    text = await memory.merge(SESSION, {"name": "Zoë", "tags": ["new", "old"], "home": {"city": "Graz"}})
+    assert json.loads(text) == {"name": "Zoë", "tags": ["new", "old"], "home": {"city": "Graz"}} and "Zoë" in text
+    text = await memory.merge(SESSION, '{"age": "41", "tags": null, "home": {"street": "A", "city": null}}')
+    assert json.loads(text) == {"name": "Zoë", "age": 41, "home": {"street": "A"}}
+    assert json.loads(await memory.replace(SESSION, {"name": "Sarah"})) == {"name": "Sarah"}
 
 
-def test_markdown_begins_with_its_template() -> None:
-    async def use() -> None:
-        memory = WorkingMemory(InMemoryNotes(), form=Markdown("# Goal\n"), per="user")
-        assert await memory.read(SESSION) == "# Goal"
-        assert await memory.merge(SESSION, "Narvik") == "# Goal\n\nNarvik" == await memory.read(USER)
-        assert await memory.clear(USER) is True and await memory.clear(USER) is False
-        assert await memory.read(USER) == "# Goal"
-
-    asyncio.run(use())
+async def test_markdown_begins_with_its_template() -> None:
+    memory = WorkingMemory(InMemoryNotes(), form=Markdown("# Goal\n"), per="user")
+    assert await memory.read(SESSION) == "# Goal"
+    assert await memory.merge(SESSION, "Narvik") == "# Goal\n\nNarvik" == await memory.read(USER)
+    assert await memory.clear(USER) is True and await memory.clear(USER) is False
+    assert await memory.read(USER) == "# Goal"
 
 
-def test_each_session_and_each_user_has_its_own(make_notes: MakeNotes) -> None:
+async def test_each_session_and_each_user_has_its_own(make_notes: MakeNotes) -> None:
     """Case 50: whatever the ids are."""
 
-    async def use() -> None:
-        sessions, users = WorkingMemory(make_notes()), WorkingMemory(make_notes(), per="user")
-        for name in IDS:
-            await sessions.replace(Scope(user_id=name, session_id=name), f"session {name}")
-            await sessions.replace(Scope(user_id=name, session_id="x"), f"x {name}")
-            await users.replace(Scope(user_id=name, session_id="any", agent="any"), f"user {name}")
-        for name in IDS:
-            assert await sessions.read(Scope(user_id=name, session_id=name)) == f"session {name}".strip()
-            assert await users.read(Scope(user_id=name)) == f"user {name}".strip()
-            assert await users.forget(Scope(user_id=name, session_id="nothing")) == 0
-        left = list(IDS)
-        while left:
-            name = left.pop(0)
-            assert await sessions.forget(Scope(user_id=name, session_id=name)) == 1
-            assert await users.forget(Scope(user_id=name)) == 2
-            assert [each for each in IDS if await users.read(Scope(user_id=each))] == left
-        await asyncio.gather(sessions.close(), users.close())
-
-    asyncio.run(use())
+    sessions, users = WorkingMemory(make_notes()), WorkingMemory(make_notes(), per="user")
+    for name in IDS:
+        await sessions.replace(Scope(user_id=name, session_id=name), f"session {name}")
+        await sessions.replace(Scope(user_id=name, session_id="x"), f"x {name}")
+        await users.replace(Scope(user_id=name, session_id="any", agent="any"), f"user {name}")
+    for name in IDS:
+        assert await sessions.read(Scope(user_id=name, session_id=name)) == f"session {name}".strip()
+        assert await users.read(Scope(user_id=name)) == f"user {name}".strip()
+        assert await users.forget(Scope(user_id=name, session_id="nothing")) == 0
+    left = list(IDS)
+    while left:
+        name = left.pop(0)
+        assert await sessions.forget(Scope(user_id=name, session_id=name)) == 1
+        assert await users.forget(Scope(user_id=name)) == 2
+        assert [each for each in IDS if await users.read(Scope(user_id=each))] == left
+    await asyncio.gather(sessions.close(), users.close())
 
 
-def test_a_user_s_note_is_no_session_s(make_notes: MakeNotes) -> None:
-    async def use() -> None:
-        notes = make_notes()
-        for session in (None, "", "s"):
-            scope = Scope(user_id="u", session_id=session)
-            assert await notes.read(scope) is None
-            assert await notes.change(scope, f"{session!r} {{}}".format) == f"{session!r} None"
-        assert await notes.purge("u", session_id="") == 1
-        assert [await notes.read(Scope(user_id="u", session_id=name)) for name in ("", "s", None)] == [
-            *(None, "'s' None", "None None"),
-        ]
-        assert await notes.change(USER, lambda _: None) is None and await notes.purge("u") == 1
-        await notes.close()
-
-    asyncio.run(use())
+async def test_a_user_s_note_is_no_session_s(make_notes: MakeNotes) -> None:
+    notes = make_notes()
+    for session in (None, "", "s"):
+        scope = Scope(user_id="u", session_id=session)
+        assert await notes.read(scope) is None
+        assert await notes.change(scope, f"{session!r} {{}}".format) == f"{session!r} None"
+    assert await notes.purge("u", session_id="") == 1
+    assert [await notes.read(Scope(user_id="u", session_id=name)) for name in ("", "s", None)] == [
+        *(None, "'s' None", "None None"),
+    ]
+    assert await notes.change(USER, lambda _: None) is None and await notes.purge("u") == 1
+    await notes.close()
 
 
-def test_of_many_merges_at_once_none_is_lost(make_notes: MakeNotes) -> None:
-    async def use() -> None:
-        form = JsonForm({"type": "object"})
-        handles = [WorkingMemory(make_notes(), form=form, per="user") for _ in range(3)]
-        await asyncio.gather(*(handles[at % 3].merge(SESSION, {"seen": [at], str(at): at}) for at in range(30)))
-        found = json.loads(await handles[0].read(SESSION))
-        assert sorted(found.pop("seen")) == list(range(30)) and found == {str(at): at for at in range(30)}
-        for each in handles:
-            await each.close()
-
-    asyncio.run(use())
+async def test_of_many_merges_at_once_none_is_lost(make_notes: MakeNotes) -> None:
+    form = JsonForm({"type": "object"})
+    handles = [WorkingMemory(make_notes(), form=form, per="user") for _ in range(3)]
+    await asyncio.gather(*(handles[at % 3].merge(SESSION, {"seen": [at], str(at): at}) for at in range(30)))
+    found = json.loads(await handles[0].read(SESSION))
+    assert sorted(found.pop("seen")) == list(range(30)) and found == {str(at): at for at in range(30)}
+    for each in handles:
+        await each.close()
 
 
 def test_a_session_s_needs_a_session_and_settings_their_range() -> None:
@@ -264,24 +246,19 @@ def test_a_session_s_needs_a_session_and_settings_their_range() -> None:
             JsonForm(schema)  # type: ignore[arg-type]
 
 
-def test_notes_share_a_file_with_facts_and_leave_nothing_legible(tmp_path: Path) -> None:
+async def test_notes_share_a_file_with_facts_and_leave_nothing_legible(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/all.db"
 
     def is_legible() -> bool:
         return any(b"Trondheim" in path.read_bytes() for path in tmp_path.iterdir())
 
-    async def use() -> None:
-        facts, memory = SQLFacts(url), WorkingMemory(SQLNotes(url))
-        await asyncio.gather(
-            facts.put(USER, [MemoryItem(id="1", text="x")]), memory.replace(SESSION, "Trondheim " * 99)
-        )
-        assert is_legible()
-        assert await memory.forget(SESSION) == 1
-        assert not is_legible()
-        assert await facts.count(USER) == 1
-        await asyncio.gather(facts.close(), memory.close())
-
-    asyncio.run(use())
+    facts, memory = SQLFacts(url), WorkingMemory(SQLNotes(url))
+    await asyncio.gather(facts.put(USER, [MemoryItem(id="1", text="x")]), memory.replace(SESSION, "Trondheim " * 99))
+    assert is_legible()
+    assert await memory.forget(SESSION) == 1
+    assert not is_legible()
+    assert await facts.count(USER) == 1
+    await asyncio.gather(facts.close(), memory.close())
 
 
 def test_it_pickles_as_its_settings(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def random_case(dice: Random) -> Case:
     if _is(dice, 0.5):
         blocks.append(System(text=_text(dice)))
     if _is(dice, 0.2):
-        blocks.append(dice.choice([CacheCheckpoint(), Unknown(kind="hologram")]))
+        blocks.append(dice.choice([CacheCheckpoint(), Unknown(stored_kind="hologram")]))
     if _is(dice, 0.25):
         blocks.append(Summary(text=_text(dice), of=(("gone", 0, 3),)))
     for _ in range(dice.choice([0, 1, 1, 2, 3, 4, 6])):
@@ -137,7 +137,7 @@ def random_exchange(dice: Random) -> list[Block]:
     output = output[: dice.choice([0, len(output), len(output), len(output), dice.randrange(len(output) + 1)])]
     blocks += settle(output, why="enough", interrupted=_is(dice, 0.2))
     if _is(dice, 0.1):
-        blocks.append(dice.choice([CacheCheckpoint(), Unknown(kind="hologram"), System(text=_text(dice))]))
+        blocks.append(dice.choice([CacheCheckpoint(), Unknown(stored_kind="hologram"), System(text=_text(dice))]))
     return blocks
 
 
@@ -149,7 +149,7 @@ def _prompt(dice: Random) -> Block:
             Image(url="https://example.org/cat.png"),
             Document(name="a.txt", text=_text(dice)),
             CacheCheckpoint(),
-            Unknown(kind="hologram"),
+            Unknown(stored_kind="hologram"),
             Summary(text="[image is left out: the provider refused it]", of=(("gone", 0, 1),)),
         ]
     )

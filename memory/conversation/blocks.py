@@ -11,11 +11,11 @@ import binascii
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from urllib.parse import urlsplit
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Strict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
 from turnwise.memory.conversation.frozen_json import MAX_DEPTH, FrozenDict, JsonObject, freeze, is_deeper
 
@@ -213,12 +213,15 @@ class CacheCheckpoint(Block):
 class Unknown(Block):
     """A block of a kind that this version does not know. Kept and written back; never sent to a provider."""
 
-    kind: str
+    kind: Literal["unknown"] = "unknown"
+    stored_kind: str
+    """Its kind on the wire and on disk."""
     payload: JsonObject = FrozenDict()
+    """Its other fields there."""
 
     @model_validator(mode="after")
     def _is_unknown(self) -> Self:
-        if self.kind in KINDS or "kind" in self.payload:
+        if self.stored_kind in KINDS or "kind" in self.payload:
             raise ValueError("it would be read as a block of another kind: use that kind's class")
         return self
 
@@ -231,6 +234,23 @@ KINDS: dict[str, type[Block]] = {
     )
 }
 
+AnyBlock = Annotated[
+    System
+    | User
+    | Text
+    | Thinking
+    | ToolUse
+    | ToolResult
+    | Image
+    | Document
+    | Citations
+    | Summary
+    | Recalled
+    | CacheCheckpoint
+    | Unknown,
+    Field(discriminator="kind"),
+]
+"""All classes of blocks. A type checker narrows it by `block.kind` or by the class."""
 
 _HOLDS_JSON = {"tool_use": "input", "citations": "items"}
 
@@ -250,12 +270,12 @@ def encode(block: Block) -> str:
     if is_too_deep(block):
         raise ValueError(f"its JSON is nested more than {MAX_DEPTH} levels deep")
     if isinstance(block, Unknown):
-        return pydantic_core.to_json({"kind": block.kind, **block.payload}).decode()
+        return pydantic_core.to_json({"kind": block.stored_kind, **block.payload}).decode()
     body = block.model_dump_json(exclude_defaults=True, exclude={"kind"})
     return f'{{"kind":"{block.kind}"' + (f",{body[1:]}" if body != "{}" else "}")
 
 
-def decode(encoded: str) -> Block:
+def decode(encoded: str) -> AnyBlock:
     """Return the block that `encode` wrote. A kind not known here becomes `Unknown`.
 
     Raises:
@@ -266,8 +286,8 @@ def decode(encoded: str) -> Block:
         if not isinstance(data, dict) or not isinstance(kind := data.pop("kind", None), str):
             raise ValueError("a block is a JSON object with a kind")
         if cls := KINDS.get(kind):
-            return cls.model_validate(data)
-        return Unknown(kind=kind, payload=freeze(data))
+            return cast(AnyBlock, cls.model_validate(data))
+        return Unknown(stored_kind=kind, payload=freeze(data))
     except TypeError as error:  # of lone surrogates, and of numbers that are none
         raise ValueError(str(error)) from error
 
@@ -291,6 +311,7 @@ def answer_text(blocks: Sequence[Block]) -> str:
 
 __all__ = [
     "KINDS",
+    "AnyBlock",
     "Block",
     "CacheCheckpoint",
     "Citations",

@@ -6,12 +6,12 @@ the deltas of a running answer are live only, so stored numbers have gaps where 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, SerializeAsAny
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
-from turnwise.memory.conversation.blocks import Block, answer_text
+from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text
 from turnwise.memory.conversation.frozen_json import FrozenDict, JsonObject, freeze
 from turnwise.memory.conversation.tool_calls import Verdict, Wants
 from turnwise.memory.conversation.usage import Usage
@@ -71,12 +71,18 @@ class ThinkingDelta(Event):
     text: str
 
 
+if TYPE_CHECKING:
+    _Blocks = tuple[AnyBlock, ...]
+else:  # an engine may return a class of its own, which is `Unknown` when it is read again
+    _Blocks = tuple[SerializeAsAny[Block], ...]
+
+
 class Appending(Event):
     """Base of the events that add to the transcript. The blocks are in the session's log, and not stored again."""
 
     span: tuple[int, int] | None = None
     """Where they are in the session's log: from the first position up to the second."""
-    blocks: tuple[SerializeAsAny[Block], ...] = ()
+    blocks: _Blocks = ()
 
 
 class ModelCallStarted(Event):
@@ -309,7 +315,11 @@ class SessionReverted(Event):
 class UnknownEvent(Event):
     """An event of a kind that this version does not know."""
 
+    kind: Literal["unknown"] = "unknown"
+    stored_kind: str
+    """Its kind in the store."""
     payload: JsonObject = FrozenDict()
+    """Its own fields there."""
 
 
 KINDS: dict[str, type[Event]] = {
@@ -346,6 +356,40 @@ KINDS: dict[str, type[Event]] = {
     )
 }
 
+AnyEvent = Annotated[
+    PromptAppended
+    | RunQueued
+    | RunStarted
+    | TextDelta
+    | ThinkingDelta
+    | ModelCallStarted
+    | ModelCallEnded
+    | ToolStarted
+    | ToolEnded
+    | ApprovalRequested
+    | CallDecided
+    | RunResumed
+    | HookFailed
+    | MemoryRecalled
+    | MemoryFailed
+    | MemoryDegraded
+    | MemoryBehind
+    | MemoryCaughtUp
+    | TurnNotSaved
+    | TurnForgotten
+    | RunCompleted
+    | RunCancelled
+    | RunFailed
+    | RunInterrupted
+    | WindowCompacted
+    | CompactionFailed
+    | SessionEnded
+    | SessionReverted
+    | UnknownEvent,
+    Field(discriminator="kind"),
+]
+"""All classes of events. A type checker narrows it by `event.kind` or by the class."""
+
 _OUTSIDE = {"kind", "blocks", "session_id", "seq", "at", "turn_index", "run_id", "key"}
 """What of an event is stored in columns of its own, or elsewhere."""
 
@@ -353,11 +397,11 @@ _OUTSIDE = {"kind", "blocks", "session_id", "seq", "at", "turn_index", "run_id",
 def encode_body(event: Event) -> tuple[str, str]:
     """Return the kind and, as JSON, what is the event's own beside the fields that every event has."""
     if isinstance(event, UnknownEvent):
-        return event.kind, pydantic_core.to_json(event.payload).decode()
+        return event.stored_kind, pydantic_core.to_json(event.payload).decode()
     return event.kind, event.model_dump_json(exclude=_OUTSIDE, exclude_defaults=True)
 
 
-def decode_event(kind: str, body: str, **columns: Any) -> Event:
+def decode_event(kind: str, body: str, **columns: Any) -> AnyEvent:
     """Return the event that `encode_body` took apart; a kind not known here becomes `UnknownEvent`.
 
     Raises:
@@ -366,8 +410,8 @@ def decode_event(kind: str, body: str, **columns: Any) -> Event:
     own = pydantic_core.from_json(body) if body != "{}" else {}
     cls = KINDS.get(kind)
     if cls is None:
-        return UnknownEvent(kind=kind, payload=freeze(own), **columns)
+        return UnknownEvent(stored_kind=kind, payload=freeze(own), **columns)
     values = columns | own
     if len(values) < len(columns) + len(own):
         raise ValueError("the body names what has a column of its own")
-    return cls.model_validate(values)
+    return cast(AnyEvent, cls.model_validate(values))

@@ -39,7 +39,9 @@ def plain_prompts(session_id: str, prompts: Sequence[Prompt]) -> tuple[Prompt, .
         if not isinstance(prompt, str) and type(prompt) not in _BLOCKS:
             raise InvalidPromptError(session_id, f"{type(prompt).__name__} is not a string or a block")
         if not isinstance(prompt, str) and is_too_deep(prompt):
-            raise InvalidPromptError(session_id, f"a {prompt.kind} block is nested more than {MAX_DEPTH} levels deep")
+            raise InvalidPromptError(
+                session_id, f"a block of kind {prompt.kind} is nested more than {MAX_DEPTH} levels deep"
+            )
     return tuple(str.__str__(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
 
 

@@ -66,7 +66,7 @@ async def check_an_event_comes_back_as_it_was_appended(history: HistoryStore) ->
         ToolEnded(seq=3, call_id="", name=TEXT, is_error=True, seconds=1e-9, tries=3, **about),
         RunFailed(seq=4, why=TEXT, code="budget", **about),
         TextDelta(seq=5, text=TEXT, **about),
-        UnknownEvent(seq=6, kind="from_the_future", payload=NESTED, **about),
+        UnknownEvent(seq=6, stored_kind="from_the_future", payload=NESTED, **about),
         _event(2**53),
     ]
     blocks = (Text(text=TEXT),)

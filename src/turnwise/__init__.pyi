@@ -30,6 +30,8 @@ from turnwise.errors import (
     WaitTimeoutError as WaitTimeoutError,
 )
 from turnwise.memory.conversation import blocks as blocks, events as events
+from turnwise.memory.conversation.blocks import AnyBlock as AnyBlock
+from turnwise.memory.conversation.events import AnyEvent as AnyEvent
 from turnwise.memory.conversation.model_params import ModelParams as ModelParams
 from turnwise.memory.conversation.prompts import Prompt as Prompt
 from turnwise.memory.conversation.runs import RunState as RunState

@@ -127,7 +127,7 @@ class Writer:
         )
         events: list[Event] = [
             PromptAppended(seq=seq, turn_index=index, key=f"k{index}", **about),
-            UnknownEvent(seq=seq + 2, kind="new", payload=NESTED, **about),
+            UnknownEvent(seq=seq + 2, stored_kind="new", payload=NESTED, **about),
             WindowCompacted(seq=seq + 3, strategy="x", tokens_before=2, tokens_after=1, summary=(0, 1), **about),
         ]
         if not is_open:

@@ -65,7 +65,7 @@ def test_what_has_expired_goes_into_files_of_its_own_and_all_else_stays(tmp_path
         store, history = SQLStore(f"sqlite:///{tmp_path}/store.db"), InMemoryHistory()
         for name in names:
             await put(store, name, created_at=1.5, seq=1, user_id=f"user of {name}"[:256])
-            await history.append(name, [UnknownEvent(kind="x", session_id=name, seq=1, at=1.0)])
+            await history.append(name, [UnknownEvent(stored_kind="x", session_id=name, seq=1, at=1.0)])
         await put(store, "stays", None)
         await put(store, "later", 10.5)
         folder = tmp_path / "kept" / "here"

@@ -501,7 +501,7 @@ LEAVES = st.one_of(
             User(text="hi"),
             Summary(text="s"),
             User.model_construct(text=object()),
-            Unknown(kind="new", payload=nested(300)),
+            Unknown(stored_kind="new", payload=nested(300)),
         ]
     ),
 )

@@ -54,7 +54,7 @@ BLOCKS: dict[type[Block], st.SearchStrategy[Block]] = {
     Summary: st.builds(Summary, text=TEXTS, of=st.lists(st.tuples(TEXTS, st.integers(0), st.integers(0))).map(tuple)),
     CacheCheckpoint: st.builds(CacheCheckpoint),
     Recalled: st.builds(Recalled, text=TEXTS),
-    Unknown: st.builds(Unknown, kind=UNKNOWN_KINDS, payload=PAYLOADS),
+    Unknown: st.builds(Unknown, stored_kind=UNKNOWN_KINDS, payload=PAYLOADS),
 }
 
 
@@ -87,7 +87,7 @@ def test_a_kind_of_a_later_version_is_written_back_as_it_came(kind: str, payload
     line = pydantic_core.to_json({"kind": kind, **payload}).decode()
     block = decode(line)
     assert isinstance(block, Unknown)
-    assert (block.kind, block.payload) == (kind, freeze(payload))
+    assert (block.stored_kind, block.payload) == (kind, freeze(payload))
     assert encode(block) == line
 
 
@@ -130,7 +130,7 @@ def test_a_payload_that_json_cannot_hold_is_refused_when_the_block_is_made(value
     makers: list[Callable[[], Block]] = [
         lambda: ToolUse(call_id="1", name="x", input=payload),
         lambda: Citations(items=(payload,)),
-        lambda: Unknown(kind="new", payload=payload),
+        lambda: Unknown(stored_kind="new", payload=payload),
     ]
     for make in makers:
         with pytest.raises(ValidationError, match="is not a JSON value"):
@@ -141,7 +141,7 @@ def test_a_payload_that_json_cannot_hold_is_refused_when_the_block_is_made(value
 def test_an_unknown_block_cannot_pass_for_one_of_a_known_kind(kind: str, payload: dict[str, str]) -> None:
     """A caller could else put a tool call without its result into a history."""
     with pytest.raises(ValidationError, match="would be read as a block of another kind"):
-        Unknown(kind=kind, payload=payload)
+        Unknown(stored_kind=kind, payload=payload)
 
 
 @given(st.one_of(*BLOCKS.values()))
@@ -175,11 +175,11 @@ CHANGES: list[Callable[[Any], object]] = [
     "payload",
     [
         lambda given: ToolUse(call_id="1", name="look", input=given).input,
-        lambda given: Unknown(kind="new", payload=given).payload,
+        lambda given: Unknown(stored_kind="new", payload=given).payload,
         lambda given: Citations(items=(given,)).items[0],
-        lambda given: decode(encode(ToolUse(call_id="1", name="look", input=given))).input,  # type: ignore[attr-defined]
-        lambda given: decode(encode(Unknown(kind="new", payload=given))).payload,  # type: ignore[attr-defined]
-        lambda given: decode(encode(Citations(items=(given,)))).items[0],  # type: ignore[attr-defined]
+        lambda given: decode(encode(ToolUse(call_id="1", name="look", input=given))).input,  # type: ignore[union-attr]
+        lambda given: decode(encode(Unknown(stored_kind="new", payload=given))).payload,  # type: ignore[union-attr]
+        lambda given: decode(encode(Citations(items=(given,)))).items[0],  # type: ignore[union-attr]
         freeze,
     ],
 )

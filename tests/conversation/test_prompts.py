@@ -30,7 +30,7 @@ def test_a_block_that_is_nested_too_deep_is_refused(depth: int) -> None:
     deep: Any = "deep"
     for _ in range(depth - 1):
         deep = {"a": deep}
-    for block in (Unknown(kind="new", payload={"a": deep}), Citations(items=({"a": deep},))):
+    for block in (Unknown(stored_kind="new", payload={"a": deep}), Citations(items=({"a": deep},))):
         for refuse in (lambda block: accept("s", [block], 10_000), lambda block: plain_prompts("s", [block])):
             with pytest.raises(InvalidPromptError, match="nested more than 100 levels"):
                 refuse(block)
@@ -43,7 +43,7 @@ def test_strings_become_user_blocks_and_blocks_stay_what_they_are_in_their_order
             Text(text="So far:"),
             Citations(items=({"url": "x"},)),
             CacheCheckpoint(),
-            Unknown(kind="new"),
+            Unknown(stored_kind="new"),
             User(text="b"),
         ),
     ]
@@ -89,7 +89,9 @@ def test_what_is_no_prompt_is_refused_with_its_type(prompt: object) -> None:
         accept("s", ["a", prompt], 1000)  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("prompt", ["\ud800", User(text="a\udfff"), Unknown(kind="new", payload={"a": ["\ud800"]})])
+@pytest.mark.parametrize(
+    "prompt", ["\ud800", User(text="a\udfff"), Unknown(stored_kind="new", payload={"a": ["\ud800"]})]
+)
 def test_half_a_character_is_refused(prompt: Prompt) -> None:
     with pytest.raises(InvalidPromptError, match=r"^session 's' refuses the prompt: it is not valid text"):
         accept("s", [prompt], 1000)

@@ -93,7 +93,7 @@ def test_results_are_ordered_by_the_calls_right_before_them() -> None:
     assert [message.blocks for message in messages_of(blocks)[2:]] == [(use("b"), use("a")), (result("b"), result("a"))]
 
 
-@pytest.mark.parametrize("silent", [CacheCheckpoint(), Unknown(kind="hologram")], ids=repr)
+@pytest.mark.parametrize("silent", [CacheCheckpoint(), Unknown(stored_kind="hologram")], ids=repr)
 def test_what_is_of_neither_side_parts_no_message(silent: Block) -> None:
     """Acceptance 24: a thought that was parted from its call would be a message of thoughts alone."""
     assert messages_of([User(text="Hello"), HM, silent, use("a"), result("a"), silent, result("b")]) == [
@@ -210,7 +210,9 @@ def test_a_decision_that_edits_a_call_takes_its_place() -> None:
     assert Ledger.replay(events).blocks() == [use("a", city="Rome"), use("b")]
 
 
-@given(st.lists(st.sampled_from([HM, YES, OUR_SOURCE, use("a"), use("b"), result("a"), Unknown(kind="hologram")])))
+@given(
+    st.lists(st.sampled_from([HM, YES, OUR_SOURCE, use("a"), use("b"), result("a"), Unknown(stored_kind="hologram")]))
+)
 def test_a_settled_output_survives_json_with_the_kinds_that_nobody_knows(output: list[Block]) -> None:
     """Acceptance 27."""
     kept = settle(output, why="enough", interrupted=True)

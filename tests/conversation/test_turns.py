@@ -191,7 +191,7 @@ def test_a_turn_that_waits_has_its_prompts_and_no_text() -> None:
                 Text(text="a"),
                 Citations(items=({"url": "x"},)),
                 Text(text="b"),
-                Unknown(kind="new"),
+                Unknown(stored_kind="new"),
             ],
             "ab",
         ),

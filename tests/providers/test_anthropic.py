@@ -118,7 +118,7 @@ def test_thinking_leads_and_results_are_at_the_head_of_the_next_message() -> Non
         use("b"),
         User(text="Well?"),
         ToolResult(call_id="b", text="rain"),
-        Unknown(kind="hologram"),
+        Unknown(stored_kind="hologram"),
         ToolResult(call_id="a", text="no such city", is_error=True),
     )
     assert messages[1:] == [
@@ -158,7 +158,7 @@ def test_a_blank_result_has_no_content_unless_it_is_an_error(text: str, is_error
     check_anthropic(messages, thinking=False)
 
 
-@pytest.mark.parametrize("silent", [Text(text=" "), SIGNED, UNSIGNED, Unknown(kind="hologram")], ids=repr)
+@pytest.mark.parametrize("silent", [Text(text=" "), SIGNED, UNSIGNED, Unknown(stored_kind="hologram")], ids=repr)
 def test_a_block_that_says_nothing_makes_no_message(silent: Block) -> None:
     """Acceptance 19."""
     messages = messages_of(User(text="Hello"), silent, User(text="Well?"), User(text=" "))

@@ -140,7 +140,7 @@ def test_an_answer_is_one_message_and_its_results_follow_in_the_order_of_declara
         CacheCheckpoint(),
         use("b"),
         ToolResult(call_id="b", text="rain"),
-        Unknown(kind="hologram"),
+        Unknown(stored_kind="hologram"),
         ToolResult(call_id="a", text="sun"),
         Text(text="Sun."),
     ]
@@ -168,7 +168,9 @@ def test_an_error_result_keeps_its_text_and_says_that_it_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "silent", [Text(text=""), Text(text="", interrupted=True), Thinking(text="Hm."), Unknown(kind="hologram")], ids=repr
+    "silent",
+    [Text(text=""), Text(text="", interrupted=True), Thinking(text="Hm."), Unknown(stored_kind="hologram")],
+    ids=repr,
 )
 def test_a_block_that_says_nothing_makes_no_message_and_parts_no_prompts(silent: Block) -> None:
     """Acceptance 19."""
@@ -425,7 +427,7 @@ def test_a_message_of_no_known_form_is_an_error_that_names_it(message: dict[str,
         Document(name="a", text="b"),
         Citations(items=({"url": "https://example.org"},)),
         CacheCheckpoint(),
-        Unknown(kind="hologram", payload={"depth": [1, 2]}),
+        Unknown(stored_kind="hologram", payload={"depth": [1, 2]}),
     ],
     ids=lambda block: block.kind,
 )

@@ -92,7 +92,7 @@ def test_reasoning_then_text_then_calls_and_the_outputs_in_the_order_of_declarat
         Thinking(text="Hm.", signature=pack_reasoning("rs_1", "gAAAAA==")),
         use("b"),
         ToolResult(call_id="b", text="rain"),
-        Unknown(kind="hologram"),
+        Unknown(stored_kind="hologram"),
         ToolResult(call_id="a", text="sun"),
         User(text="Well?"),
     )
@@ -123,7 +123,7 @@ def test_a_text_that_was_cut_short_and_a_result_that_is_an_error_say_so() -> Non
         Text(text=""),
         Thinking(text="Hm."),
         Thinking(text="Hm.", signature=pack_reasoning("rs_1", "gAAAAA==")),
-        Unknown(kind="hologram"),
+        Unknown(stored_kind="hologram"),
     ],
     ids=repr,
 )

@@ -66,7 +66,11 @@ def refused(messages: list[Message], rules: Rules) -> InvalidRequestError:
         [user(Summary(text="They met.")), model(YES), user(HELLO)],
         [user(HELLO), model(HM, YES, use("a"), use("b")), user(result("b"), result("a"), HELLO)],
         [user(HELLO), model(use("a")), user(result("a")), model(use("a")), user(result("a"))],
-        [user(HELLO, OUR_SOURCE), model(Unknown(kind="hologram"), Text(text="")), user(CacheCheckpoint(), HELLO)],
+        [
+            user(HELLO, OUR_SOURCE),
+            model(Unknown(stored_kind="hologram"), Text(text="")),
+            user(CacheCheckpoint(), HELLO),
+        ],
         [user(HELLO), model(use("functions.look:0" * 9, name="look up!")), user(result("functions.look:0" * 9))],
     ],
 )
@@ -313,7 +317,7 @@ OUTPUTS = st.lists(
         st.builds(ToolUse, call_id=IDS, name=st.sampled_from(["look", "functions.look up" * 9, ""])),
         st.builds(ToolUse, call_id=IDS, name=st.just("look")),
         st.builds(ToolResult, call_id=IDS, text=TEXTS, is_error=st.booleans()),
-        st.sampled_from([OUR_SOURCE, CacheCheckpoint(), Unknown(kind="hologram")]),
+        st.sampled_from([OUR_SOURCE, CacheCheckpoint(), Unknown(stored_kind="hologram")]),
     ),
     max_size=12,
 )
@@ -325,7 +329,7 @@ PROMPTS = st.lists(
             Image(url="https://example.org/cat.png"),
             Document(name="a.pdf", data="aGk=", media_type="application/pdf"),
             CacheCheckpoint(),
-            Unknown(kind="hologram"),
+            Unknown(stored_kind="hologram"),
         ]
     ),
     max_size=3,

@@ -549,7 +549,9 @@ def test_nothing_of_a_session_that_was_deleted_is_in_the_files(tmp_path: Path) -
                 text = f"the secret {at} of {name} {'x' * 5000 * (at % 2)}"
                 session = session.committed(log_size=at + 1, next_index=at + 1, metadata=freeze({"note": text}))
                 turn = TurnRecord(index=at, prompt=(Span(session.log, at, at + 1),), metadata=freeze({"note": text}))
-                event = UnknownEvent(kind="x", session_id=name, seq=at + 1, at=1.0, payload=freeze({"note": text}))
+                event = UnknownEvent(
+                    stored_kind="x", session_id=name, seq=at + 1, at=1.0, payload=freeze({"note": text})
+                )
                 await store.commit(name, 1, Commit(session=session, blocks=[text], turns=[turn], events=[event]))
         assert await other.count() == 2
         await store.delete("gone")

@@ -202,7 +202,17 @@ def test_an_exchange_begins_with_what_the_user_says() -> None:
     image = Image(url="https://example.org/cat.png")
     window = talk(
         *(System(text="Be brief."), YES),  # before any prompt
-        *(User(text=" "), image, HELLO, CacheCheckpoint(), Thinking(text="Hm."), call, result, YES, Unknown(kind="x")),
+        *(
+            User(text=" "),
+            image,
+            HELLO,
+            CacheCheckpoint(),
+            Thinking(text="Hm."),
+            call,
+            result,
+            YES,
+            Unknown(stored_kind="x"),
+        ),
         *(HELLO, System(text="Be long."), call, result),
         *(User(text=" "), YES),  # the user has said nothing
         *(Summary(text="They met."), HELLO),
@@ -466,7 +476,7 @@ def test_the_model_sees_exactly_what_goes_once() -> None:
         Thinking(text="t002", signature="SECRET"),
         *(ToolUse(call_id="c1", name="look", input={"at": "i002"}), ToolUse(call_id="c2", name="look")),
         *(ToolResult(call_id="c1", text="r002\n{}]"), ToolResult(call_id="c2", text="e002", is_error=True)),
-        *(Text(text="a002", interrupted=True), CacheCheckpoint(), Unknown(kind="hologram")),
+        *(Text(text="a002", interrupted=True), CacheCheckpoint(), Unknown(stored_kind="hologram")),
     ]
     kept = [*exchange(3), User(text="q004")]
     window = talk(System(text="SYSTEM"), *gone, *kept).window()

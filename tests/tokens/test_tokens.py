@@ -188,7 +188,11 @@ def test_each_kind_takes_what_is_sent_of_it() -> None:
         5 + 10 * (3000 + 85 + 8 * 170) + len("https://example.org/a.pdf"),
         7 + len("[summary of the conversation so far]\n"),
     ]
-    never_sent = [CacheCheckpoint(), Unknown(kind="hologram"), Citations(items=({"url": "https://example.org"},))]
+    never_sent = [
+        CacheCheckpoint(),
+        Unknown(stored_kind="hologram"),
+        Citations(items=({"url": "https://example.org"},)),
+    ]
     assert list(map(counter.count, never_sent)) == [0, 0, 0]
 
 

@@ -155,7 +155,7 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
             values = parts.get(kind, {}) | common | {"kind": kind}
             spans: dict[str, Any] = {"span": (2**40, 2**41)} if issubclass(cls, Appending) else {}
             events += [cls(seq=seq, key=f"{seq}ü%", **values, **every, **spans), cls(seq=seq + 100, **values)]
-    common["kind"] = "from_the_future"
+    common["stored_kind"] = "from_the_future"
     events += [UnknownEvent(seq=201, payload=NESTED, key="'", **every, **common), UnknownEvent(seq=202, **common)]
     events.sort(key=lambda event: event.seq)
     owner = await own(store)
@@ -224,7 +224,7 @@ async def check_what_comes_out_is_independent_of_what_went_in(store: SessionStor
     owner = await own(store, metadata=deep)
     blocks, turns, dropped = ["a"], [a_turn(0, metadata=deep)], [5]
     run = a_run("r", 0, labels=freeze({"a": "b"}))
-    events = [UnknownEvent(kind="x", session_id="s", seq=1, at=1.5, payload=deep)]
+    events = [UnknownEvent(stored_kind="x", session_id="s", seq=1, at=1.5, payload=deep)]
     commit = owner.prepare(turns=turns, new_run=run, events=events, dropped_turns=dropped)
     await store.commit("s", 1, replace(commit, session=replace(commit.session, log_size=1), blocks=blocks))
     before = await state_of(store, "s")

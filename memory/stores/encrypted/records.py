@@ -47,7 +47,7 @@ def check_events(events: list[Event]) -> list[Event]:
         StillEncryptedError: one is sealed, and nobody has opened it.
     """
     for event in events:
-        if event.kind == SEALED:
+        if isinstance(event, UnknownEvent) and event.stored_kind == SEALED:
             raise StillEncryptedError(f"event {event.session_id}:{event.seq}")
     return events
 
@@ -138,7 +138,7 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
 def seal_event(key: UserKey, session_id: str, event: Event) -> Event:
     """Seal what is an event's own, its kind too. The same event gives the same again, so that a store knows it."""
     return UnknownEvent(
-        kind=SEALED,
+        stored_kind=SEALED,
         session_id=event.session_id,
         seq=event.seq,
         at=event.at,
@@ -151,7 +151,7 @@ def seal_event(key: UserKey, session_id: str, event: Event) -> Event:
 
 async def open_event(texts: Unsealing, session_id: str, event: Event) -> Event:
     place = _event_place(session_id, event)
-    if not isinstance(event, UnknownEvent) or event.kind != SEALED:
+    if not isinstance(event, UnknownEvent) or event.stored_kind != SEALED:
         raise NotEncryptedError(place.record)
     kind, body = await _open(texts, place, event.payload)
     columns = {name: getattr(event, name) for name in ("session_id", "seq", "at", "turn_index", "run_id", "key")}

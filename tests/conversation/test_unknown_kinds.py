@@ -1,0 +1,91 @@
+"""Blocks and events of kinds that a later version wrote are kept and written back as they were."""
+
+import json
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+from turnwise.memory.archive.format import Line, event_line
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import Unknown, decode, encode
+from turnwise.memory.conversation.events import Event, UnknownEvent, decode_event, encode_body
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.stores.redis.rows import decode_event_text, encode_event, place_of
+from turnwise.memory.stores.sql.rows import event_row, read_event
+
+KINDS = ["hologram", "unknown", "stored_kind", ""]
+"""Among them those that could be mistaken for the fields of the classes here."""
+PAYLOAD = freeze({"stored_kind": "x", "depth": [1, {"text": "ü"}]})
+BODY = '{"stored_kind":"x","depth":[1,{"text":"ü"}]}'
+
+
+def by_sql(event: Event) -> tuple[Event, object]:
+    row = event_row(7, event)
+    return read_event(row.values(), "s"), row
+
+
+def by_redis(event: Event) -> tuple[Event, object]:
+    text = encode_event(event)
+    return decode_event_text("k", "s", (place_of(event.seq) + text).encode()), text
+
+
+def by_archive(event: Event) -> tuple[Event, object]:
+    line = event_line(event)
+    return Line(1, "event", json.loads(json.dumps(line))).event("s"), line
+
+
+def by_pickle(event: Event) -> tuple[Event, object]:
+    return pickle.loads(pickle.dumps(event)), encode_body(event)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("codec", "written"),
+    [
+        (
+            by_sql,
+            lambda kind: {
+                "session": 7,
+                "seq": 3,
+                "at": 1.5,
+                "turn_index": 2,
+                "run_id": "r",
+                "event_key": "k",
+                "kind": kind,
+                "body": BODY,
+            },
+        ),
+        (by_redis, lambda kind: f'["{kind}",1.5,2,"r","k"]\n{BODY}'),
+        (by_archive, lambda kind: [3, 1.5, 2, "r", "k", kind, BODY]),
+        (by_pickle, lambda kind: (kind, BODY)),
+    ],
+    ids=["sql", "redis", "archive", "pickle"],
+)
+def test_an_event_of_an_unknown_kind_is_written_as_it_came(
+    kind: str, codec: Callable[[Event], tuple[Event, object]], written: Callable[[str], object]
+) -> None:
+    event = decode_event(kind, BODY, session_id="s", seq=3, at=1.5, turn_index=2, run_id="r", key="k")
+    assert isinstance(event, UnknownEvent)
+    assert (event.kind, event.stored_kind, event.payload) == ("unknown", kind, PAYLOAD)
+    again, stored = codec(event)
+    assert again == event
+    assert stored == written(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_of_an_unknown_kind_is_written_as_it_came(kind: str) -> None:
+    """Stores and archives keep blocks as `encode` writes them; a turn travels with them encoded too."""
+    text = f'{{"kind":"{kind}",{BODY[1:]}'
+    block = decode(text)
+    assert isinstance(block, Unknown)
+    assert (block.kind, block.stored_kind, block.payload) == ("unknown", kind, PAYLOAD)
+    assert encode(block) == text
+    assert pickle.loads(pickle.dumps(block)) == block
+    cache = BlockCache()
+    cache.add("log", 0, [block])
+    turn = pickle.loads(pickle.dumps(Turn("s", TurnRecord(index=0, prompt=(Span("log", 0, 1),)), cache)))
+    assert turn.blocks == (block,)
+    assert turn.cache.read_encoded(turn.record.spans) == [text]

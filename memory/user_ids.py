@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.errors import KeyMissingError, SessionNotFoundError, WrongKeyError
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.ids import is_own_id, own_id, public_id
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
@@ -82,7 +82,7 @@ class _Names:
     def stored_events(self, events: Sequence[Event]) -> list[Event]:
         return [event.model_copy(update={"session_id": self.stored(event.session_id)}) for event in events]
 
-    def shown_events(self, events: Sequence[Event]) -> list[Event]:
+    def shown_events(self, events: Sequence[AnyEvent]) -> list[AnyEvent]:
         return [event.model_copy(update={"session_id": self.shown(event.session_id)}) for event in events]
 
 
@@ -157,11 +157,11 @@ class OwnNameStore(Shared):
         found = await self._inner.runs(self._names.stored(session_id), after=after, limit=limit)
         return list(map(self._names.shown_record, found))
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         found = await self._inner.events(self._names.stored(session_id), after=after, limit=limit)
         return self._names.shown_events(found)
 
-    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
         found = await self._inner.event_of_key(self._names.stored(session_id), key)
         return self._names.shown_events([found])[0] if found else None
 
@@ -212,7 +212,7 @@ class OwnNameHistory:
 
     async def events(
         self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
-    ) -> list[Event]:
+    ) -> list[AnyEvent]:
         found = await self._inner.events(self._names.stored(session_id), after=after, limit=limit, run_id=run_id)
         return self._names.shown_events(found)
 

@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from turnwise.errors import ConfigError, WindowOverflowError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import (
+    AnyBlock,
     Block,
     CacheCheckpoint,
     Document,
@@ -90,17 +91,17 @@ class Window:
         """What has counted the tokens."""
         return self._index.counter
 
-    def block(self, at: int) -> Block:
+    def block(self, at: int) -> AnyBlock:
         """Return the block in this place. O(log spans)."""
         number, place = self._place(at)
         (block,) = self._cache.read([Span(self._spans[number].log, place, place + 1)])
         return block
 
-    def blocks(self, ranges: Iterable[Range]) -> tuple[Block, ...]:
+    def blocks(self, ranges: Iterable[Range]) -> tuple[AnyBlock, ...]:
         """Return the blocks of some ranges. O(their number)."""
         return self._cache.read(self.spans_of(ranges))
 
-    def read(self, spans: Spans) -> tuple[Block, ...]:
+    def read(self, spans: Spans) -> tuple[AnyBlock, ...]:
         """Return blocks by their places in their logs. O(their number)."""
         return self._cache.read(spans)
 
@@ -253,7 +254,7 @@ class Window:
 
     # Places
 
-    def _backwards(self, stop: int) -> Iterator[tuple[int, Block]]:
+    def _backwards(self, stop: int) -> Iterator[tuple[int, AnyBlock]]:
         """Yield the blocks before `stop` and their places, the last first; read a few at a time."""
         for end in range(stop, 0, -_AT_A_TIME):
             start = max(end - _AT_A_TIME, 0)

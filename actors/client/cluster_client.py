@@ -43,7 +43,7 @@ from turnwise.actors.session.compaction_tasks import check_overflow
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, OverloadedError, ReadOnlyStoreError, SessionFencedError, SessionLostError
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.urls import check_history_url
@@ -388,10 +388,10 @@ class Realm:
 
         return self._ended((yield from _patiently(timeout_s, ask, bool)), cache)
 
-    def follow(self, session_id: str, after: int, limit: int, run_id: str) -> Request[tuple[list[Event], int, bool]]:
+    def follow(self, session_id: str, after: int, limit: int, run_id: str) -> Request[tuple[list[AnyEvent], int, bool]]:
         """Wait for events of a run: see `SessionReads.events`."""
 
-        def ask(left_s: float | None) -> Request[tuple[list[Event], int, bool]]:
+        def ask(left_s: float | None) -> Request[tuple[list[AnyEvent], int, bool]]:
             return self.ask(session_id, "events", after, limit, run_id, SLICE_S)
 
         return (yield from _patiently(None, ask, lambda page: page[2] or page[1] > after))

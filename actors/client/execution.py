@@ -21,7 +21,7 @@ from turnwise.errors import (
     RunLimitError,
     WaitTimeoutError,
 )
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.partial_output import Partials
 from turnwise.memory.conversation.runs import RunRecord, RunState
@@ -129,7 +129,7 @@ class _Handle:
         return record
 
     def _steps(self) -> Request[list[Step]]:
-        events: list[Event] = []
+        events: list[AnyEvent] = []
         after, done, more = 0, False, True
         while more and not done:
             ask = self._realm.ask(self._stored_id, "events", after, PAGE, self.run_id, 0.0)
@@ -139,7 +139,7 @@ class _Handle:
         return steps_of(events)
 
     @checked
-    def _page(self, after: Number) -> Request[tuple[list[Event], int, bool]]:
+    def _page(self, after: Number) -> Request[tuple[list[AnyEvent], int, bool]]:
         return self._realm.follow(self._stored_id, after, PAGE, self.run_id)
 
 
@@ -231,7 +231,7 @@ class ExecutionHandle(_Handle):
         """Return the run's calls of the model and of tools up to now, with their times, in order."""
         return carry_out(self._steps(), self._portal)
 
-    def events(self, after: int = 0) -> Iterator[Event]:
+    def events(self, after: int = 0) -> Iterator[AnyEvent]:
         """Yield the run's events with a number above `after`, live and to its terminal event, without gap or duplicate.
 
         After the run, what is stored is replayed: all but the deltas, and the terminal event carries the text. Deltas
@@ -303,7 +303,7 @@ class AsyncExecutionHandle(_Handle):
         """See `ExecutionHandle.steps`."""
         return await carry_out_async(self._steps())
 
-    async def events(self, after: int = 0) -> AsyncIterator[Event]:
+    async def events(self, after: int = 0) -> AsyncIterator[AnyEvent]:
         """See `ExecutionHandle.events`."""
         done = False
         while not done:

@@ -31,8 +31,8 @@ from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMem
 from turnwise.actors.cluster.wire import PackedTurn, SessionInfo, SessionRef, StartedRun
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.session.admission import IfBusy
-from turnwise.memory.conversation.blocks import Block, Summary
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.blocks import AnyBlock, Summary
+from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import is_own_id, new_id, own_id, public_id
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import ModelParams
@@ -128,7 +128,7 @@ class _Session:
         return list((yield from self._ask("runs", after, limit)))
 
     @checked
-    def _events(self, after: Number, limit: Limit) -> Request[list[Event]]:
+    def _events(self, after: Number, limit: Limit) -> Request[list[AnyEvent]]:
         events, _, _ = yield from self._ask("events", after, limit, None, 0.0)
         return list(events)
 
@@ -153,7 +153,7 @@ class _Session:
         return (yield from self._realm.compact(self._stored_id, explain=explain))
 
     @checked
-    def _expand(self, summary: InstanceOf[Summary]) -> Request[tuple[Block, ...]]:
+    def _expand(self, summary: InstanceOf[Summary]) -> Request[tuple[AnyBlock, ...]]:
         return tuple((yield from self._ask("expand", summary)))
 
     @checked
@@ -292,7 +292,7 @@ class Session(_Session):
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
         return carry_out(self._runs(after, limit), self._portal)
 
-    def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
+    def events(self, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         """Return up to `limit` events with a number above `after`, by number, without waiting for any."""
         return carry_out(self._events(after, limit), self._portal)
 
@@ -336,7 +336,7 @@ class Session(_Session):
         """
         return carry_out(self._compact(explain), self._portal)
 
-    def expand(self, summary: Summary) -> tuple[Block, ...]:
+    def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
         """Return what a summary stands for, in order; summaries that were folded into it are expanded too.
 
         Raises:
@@ -457,7 +457,7 @@ class AsyncSession(_Session):
         """See `Session.runs`."""
         return await carry_out_async(self._runs(after, limit))
 
-    async def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
+    async def events(self, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         """See `Session.events`."""
         return await carry_out_async(self._events(after, limit))
 
@@ -478,7 +478,7 @@ class AsyncSession(_Session):
         """See `Session.compact`."""
         return await carry_out_async(self._compact(explain))
 
-    async def expand(self, summary: Summary) -> tuple[Block, ...]:
+    async def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
         """See `Session.expand`."""
         return await carry_out_async(self._expand(summary))
 

@@ -30,7 +30,7 @@ from turnwise.actors.session.spending import Spending
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.actors.session.window_compaction import WindowCompaction
-from turnwise.memory.conversation.blocks import Block, Summary
+from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Prompt
@@ -284,6 +284,6 @@ class SessionCore:
         """See `SessionReads.events`."""
         return self.reads.events(after, limit, run_id=run_id, timeout_s=timeout_s)
 
-    def expand(self, summary: Summary) -> Coroutine[Any, Any, tuple[Block, ...]]:
+    def expand(self, summary: Summary) -> Coroutine[Any, Any, tuple[AnyBlock, ...]]:
         """See `SessionReads.expand`."""
         return self.reads.expand(summary)

@@ -22,7 +22,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.events import Appending, Event, SessionReverted
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.runs import RunRecord
@@ -346,7 +346,7 @@ class Journal:
         cache.add_spans(spans, await self.store.blocks(spans))
         return [Turn(self.session_id, record, cache) for record in records]
 
-    async def read(self, spans: Spans) -> tuple[Block, ...]:
+    async def read(self, spans: Spans) -> tuple[AnyBlock, ...]:
         """Return blocks, in order; those that are not held are not held for this."""
         if not self.cache.missing(spans):
             return self.cache.read(spans)
@@ -384,7 +384,7 @@ class Journal:
         found = await self.store.turns(self.session_id, after=run.turn_index - 1, limit=1)
         return next((turn for turn in found if turn.run_id == run.run_id), None)
 
-    async def events(self, after: int, limit: int) -> list[Event]:
+    async def events(self, after: int, limit: int) -> Sequence[Event]:
         """Return up to `limit` events with a number above `after`: from memory, and what has left it from the store."""
         start = self.log.start
         if after >= start - 1:
@@ -394,7 +394,7 @@ class Journal:
         older = await self._with_blocks([event for event in stored if event.seq < start], self.session.log)
         return [*older, *held][:limit]
 
-    async def _stored_events(self, after: int, limit: int) -> list[Event]:
+    async def _stored_events(self, after: int, limit: int) -> Sequence[Event]:
         stored = await self.store.events(self.session_id, after=after, limit=limit)
         if self.feed is None:
             return check_events(stored)
@@ -402,7 +402,7 @@ class Journal:
         merged = {event.seq: event for event in (*copied, *stored)}
         return check_events([merged[seq] for seq in sorted(merged)][:limit])
 
-    async def _with_blocks(self, events: list[Event], log: str) -> list[Event]:
+    async def _with_blocks(self, events: Sequence[Event], log: str) -> Sequence[Event]:
         """Return stored events with the blocks that they added, which the log has: one read, if they are not held."""
         spans = [Span(log, *event.span) for event in events if isinstance(event, Appending) and event.span]
         if not spans:

@@ -10,7 +10,7 @@ from turnwise.actors.session.journal import settled
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.summary_expansion import find, originals
 from turnwise.errors import InvalidInputError, RunNotFoundError, SessionRevertedError, shown
-from turnwise.memory.conversation.blocks import Block, Summary, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.runs import RunRecord
@@ -193,7 +193,7 @@ class SessionReads:
             if not events:
                 await self._journal.log.news(left)
 
-    async def expand(self, summary: Summary) -> tuple[Block, ...]:
+    async def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
         """Return what a summary stands for, in order, with that in place of the summaries folded into it.
 
         The summary is one that the session goes on with, or that was folded into one of these.

@@ -6,10 +6,10 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-from turnwise.memory.conversation.blocks import Block, Summary
+from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.spans import Seen, Span, Spans, join, union
 
-Read = Callable[[Spans], Awaitable[tuple[Block, ...]]]
+Read = Callable[[Spans], Awaitable[tuple[AnyBlock, ...]]]
 """Returns the blocks of spans, in order."""
 
 

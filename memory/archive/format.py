@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, TypeVar
 
 from turnwise.errors import ArchiveError, CorruptRecordError
-from turnwise.memory.conversation.events import Appending, Event, WindowCompacted, decode_event, encode_body
+from turnwise.memory.conversation.events import AnyEvent, Appending, Event, WindowCompacted, decode_event, encode_body
 from turnwise.memory.conversation.ids import is_own_id, public_id
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -74,7 +74,7 @@ class Line:
         """
         return self.value if isinstance(self.value, str) else self.refuse(f"a {self.kind} is text")
 
-    def event(self, session_id: str) -> Event:
+    def event(self, session_id: str) -> AnyEvent:
         """Return the event that it holds.
 
         Raises:

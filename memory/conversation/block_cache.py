@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.blocks import Block, decode, encode
+from turnwise.memory.conversation.blocks import AnyBlock, Block, decode, encode
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.spans import Span, Spans, overlap, subtract, union
 
@@ -26,7 +26,7 @@ class BlockCache:
     """
 
     def __init__(self, source: str = "") -> None:
-        self._logs: dict[str, dict[int, Block | str]] = {}
+        self._logs: dict[str, dict[int, AnyBlock | str]] = {}
         self.source = source
         self.held: Spans = (Span(source, 0, 1),) if source else ()
         """What is in here, sorted; and a span that is nowhere, named as the source: see `is_of`."""
@@ -47,7 +47,8 @@ class BlockCache:
     def over(self, log: str, blocks: Sequence[Block]) -> BlockCache:
         """Return a cache that holds what this one does now, and these blocks as a log of their own."""
         cache = BlockCache()
-        cache._logs = {**self._logs, log: dict(enumerate(blocks))}
+        added: dict[int, Any] = dict(enumerate(blocks))
+        cache._logs = {**self._logs, log: added}
         cache.held = union(self.held, (Span(log, 0, len(blocks)),))
         return cache
 
@@ -55,7 +56,7 @@ class BlockCache:
         """Hold `blocks` as the positions of `spans`, in order."""
         spans, at = tuple(spans), 0
         for log, start, stop in spans:
-            entries = self._logs.setdefault(log, {})
+            entries: dict[int, Any] = self._logs.setdefault(log, {})
             for place, block in enumerate(blocks[at : at + stop - start], start):
                 if place not in entries:
                     self.size_bytes += BLOCK_BYTES + _size(block)
@@ -71,7 +72,7 @@ class BlockCache:
         """Return what of `spans` is not held."""
         return subtract(spans, self.held)
 
-    def read(self, spans: Iterable[Span]) -> tuple[Block, ...]:
+    def read(self, spans: Iterable[Span]) -> tuple[AnyBlock, ...]:
         """Return the blocks of `spans` in order.
 
         Raises:
@@ -84,13 +85,13 @@ class BlockCache:
         found = (self._entry(span.log, at) for span in spans for at in range(span.start, span.stop))
         return [encode(entry) if isinstance(entry, Block) else entry for entry in found]
 
-    def _entry(self, log: str, at: int) -> Block | str:
+    def _entry(self, log: str, at: int) -> AnyBlock | str:
         try:
             return self._logs[log][at]
         except KeyError:
             raise CorruptRecordError(f"block {log}:{at}", "missing") from None
 
-    def _block(self, log: str, at: int) -> Block:
+    def _block(self, log: str, at: int) -> AnyBlock:
         entry = self._entry(log, at)
         if not isinstance(entry, Block):  # nor perhaps text: who knows what is in a damaged database
             try:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from turnwise.errors import OutputInvalidError
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import Block, answer_text
+from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.output_type import read_answer
 from turnwise.memory.conversation.spans import Span, Spans, cut, join, size
@@ -76,7 +76,7 @@ class Turn:
     __slots__ = ("_asked", "_cache", "_model", "_parsed", "_record", "_session_id")
 
     def __init__(
-        self, session_id: str, record: TurnRecord, cache: BlockCache, asked: tuple[Block, ...] | None = None
+        self, session_id: str, record: TurnRecord, cache: BlockCache, asked: tuple[AnyBlock, ...] | None = None
     ) -> None:
         self._session_id = session_id
         self._record = record
@@ -126,22 +126,22 @@ class Turn:
         return self._record.status
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[AnyBlock, ...]:
         """The whole snapshot, oldest first."""
         return self._cache.read(self._record.spans)
 
     @property
-    def new_blocks(self) -> tuple[Block, ...]:
+    def new_blocks(self) -> tuple[AnyBlock, ...]:
         """What this turn added: its prompts, then the answer."""
         return self._cache.read(join(self._record.prompt, self._record.output))
 
     @property
-    def asked(self) -> tuple[Block, ...]:
+    def asked(self) -> tuple[AnyBlock, ...]:
         """Its prompts as they were given, whatever it is `showing`."""
         return self._cache.read(join(self._record.prompt)) if self._asked is None else self._asked
 
     @property
-    def output(self) -> tuple[Block, ...]:
+    def output(self) -> tuple[AnyBlock, ...]:
         """What its run has added, in order."""
         return self._cache.read(self._record.output)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent, Event
 
 
 @runtime_checkable
@@ -31,7 +31,7 @@ class HistoryStore(Protocol):
 
     async def events(
         self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
-    ) -> list[Event]:
+    ) -> list[AnyEvent]:
         """Return up to `limit` events with a number above `after`, by number: of one run, or of all and of none.
 
         Raises:

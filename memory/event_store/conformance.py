@@ -11,6 +11,7 @@ from typing import Any
 from turnwise.errors import HistoryConflictError, InvalidInputError, StoreClosedError
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.conversation.events import (
+    AnyEvent,
     Event,
     PromptAppended,
     RunCompleted,
@@ -40,11 +41,11 @@ _law = collector(_laws)
 
 def _event(
     seq: int, key: str | None = None, run_id: str | None = None, session_id: str = "s", at: float = 1.5
-) -> Event:
+) -> AnyEvent:
     return PromptAppended(session_id=session_id, seq=seq, at=at, key=key, run_id=run_id)
 
 
-async def _all(history: HistoryStore, session_id: str = "s", **filters: Any) -> list[Event]:
+async def _all(history: HistoryStore, session_id: str = "s", **filters: Any) -> list[AnyEvent]:
     return await history.events(session_id, limit=100_000, **filters)
 
 
@@ -60,7 +61,7 @@ async def _unchanged(history: HistoryStore, *session_ids: str) -> AsyncIterator[
 async def check_an_event_comes_back_as_it_was_appended(history: HistoryStore) -> None:
     """In all of its fields but the blocks; live ones and those of kinds that are not known, too."""
     about: dict[str, Any] = {"session_id": "s", "at": 1763700000.123456, "turn_index": 7, "run_id": "r'%\"\\ü"}
-    events: list[Event] = [
+    events: list[AnyEvent] = [
         PromptAppended(session_id="s", seq=1, at=0.1 + 0.2, key=""),
         RunCompleted(seq=2, span=(2**40, 2**41), stop_reason=TEXT, usage=USAGE, key="ü'%\"\\", **about),
         ToolEnded(seq=3, call_id="", name=TEXT, is_error=True, seconds=1e-9, tries=3, **about),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.event_store.base import HistoryStore, check_session
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import open_events, seal_event
@@ -49,7 +49,7 @@ class EncryptedHistory:
 
     async def events(
         self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
-    ) -> list[Event]:
+    ) -> list[AnyEvent]:
         found = await self._inner.events(session_id, after=after, limit=limit, run_id=run_id)
         return await open_events(Unsealing(self._keys), session_id, found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnwise.errors import HistoryConflictError, StoreClosedError
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.event_store.base import check_session
 from turnwise.memory.stores.base import check_limit
 from turnwise.memory.stores.in_memory import without_blocks
@@ -15,7 +15,7 @@ class InMemoryHistory:
     """Keeps events while the process lives. No verb waits for anything, so each is atomic on its event loop."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, dict[int, Event]] = {}
+        self._sessions: dict[str, dict[int, AnyEvent]] = {}
         """Events by number, by session."""
         self._closed = False
 
@@ -34,7 +34,7 @@ class InMemoryHistory:
 
     async def events(
         self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
-    ) -> list[Event]:
+    ) -> list[AnyEvent]:
         self._check_open()
         stored = self._sessions.get(session_id, {})
         found = (stored[seq] for seq in sorted(stored) if seq > after)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Double, Index, MetaData, PrimaryKeyConstraint, Table, Text
 
 from turnwise.errors import HistoryConflictError
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.event_store.base import check_session
 from turnwise.memory.stores.base import check_limit
 from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
@@ -90,13 +90,13 @@ class SQLHistory(ErasingDatabase):
 
     async def events(
         self, session_id: str, *, after: int = 0, limit: int = 1000, run_id: str | None = None
-    ) -> list[Event]:
+    ) -> list[AnyEvent]:
         bounds: dict[str, Any] = {"session_id": session_id, "after": after, "limit": check_limit(limit)}
         select = self._page
         if run_id is not None:
             select, bounds["run_id"] = self._page_of_run, run_id
 
-        def read(connection: sa.Connection) -> list[Event]:
+        def read(connection: sa.Connection) -> list[AnyEvent]:
             return [read_event(row, session_id) for row in select(connection, bounds)]
 
         return await self._read(read)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
-from turnwise.memory.conversation.blocks import Block, encode
+from turnwise.memory.conversation.blocks import AnyBlock, Block, encode
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.types import MemoryType
 
@@ -51,7 +51,7 @@ class MemoryItem:
     aliases: tuple[str, ...] = ()
     """Other names of the same."""
     source: Source = Source()
-    blocks: tuple[Block, ...] = field(default=(), compare=False)
+    blocks: tuple[AnyBlock, ...] = field(default=(), compare=False)
     """What was said, for memories that make more of it than the text; not kept."""
     created_at: float = 0.0
     """Seconds since the epoch, UTC; 0 if nobody knows."""

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
-from turnwise.memory.conversation.blocks import Block, Document, Summary, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.blocks import (
+    AnyBlock,
+    Block,
+    Document,
+    Summary,
+    System,
+    Text,
+    ToolResult,
+    ToolUse,
+    User,
+)
 from turnwise.memory.conversation.output_type import is_sent_back
 from turnwise.memory.conversation.spans import Span, Spans, join
 from turnwise.memory.longterm.base import MemoryItem, Source, item_id
@@ -44,7 +55,7 @@ def turn_item(session_id: str, turn: Own | None, spans: Spans, blocks: Sequence[
         text=text,
         type=MemoryType.INTERACTION,
         source=Source(session_id=session_id, turn_index=turn.index if turn else None, spans=spans),
-        blocks=blocks,
+        blocks=cast(tuple[AnyBlock, ...], blocks),
         created_at=turn.created_at if turn else 0.0,
     )
 

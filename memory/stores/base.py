@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
@@ -208,10 +208,10 @@ class SessionStore(Protocol):
     async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         """Return up to `limit` stored events with a number above `after`, by number."""
 
-    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
         """Return the session's event under this key, if there is one."""
 
     async def query(

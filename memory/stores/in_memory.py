@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from turnwise.errors import (
     CorruptRecordError,
@@ -17,7 +18,7 @@ from turnwise.errors import (
     StoreClosedError,
     StoreError,
 )
-from turnwise.memory.conversation.events import Appending, Event
+from turnwise.memory.conversation.events import AnyEvent, Appending, Event
 from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
@@ -43,8 +44,8 @@ class _Row:
     borrowed: Spans = ()
     turns: dict[int, TurnRecord] = field(default_factory=dict)
     runs: dict[str, RunRecord] = field(default_factory=dict)
-    events: dict[int, Event] = field(default_factory=dict)
-    keys: dict[str, Event] = field(default_factory=dict)
+    events: dict[int, AnyEvent] = field(default_factory=dict)
+    keys: dict[str, AnyEvent] = field(default_factory=dict)
     """Events by their key."""
 
 
@@ -170,11 +171,11 @@ class InMemoryStore:
         runs = sorted(self._row(session_id).runs.values(), key=lambda run: run.turn_index)
         return [run for run in runs if run.turn_index > after][: check_limit(limit)]
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         events = self._row(session_id).events
         return [events[seq] for seq in sorted(events) if seq > after][: check_limit(limit)]
 
-    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
         return self._row(session_id).keys.get(key)
 
     async def query(
@@ -294,6 +295,7 @@ def _has_expired(session: SessionRecord, now: float) -> bool:
     return session.ttl_s is not None and session.updated_at + session.ttl_s <= now
 
 
-def without_blocks(event: Event) -> Event:
+def without_blocks(event: Event) -> AnyEvent:
     """Return the event as stores keep it."""
-    return event.model_copy(update={"blocks": ()}) if isinstance(event, Appending) and event.blocks else event
+    bare = event.model_copy(update={"blocks": ()}) if isinstance(event, Appending) and event.blocks else event
+    return cast(AnyEvent, bare)

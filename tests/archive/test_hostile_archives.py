@@ -22,6 +22,7 @@ from turnwise.errors import ArchiveError, RequestRefusedError
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.archive.validation import MAX_SPANS
 from turnwise.memory.conversation.blocks import (
+    AnyBlock,
     Block,
     Citations,
     Document,
@@ -402,11 +403,11 @@ def test_a_line_that_is_too_long_is_refused_before_it_is_parsed() -> None:
 
 def test_a_summary_that_stands_for_itself_is_expanded_all_the_same() -> None:
     """As a store may have one that was imported before archives were checked."""
-    logs: dict[str, list[Block]] = {
+    logs: dict[str, list[AnyBlock]] = {
         "": [HI, summary((0, 2), folded=[1]), summary((1, 4), folded=[1, 3]), summary((2, 3), folded=[2])]
     }
 
-    async def read(spans: Spans) -> tuple[Block, ...]:
+    async def read(spans: Spans) -> tuple[AnyBlock, ...]:
         return tuple(block for log, start, stop in spans for block in logs[log][start:stop])
 
     async def story() -> None:

@@ -206,7 +206,7 @@ async def test_a_call_of_the_model_voids_what_an_earlier_one_streamed() -> None:
     assert Ledger.replay((await stage.core.events())[0]).blocks() == [Text(text="all of it")]
     await stage.core.cancel("enough")
     outcome = await stage.outcome()
-    assert outcome.turn and outcome.turn.text == "all of it" and outcome.turn.output[0].interrupted  # type: ignore[attr-defined]
+    assert outcome.turn and outcome.turn.text == "all of it" and outcome.turn.output[0].interrupted  # type: ignore[union-attr]
 
 
 async def test_time_counts_while_a_run_is_running_and_not_while_it_waits() -> None:

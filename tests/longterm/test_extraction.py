@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from turnwise.memory.conversation.blocks import (
-    Block,
+    AnyBlock,
     Document,
     Summary,
     System,
@@ -33,7 +33,7 @@ from turnwise.memory.tokens.counter import ByteCounter
 LIMITS = Limits()
 
 
-def item(*blocks: Block, id: str = "1", at: float = 0.0) -> MemoryItem:
+def item(*blocks: AnyBlock, id: str = "1", at: float = 0.0) -> MemoryItem:
     spans = (Span("log", 3, 3 + len(blocks)),)
     source = Source(session_id="s", turn_index=2, spans=spans)
     return MemoryItem(id=id, text="text", source=source, blocks=blocks, created_at=at)
@@ -44,7 +44,7 @@ def known(id: str, text: str, **more: Any) -> MemoryItem:
 
 
 def verdict(said: str, text: str, evidence: str | None = None, *, type: str = "facts", before: str = "") -> str:
-    blocks: list[Block] = [Text(text=before)] if before else []
+    blocks: list[AnyBlock] = [Text(text=before)] if before else []
     material = material_of([item(*blocks, User(text=said))], LIMITS)
     found = judge(Candidate(text=text, type=type, evidence=said if evidence is None else evidence), material, LIMITS)
     return str(found) if isinstance(found, Refusal) else "taken" if found.quote is None else f"said: {found.quote}"

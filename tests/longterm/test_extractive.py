@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from scale import share
 from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError, StoreError
-from turnwise.memory.conversation.blocks import Block, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source, item_id
@@ -60,7 +60,7 @@ def fact(text: str, evidence: str | None = None, **values: Any) -> dict[str, Any
     return {"text": text, "type": "facts", "topic": None, "evidence": evidence or text, "action": "add", **values}
 
 
-def told(number: int, *blocks: Block | str, at: float = 0.0, session: str | None = "s") -> MemoryItem:
+def told(number: int, *blocks: AnyBlock | str, at: float = 0.0, session: str | None = "s") -> MemoryItem:
     said = tuple(User(text=block) if isinstance(block, str) else block for block in blocks)
     spans = (Span(f"log-{session}", number * 10, number * 10 + len(said)),)
     source = Source(session_id=session, turn_index=number, spans=spans)
@@ -221,7 +221,7 @@ def test_of_those_who_read_the_same_at_once_one_counts(make_facts: Callable[[], 
         started = asyncio.Barrier(3)
         memories = []
         for number in range(3):
-            wording = [fact(f"{start} {number} Graz nurse", item.blocks[0].text) for start in ("Lives", "Works")]  # type: ignore[attr-defined]
+            wording = [fact(f"{start} {number} Graz nurse", item.blocks[0].text) for start in ("Lives", "Works")]  # type: ignore[union-attr]
             model = Model(lambda lines, wording=wording: wording[: 1 + len(lines) % 2])  # type: ignore[misc]
             model.during = started.wait
             memories.append(ExtractiveMemory(model, facts))
@@ -846,7 +846,7 @@ def test_no_fact_is_made_of_recalled_text_in_many_turns() -> None:
             own = f"I own boat{turn % 100}."
             said.add(own)
             pasted = (prompt, prompt[prompt.index("<") :], prompt[prompt.index("- [") :])[turn % 3]
-            blocks: list[Block] = [
+            blocks: list[AnyBlock] = [
                 System(text=prompt),
                 User(text=(own, f"{own}\n{pasted}", pasted)[turn % 3] if turn >= 100 else own),
                 ToolUse(call_id="1", name="recall_memories", input={"query": "boat"}),

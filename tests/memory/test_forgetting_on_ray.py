@@ -85,7 +85,7 @@ def test_a_turn_is_forgotten_by_all_memories_and_files(house: House, manager: Se
     assert "Quaxolto" not in request and "Ulmezia" in sections(request)["profile"] and "canoe" in request
     again = chat.memory.forget(told.index, verify=True)
     assert (again.turns, again.items, again.verified) == (0, {"ExtractiveMemory": 0, "VectorMemory": 0}, True)
-    assert chat.turn(told.index).record.forgotten and "Quaxolto" in chat.turn(told.index).blocks[-2].text  # type: ignore[attr-defined]
+    assert chat.turn(told.index).record.forgotten and "Quaxolto" in chat.turn(told.index).blocks[-2].text  # type: ignore[union-attr, operator]
     check_that_bo_has_everything(house, manager)
 
 

@@ -223,7 +223,7 @@ async def test_a_returned_turn_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         turn.status = "failed"  # type: ignore[misc]
     with pytest.raises(ValueError, match="frozen"):
-        turn.blocks[0].text = "other"  # type: ignore[attr-defined]
+        turn.blocks[0].text = "other"  # type: ignore[union-attr]
     with pytest.raises(TypeError):
         turn.metadata["key"] = "value"
     assert (await core.turn(0)).blocks == turn.blocks

@@ -215,7 +215,7 @@ async def test_a_store_of_an_older_version_is_migrated_and_goes_on(old_url: str)
     assert [(event.seq, event.kind) for event in events] == list(
         enumerate(["prompt_appended", "run_started", "run_completed", "run_started", "run_queued"], 1)
     )
-    assert (events[2].usage, events[2].run_id) == (usage, "r0")  # type: ignore[attr-defined]
+    assert (events[2].usage, events[2].run_id) == (usage, "r0")  # type: ignore[union-attr]
     assert await store.event_of_key("s", "e1") == events[0]
     assert await store.blocks([Span("1", 0, 4)]) == ["p0", "a0", "p1", "p2"]
     assert await store.usage() == Usage()

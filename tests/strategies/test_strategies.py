@@ -23,6 +23,7 @@ from turnwise.conformance import check_strategy
 from turnwise.errors import ConfigError, StrategyError, SummaryRefusedError, WindowOverflowError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import (
+    AnyBlock,
     Block,
     CacheCheckpoint,
     Document,
@@ -279,7 +280,7 @@ class CountingCache(BlockCache):
         super().__init__()
         self.blocks_read = 0
 
-    def read(self, spans: Iterable[Span]) -> tuple[Block, ...]:
+    def read(self, spans: Iterable[Span]) -> tuple[AnyBlock, ...]:
         found = super().read(spans)
         self.blocks_read += len(found)
         return found

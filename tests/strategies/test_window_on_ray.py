@@ -39,6 +39,7 @@ from turnwise.errors import (
     WindowOverflowError,
 )
 from turnwise.memory.conversation.blocks import (
+    AnyBlock,
     Block,
     Summary,
     System,
@@ -259,7 +260,7 @@ def audit(manager: SessionManager, session_id: str, *, drops: bool = False) -> l
     async def check() -> list[Turn]:
         store: Any = manager._realm.open_store()
 
-        async def read(spans: Spans) -> tuple[Block, ...]:
+        async def read(spans: Spans) -> tuple[AnyBlock, ...]:
             return tuple(map(decode_block, await store.blocks(spans)))
 
         await check_session(_Runs(store), session_id)

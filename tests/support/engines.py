@@ -28,7 +28,7 @@ class ScriptedEngine:
         return self
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:  # noqa: PLR0911 - one a case
-        prompt = turn.new_blocks[-1].text  # type: ignore[attr-defined]
+        prompt: str = turn.new_blocks[-1].text  # type: ignore[union-attr, assignment]
         word, _, rest = prompt.partition(" ")
         match word:
             case "slow":

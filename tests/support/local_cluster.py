@@ -76,7 +76,7 @@ class Gated:
         return self
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
-        prompt: str = turn.new_blocks[-1].text  # type: ignore[attr-defined]
+        prompt: str = turn.new_blocks[-1].text  # type: ignore[union-attr, assignment]
         word, _, name = prompt.partition(" ")
         while word == "hold" and not await asyncio.to_thread(Path(self._folder, name).exists):
             context.emit("tick ")

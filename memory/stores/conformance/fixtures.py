@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.events import Event, PromptAppended
+from turnwise.memory.conversation.events import AnyEvent, PromptAppended
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -55,7 +55,7 @@ def a_run(run_id: str, index: int, state: RunState = "running", **values: Any) -
     return RunRecord(run_id=run_id, turn_index=index, state=state, **values)
 
 
-def an_event(seq: int, key: str | None = None, session_id: str = "s") -> Event:
+def an_event(seq: int, key: str | None = None, session_id: str = "s") -> AnyEvent:
     return PromptAppended(session_id=session_id, seq=seq, at=1.5, key=key)
 
 

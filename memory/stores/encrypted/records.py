@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.errors import CorruptRecordError, NotEncryptedError, StillEncryptedError
 from turnwise.memory.conversation.corrupt_records import why_unreadable
-from turnwise.memory.conversation.events import Event, UnknownEvent, decode_event, encode_body
+from turnwise.memory.conversation.events import AnyEvent, Event, UnknownEvent, decode_event, encode_body
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -40,7 +40,7 @@ def check_session(session: SessionRecord) -> SessionRecord:
     return session
 
 
-def check_events(events: list[Event]) -> list[Event]:
+def check_events(events: list[AnyEvent]) -> list[AnyEvent]:
     """Return the events, if they were read with what they were written with.
 
     Raises:
@@ -135,7 +135,7 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
     )
 
 
-def seal_event(key: UserKey, session_id: str, event: Event) -> Event:
+def seal_event(key: UserKey, session_id: str, event: Event) -> AnyEvent:
     """Seal what is an event's own, its kind too. The same event gives the same again, so that a store knows it."""
     return UnknownEvent(
         stored_kind=SEALED,
@@ -149,7 +149,7 @@ def seal_event(key: UserKey, session_id: str, event: Event) -> Event:
     )
 
 
-async def open_event(texts: Unsealing, session_id: str, event: Event) -> Event:
+async def open_event(texts: Unsealing, session_id: str, event: Event) -> AnyEvent:
     place = _event_place(session_id, event)
     if not isinstance(event, UnknownEvent) or event.stored_kind != SEALED:
         raise NotEncryptedError(place.record)
@@ -161,7 +161,7 @@ async def open_event(texts: Unsealing, session_id: str, event: Event) -> Event:
         raise CorruptRecordError(place.record, why_unreadable(error)) from None
 
 
-async def open_events(texts: Unsealing, session_id: str, events: Iterable[Event]) -> list[Event]:
+async def open_events(texts: Unsealing, session_id: str, events: Iterable[Event]) -> list[AnyEvent]:
     return [await open_event(texts, session_id, event) for event in events]
 
 

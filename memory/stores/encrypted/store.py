@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
@@ -124,11 +124,11 @@ class EncryptedStore(Shared):
         found, texts = await self._inner.runs(session_id, after=after, limit=limit), self._texts()
         return [await open_run(texts, run) for run in found]
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         found = await self._inner.events(session_id, after=after, limit=limit)
         return await open_events(self._texts(), session_id, found)
 
-    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
         found = await self._inner.event_of_key(session_id, key)
         return found and await open_event(self._texts(), session_id, found)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from turnwise.errors import CorruptRecordError, StoreError
 from turnwise.memory.conversation.corrupt_records import UnfitError, why_unreadable
-from turnwise.memory.conversation.events import Event, decode_event, encode_body
+from turnwise.memory.conversation.events import AnyEvent, Event, decode_event, encode_body
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.usage import Usage
@@ -56,14 +56,14 @@ def encode_event(event: Event) -> str:
     return f"{_json([kind, event.at, event.turn_index, event.run_id, event.key])}\n{body}"
 
 
-def decode_event_text(key: str, session_id: str, text: bytes) -> Event:
+def decode_event_text(key: str, session_id: str, text: bytes) -> AnyEvent:
     """Return the event of a number and what `encode_event` wrote.
 
     Raises:
         CorruptRecordError: it is not what was written; names the key.
     """
 
-    def decode() -> Event:
+    def decode() -> AnyEvent:
         head, body = text[PLACE_DIGITS:].decode().split("\n", 1)
         kind, at, turn_index, run_id, event_key = json.loads(head)
         own: dict[str, Any] = {"turn_index": turn_index, "run_id": run_id, "key": event_key}

@@ -18,7 +18,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.corrupt_records import why_unreadable
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import digest_of, new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
@@ -174,11 +174,11 @@ class RedisStore(RedisDatabase):
         number, found = await self._page(session_id, after, limit, ":runs")
         return [self._run_record(number, session_id, text) for text in found]
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         number, found = await self._page(session_id, after, limit, ":events", ":keyed")
         return [self._event(number, session_id, text) for text in found]
 
-    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
         number, *found = await self._of_key(session_id, _key("e", key), ":keyed")
         return self._event(number.decode(), session_id, found[0]) if found else None
 
@@ -303,7 +303,7 @@ class RedisStore(RedisDatabase):
         key = self._key(number, ":runs", text)
         return decode_record(RunRecord, key, text[PLACE_DIGITS + 1 :], session_id=session_id)
 
-    def _event(self, number: str, session_id: str, text: bytes) -> Event:
+    def _event(self, number: str, session_id: str, text: bytes) -> AnyEvent:
         return decode_event_text(self._key(number, ":events", text), session_id, text)
 
     def _id(self, number: bytes, session_id: bytes) -> str:

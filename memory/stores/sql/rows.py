@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.corrupt_records import UNDECODABLE, why_unreadable
-from turnwise.memory.conversation.events import Event, decode_event, encode_body
+from turnwise.memory.conversation.events import AnyEvent, Event, decode_event, encode_body
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RunRecord
@@ -292,7 +292,7 @@ def event_row(key: int, event: Event) -> dict[str, Any]:
     }
 
 
-def read_event(row: Iterable[Any], session_id: str) -> Event:
+def read_event(row: Iterable[Any], session_id: str) -> AnyEvent:
     """Return the event of a row with the columns of a table of events, in their order."""
     _, seq, at, turn_index, run_id, key, kind, body = row  # by name would take longer than to decode the body
     try:

@@ -24,7 +24,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.corrupt_records import UNDECODABLE
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
@@ -268,10 +268,10 @@ class SQLStore(ErasingDatabase):
     async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
         return await self._list(self._sql.runs, session_id, after, limit, lambda row: read_run(row, session_id))
 
-    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[Event]:
+    async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         return await self._list(self._sql.events, session_id, after, limit, lambda row: read_event(row, session_id))
 
-    async def event_of_key(self, session_id: str, key: str) -> Event | None:
+    async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
         row = await self._find(self._sql.event_of_key, {"session_id": session_id, "event_key": key})
         return read_event(row, session_id) if row else None
 

@@ -10,7 +10,7 @@ from typing import Any
 from turnwise.errors import CorruptRecordError, InvalidRequestError, SessionNotFoundError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Document, Image, Summary, System, User
-from turnwise.memory.conversation.events import Event, RunEnded, RunStarted
+from turnwise.memory.conversation.events import AnyEvent, Event, RunEnded, RunStarted
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Spans, union
 from turnwise.memory.conversation.transcript import messages_of
@@ -139,14 +139,14 @@ async def read_turns(store: SessionStore, session_id: str) -> list[Turn]:
     return [Turn(session_id, record, cache) for record in records]
 
 
-async def read_events(store: SessionStore, session_id: str, history: Any = None) -> list[Event]:
+async def read_events(store: SessionStore, session_id: str, history: Any = None) -> list[AnyEvent]:
     """Return all stored events of a session, those in its history among them, by number."""
     return (await _read_events(store, session_id, history))[0]
 
 
-async def _read_events(store: SessionStore, session_id: str, history: Any) -> tuple[list[Event], list[Event]]:
-    found: dict[int, Event] = {}
-    doubles: list[Event] = []
+async def _read_events(store: SessionStore, session_id: str, history: Any) -> tuple[list[AnyEvent], list[AnyEvent]]:
+    found: dict[int, AnyEvent] = {}
+    doubles: list[AnyEvent] = []
     for source in (store, history) if history else (store,):
         after = 0
         while page := await source.events(session_id, after=after):

@@ -45,7 +45,7 @@ async def ended(task: asyncio.Task[Any], what: str) -> None:
         raise
 
 
-def tell(what: str, error: BaseException, then: str = "") -> None:
+def log_failure(what: str, error: BaseException, then: str = "") -> None:
     """Log an error: a typed one by its message, which names ids and remedy, any other with its traceback.
 
     Args:
@@ -57,7 +57,7 @@ def tell(what: str, error: BaseException, then: str = "") -> None:
         _log.error("%s failed%s: %s", what, then, type(error).__name__, exc_info=error)
 
 
-async def persist(
+async def retry(
     work: Callable[[], Awaitable[None]], what: str, *, until: Callable[[BaseException], bool] = lambda error: False
 ) -> None:
     """Carry out `work`; whatever it raises is logged, and it is carried out again after a pause that grows.
@@ -72,12 +72,12 @@ async def persist(
             return await work()
         except Exception as error:  # noqa: BLE001 - it is logged, and the work goes on whoever's error it is
             if until(error):
-                return tell(what, error)
-            tell(what, error, f", and is tried again in {pause_s:g} s")
+                return log_failure(what, error)
+            log_failure(what, error, f", and is tried again in {pause_s:g} s")
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
 
 def _report(what: str, task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        tell(what, error)
+        log_failure(what, error)

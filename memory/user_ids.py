@@ -91,11 +91,11 @@ def by_public_id(
 ) -> tuple[str, SessionStore, HistoryStore | None]:
     """Return the id of a session that callers know, and the store and the history in which it is called that."""
     if is_own_id(stored_id):
-        return public_id(stored_id), OwnNameStore(store, stored_id), history and OwnNameHistory(history, stored_id)
+        return public_id(stored_id), PublicIdStore(store, stored_id), history and PublicIdHistory(history, stored_id)
     return stored_id, store, history
 
 
-class OwnNameStore(Shared):
+class PublicIdStore(Shared):
     """A store as the process of one session sees it, whose id is its user's own: by the id that callers know.
 
     Other sessions keep the ids that they are stored under, so none is taken for this one.
@@ -200,7 +200,7 @@ class OwnNameStore(Shared):
         await self._inner.close()
 
 
-class OwnNameHistory:
+class PublicIdHistory:
     """Likewise, a history."""
 
     def __init__(self, inner: HistoryStore, stored_id: str) -> None:

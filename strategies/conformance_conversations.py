@@ -24,7 +24,7 @@ from turnwise.memory.conversation.blocks import (
     encode,
 )
 from turnwise.memory.conversation.spans import Span, Spans, join, size
-from turnwise.memory.conversation.transcript import settle
+from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
 from turnwise.memory.tokens.index import TokenIndex
 from turnwise.strategies.plan import Plan
@@ -135,7 +135,7 @@ def random_exchange(dice: Random) -> list[Block]:
     if _is(dice, 0.8):
         output += [*_said(dice), Text(text=_text(dice))]
     output = output[: dice.choice([0, len(output), len(output), len(output), dice.randrange(len(output) + 1)])]
-    blocks += settle(output, why="enough", interrupted=_is(dice, 0.2))
+    blocks += repair(output, why="enough", interrupted=_is(dice, 0.2))
     if _is(dice, 0.1):
         blocks.append(dice.choice([CacheCheckpoint(), Unknown(stored_kind="hologram"), System(text=_text(dice))]))
     return blocks

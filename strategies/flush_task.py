@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from turnwise.memory.conversation.blocks import Summary, System
 from turnwise.memory.conversation.spans import Span, Spans, join
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem
-from turnwise.memory.longterm.turn_items import Own, turn_item
+from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.strategies.ranges import Range
 from turnwise.strategies.window import Window
 
@@ -34,11 +34,11 @@ class FlushTask:
     memories: tuple[LongTermMemory, ...]
     """Those that may be written; in the order in which they were given."""
 
-    def items(self, window: Window, session_id: str, turns: Sequence[Own] = ()) -> list[MemoryItem]:
+    def items(self, window: Window, session_id: str, turns: Sequence[TurnBlocks] = ()) -> list[MemoryItem]:
         """Return all items of `hand_over`."""
         return [item for _, items in self.hand_over(window, session_id, turns) for item in items]
 
-    def hand_over(self, window: Window, session_id: str, turns: Sequence[Own] = ()) -> list[HandedOver]:
+    def hand_over(self, window: Window, session_id: str, turns: Sequence[TurnBlocks] = ()) -> list[HandedOver]:
         """Return the exchanges that go, oldest first, each with an item for each turn that has blocks in it.
 
         Blocks of no known turn are one item of their exchange, those of a private one are none. A turn's item is the
@@ -67,7 +67,7 @@ class FlushTask:
         return handed
 
     def unacknowledged(
-        self, window: Window, acknowledged: Collection[Collection[str]], turns: Sequence[Own] = ()
+        self, window: Window, acknowledged: Collection[Collection[str]], turns: Sequence[TurnBlocks] = ()
     ) -> tuple[Range, ...]:
         """Return the exchanges that have to stay: see `unacknowledged`."""
         return unacknowledged(self.hand_over(window, "", turns), acknowledged)

@@ -213,7 +213,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(vector_index, "PAGE", 200)
     monkeypatch.setattr(full_text, "AT_ONCE", 20)
     monkeypatch.setattr(full_text, "_PAGE", 100)
-    stores: tuple[Any, ...] = (full_text.FullText, InMemoryFacts, SQLFacts)
+    stores: tuple[Any, ...] = (full_text.SQLiteItems, InMemoryFacts, SQLFacts)
     for store in stores:
         monkeypatch.setitem(store.sweep.__kwdefaults__, "limit", 100)
     return 10

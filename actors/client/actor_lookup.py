@@ -1,4 +1,4 @@
-"""Where a realm's sessions live: the way from a session's id to the actor that hosts it."""
+"""Where a store's sessions live: the way from a session's id to the actor that hosts it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import ray
 
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
-from turnwise.actors.cluster.actor_spec import Making
+from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.nodes import ANYWHERE, here
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout, find_layouts
@@ -32,8 +32,8 @@ LOOK_S = 0.1
 """How often it is looked for packed hosts at most, in seconds: thousands may miss one at once."""
 
 
-class Homes(Protocol):
-    """A realm's sessions and their actors, as one process sees them."""
+class ActorLookup(Protocol):
+    """A store's sessions and their actors, as one process sees them."""
 
     have_many: bool
     """Whether an actor has many sessions."""
@@ -51,14 +51,14 @@ class Homes(Protocol):
         """Return whether there is an actor that may have the session; one that was noted, until it is missed."""
 
 
-class _HomesOfOne(ABC):
-    """Homes that are looked up for each session, and noted."""
+class _LookupOfOne(ABC):
+    """Actors that are looked up for each session, and noted."""
 
     have_many = False
 
-    def __init__(self, namespace: str, realm: str) -> None:
+    def __init__(self, namespace: str, store_id: str) -> None:
         self._namespace = namespace
-        self._realm = realm
+        self._store_id = store_id
         self._actors: OrderedDict[str, Any] = OrderedDict()
         """The one that was asked for longest ago first."""
         self._lock = threading.Lock()
@@ -90,21 +90,23 @@ class _HomesOfOne(ABC):
 
     def _find(self, session_id: str) -> Any:
         """Return the actor of the session's own, or None."""
-        return find_actor(self._namespace, actor_name(self._realm, session_id))
+        return find_actor(self._namespace, actor_name(self._store_id, session_id))
 
     @abstractmethod
     def _look_up(self, session_id: str) -> Any: ...
 
 
-class DedicatedHomes(_HomesOfOne):
+class DedicatedLookup(_LookupOfOne):
     """An actor for each session, named by it.
 
     Args:
         where: which nodes they go to, as options of Ray's.
     """
 
-    def __init__(self, namespace: str, realm: str, placement: Dedicated, making: Making, where: dict[str, Any]) -> None:
-        super().__init__(namespace, realm)
+    def __init__(
+        self, namespace: str, store_id: str, placement: Dedicated, making: ActorSpec, where: dict[str, Any]
+    ) -> None:
+        super().__init__(namespace, store_id)
         self._placement = placement
         self._making = making
         self._where = where
@@ -113,9 +115,9 @@ class DedicatedHomes(_HomesOfOne):
         self.actor(session_id).call.remote(request)
 
     def _look_up(self, session_id: str) -> Any:
-        name, most = actor_name(self._realm, session_id), self._placement.max_live
+        name, most = actor_name(self._store_id, session_id), self._placement.max_live
         if most is not None and not self.is_live(session_id):
-            prefix = actor_name(self._realm, "")
+            prefix = actor_name(self._store_id, "")
             others = ray.util.list_named_actors(all_namespaces=True)
             live = [one for one in others if one["namespace"] == self._namespace and one["name"].startswith(prefix)]
             if len(live) >= most:
@@ -138,7 +140,7 @@ class DedicatedHomes(_HomesOfOne):
         )
 
 
-class PackedHomes:
+class PackedLookup:
     """A few actors, of which each has the sessions that hash to it. Those of an earlier number are told.
 
     Args:
@@ -147,13 +149,13 @@ class PackedHomes:
 
     have_many = True
 
-    def __init__(self, namespace: str, realm: str, limits: Packed, making: Making, where: dict[str, Any]) -> None:
+    def __init__(self, namespace: str, store_id: str, limits: Packed, making: ActorSpec, where: dict[str, Any]) -> None:
         self._namespace = namespace
-        self._realm = realm
+        self._store_id = store_id
         self._limits = limits
         self._making = making
         self._where = where
-        layouts = find_layouts(namespace, realm)
+        layouts = find_layouts(namespace, store_id)
         newest = layouts[0] if layouts else Layout(0, 0)
         self._layout = newest if newest.hosts == limits.hosts else newest.next(limits.hosts)
         self._actors = self._make_all()
@@ -161,7 +163,7 @@ class PackedHomes:
         told = []
         for layout in layouts:
             if layout < self._layout:
-                actors = [find_actor(namespace, name) for name in layout.actor_names(realm)]
+                actors = [find_actor(namespace, name) for name in layout.actor_names(store_id)]
                 told += [actor.follow.options(max_task_retries=0).remote() for actor in actors if actor is not None]
         if told:  # one that has not heard is gone, or starts again, and then sees by itself who has followed
             ray.wait(told, num_returns=len(told), timeout=FOLLOW_S)
@@ -174,7 +176,7 @@ class PackedHomes:
         if now < self._looked_at + LOOK_S:
             return
         self._looked_at = now
-        layouts = find_layouts(self._namespace, self._realm)
+        layouts = find_layouts(self._namespace, self._store_id)
         if layouts:
             self._layout = max(layouts[0], self._layout)
         self._actors = self._make_all()
@@ -200,12 +202,12 @@ class PackedHomes:
                 max_concurrency=self._limits.max_calls + self._limits.max_waits + MAX_CALLS,  # room to refuse in
                 **self._where,
             )
-            .remote(HostPost(self._namespace, self._realm, layout, index, self._limits), making)
-            for index, name in enumerate(layout.actor_names(self._realm))
+            .remote(HostPost(self._namespace, self._store_id, layout, index, self._limits), making)
+            for index, name in enumerate(layout.actor_names(self._store_id))
         ]
 
 
-class LiveHomes(_HomesOfOne):
+class LiveLookup(_LookupOfOne):
     """The actors that are live, for a process in which no manager is open: it can make none."""
 
     def warm(self, session_id: str, request: bytes) -> None:
@@ -215,8 +217,8 @@ class LiveHomes(_HomesOfOne):
         if not ray.is_initialized():  # a manager for reading needs none
             return None
         found = super()._find(session_id)
-        for layout in find_layouts(self._namespace, self._realm)[:1] if found is None else ():
-            found = find_actor(self._namespace, layout.actor_name(self._realm, layout.index_of(session_id)))
+        for layout in find_layouts(self._namespace, self._store_id)[:1] if found is None else ():
+            found = find_actor(self._namespace, layout.actor_name(self._store_id, layout.index_of(session_id)))
         return found
 
     def _look_up(self, session_id: str) -> Any:
@@ -227,9 +229,9 @@ class LiveHomes(_HomesOfOne):
         return found
 
 
-def homes(namespace: str, realm: str, placement: Dedicated | Packed, making: Making) -> Homes:
+def make_lookup(namespace: str, store_id: str, placement: Dedicated | Packed, making: ActorSpec) -> ActorLookup:
     """Return the homes of a manager's sessions: where its files are, if they are in some."""
     where = here() if making.place.is_local else ANYWHERE
     if isinstance(placement, Packed):
-        return PackedHomes(namespace, realm, placement, making, where)
-    return DedicatedHomes(namespace, realm, placement, making, where)
+        return PackedLookup(namespace, store_id, placement, making, where)
+    return DedicatedLookup(namespace, store_id, placement, making, where)

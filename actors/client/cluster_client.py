@@ -1,4 +1,4 @@
-"""A realm: the sessions of one store in one Ray namespace, and the way to their actors."""
+"""The sessions of one store in one Ray namespace, and the way to their actors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from turnwise.actors.client.actor_lookup import Homes, LiveHomes, homes
+from turnwise.actors.client.actor_lookup import ActorLookup, LiveLookup, make_lookup
 from turnwise.actors.client.requests import Call, Consult, Pause, Portal, Request
-from turnwise.actors.cluster.actor_spec import Making, StorePlace
+from turnwise.actors.cluster.actor_spec import ActorSpec, StoreSpec
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.memory_actor import RemoteMemory, equip
 from turnwise.actors.cluster.nodes import is_file
@@ -79,11 +79,11 @@ CACHED_SESSIONS, CACHED_BYTES = 256, 64 << 20
 
 Answer = TypeVar("Answer")
 
-_REALMS: weakref.WeakValueDictionary[str, Realm] = weakref.WeakValueDictionary()
+_REALMS: weakref.WeakValueDictionary[str, ClusterClient] = weakref.WeakValueDictionary()
 """Those of the managers that are open in this process."""
 
 
-class Realm:
+class ClusterClient:
     """The way from a caller to the sessions of one store in one namespace.
 
     Pickles as its name, without the store's address or the engine's settings: in another process it finds sessions that
@@ -95,14 +95,14 @@ class Realm:
         self.name = name
         self.read_only = False
         """Whether it makes no actors and changes nothing."""
-        self._place: StorePlace | None = None
+        self._place: StoreSpec | None = None
         self._engine: bytes = b""
         self._engine_id = ""
         self.memories: tuple[MemorySlot, ...] = ()
         """Those of the manager, each in its actor."""
         self.working_memory: WorkingMemory | None = None
         self._placement: Placement = Dedicated()
-        self._homes: Homes | None = None
+        self._lookup: ActorLookup | None = None
         self.portal = Portal()
         """Where what blocking callers ask of a store is carried out."""
         self._kit: tuple[SessionStore, HistoryStore | None] | None = None
@@ -124,8 +124,8 @@ class Realm:
         placement: Placement,
         config: SessionConfig,
         read_only: bool,
-    ) -> Realm:
-        """Return the realm of a manager, which can make the actors of its sessions.
+    ) -> ClusterClient:
+        """Return the client of a manager, which can make the actors of its sessions.
 
         Raises:
             StoreURLError: the URL names no store.
@@ -145,17 +145,17 @@ class Realm:
         url = resolve_url(url)
         # What was opened with encryption, and what without, have processes of their own: neither can read the other's.
         name = f"{namespace}\n{url}" + ("\nencrypted" if encryption else "")
-        realm = cls(namespace, hashlib.sha256(name.encode()).hexdigest()[:16])
-        realm._placement, realm.read_only = placement, read_only
+        client = cls(namespace, hashlib.sha256(name.encode()).hexdigest()[:16])
+        client._placement, client.read_only = placement, read_only
         history_url = None if history_url is None else check_history_url(history_url)
         in_files = is_file(url) or is_file(history_url) or is_local(working_memory)
-        realm._place = StorePlace(url, history_url, _checked(encryption), is_local=in_files, read_only=read_only)
+        client._place = StoreSpec(url, history_url, _checked(encryption), is_local=in_files, read_only=read_only)
         try:
-            overflow, realm.memories = equip(overflow, memory, namespace, config)
-            realm.working_memory = working_memory
-            equipment = (engine, config, overflow, realm.memories, working_memory)
-            realm._engine = cloudpickle.dumps(equipment)
-            realm._engine_id = identity(equipment)
+            overflow, client.memories = equip(overflow, memory, namespace, config)
+            client.working_memory = working_memory
+            equipment = (engine, config, overflow, client.memories, working_memory)
+            client._engine = cloudpickle.dumps(equipment)
+            client._engine_id = identity(equipment)
         except ConfigError:
             raise
         except Exception as error:
@@ -163,8 +163,8 @@ class Realm:
             what = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
             raise ConfigError("engine", what, why) from error
         if not read_only:  # handles that come from elsewhere are for more
-            _REALMS[realm.name] = realm
-        return realm
+            _REALMS[client.name] = client
+        return client
 
     def __reduce__(self) -> tuple[object, ...]:
         return _find, (self.namespace, self.name)
@@ -199,7 +199,7 @@ class Realm:
         """Return what this process has seen of the session's blocks.
 
         What the session leaves out of an answer is in the cache whose spans it was told, so the answer goes into that
-        very object: by then the realm may have let go of it.
+        very object: by then the client may have let go of it.
         """
         with self._lock:
             cache = self._caches.setdefault(session_id, BlockCache())
@@ -248,31 +248,33 @@ class Realm:
 
     def actor(self, session_id: str) -> Any:
         """Return the session's actor, made if it is not there; does not wait for it."""
-        return self.homes.actor(session_id)
+        return self.lookup.actor(session_id)
 
     @property
-    def homes(self) -> Homes:
+    def lookup(self) -> ActorLookup:
         """Where the sessions live; found, and made ready, when first asked for."""
         with self._lock:
-            if self._homes is None:
-                self._homes = self._find_homes()
-            return self._homes
+            if self._lookup is None:
+                self._lookup = self._find_homes()
+            return self._lookup
 
-    def _find_homes(self) -> Homes:
+    def _find_homes(self) -> ActorLookup:
         if self._place is None or self.read_only:
-            return LiveHomes(self.namespace, self.name)
-        return homes(self.namespace, self.name, self._placement, Making(self._place, self._engine_id, self._engine))
+            return LiveLookup(self.namespace, self.name)
+        return make_lookup(
+            self.namespace, self.name, self._placement, ActorSpec(self._place, self._engine_id, self._engine)
+        )
 
     def warm_up(self) -> None:
         """Let the processes of packed hosts and memories start, without waiting for them; tell earlier hosts."""
-        self.homes  # noqa: B018 - they are made when they are first asked for
+        self.lookup  # noqa: B018 - they are made when they are first asked for
         for slot in self.memories:
             if isinstance(slot.memory, RemoteMemory):
                 slot.memory.warm()
 
     def warm(self, session_id: str) -> None:
         """Let the session's process start and load, if it has one of its own, without waiting for it."""
-        self.homes.warm(session_id, _pack(session_id, "warm"))
+        self.lookup.warm(session_id, _pack(session_id, "warm"))
 
     def ask(
         self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
@@ -283,7 +285,7 @@ class Realm:
         exceptions into ours.
 
         Args:
-            with_engine: for a verb that works with an engine and a strategy: this realm's, which are sent if the
+            with_engine: for a verb that works with an engine and a strategy: this client's, which are sent if the
                 session has others. Where no manager is open in this process, those that the session has.
 
         Raises:
@@ -299,12 +301,12 @@ class Realm:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = search.begin_call(until)
-            if verb in READS and self._place is not None and not self.homes.is_live(session_id):
+            if verb in READS and self._place is not None and not self.lookup.is_live(session_id):
                 found = yield from self._read(session_id, verb, args)
                 if found is not None:
                     return found[0]
             try:
-                packed: bytes = yield Call(self.actor(session_id), request, left_s, self.homes.have_many)
+                packed: bytes = yield Call(self.actor(session_id), request, left_s, self.lookup.have_many)
             except GetTimeoutError as error:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
             except RayError as error:
@@ -322,7 +324,7 @@ class Realm:
                 if not isinstance(answer.error, SessionFencedError):
                     raise answer.error
                 failure = answer.error  # that process has given the session up; the next one has it
-            self.homes.miss(session_id)
+            self.lookup.miss(session_id)
             yield Pause(search.pause_after(failure))
 
     def _read(self, session_id: str, verb: str, args: Sequence[Any]) -> Request[tuple[Any] | None]:
@@ -340,7 +342,7 @@ class Realm:
             return None
 
     def start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartedRun]:
-        """Ask for a run with this realm's engine; sends the engine first where the session has another."""
+        """Ask for a run with this client's engine; sends the engine first where the session has another."""
         cache = self.cache(session_id)
         started: StartAnswer = yield from self.ask(session_id, "start", prompts, settings, cache.held, with_engine=True)
         return StartedRun(started.run_id, started.turn_index, self._ended(started.outcome, cache))
@@ -352,14 +354,14 @@ class Realm:
         return Ended(packed.state, packed.why, packed.code, turn)
 
     def compact(self, session_id: str, *, explain: bool) -> Request[Compaction | None]:
-        """Ask for a compaction with this realm's strategy."""
+        """Ask for a compaction with this client's strategy."""
         found: tuple[Compaction | None] = yield from self.ask(session_id, "compact", explain, with_engine=True)
         return found[0]
 
     def delete(
         self, session_id: str, *, memory: bool, verify: Verify, updated_at: float | None = None
     ) -> Request[Forgotten]:
-        """Delete a session; this realm's memories forget it if `memory` is set."""
+        """Delete a session; this client's memories forget it if `memory` is set."""
         done: Forgotten = yield from (
             self.ask(session_id, "delete", memory, verify, updated_at, with_engine=True)
             if memory
@@ -369,12 +371,12 @@ class Realm:
         return done
 
     def forget_turn(self, session_id: str, index: int, *, verify: Verify) -> Request[Forgotten]:
-        """Let a session and this realm's memories forget a turn."""
+        """Let a session and this client's memories forget a turn."""
         done: Forgotten = yield from self.ask(session_id, "forget_turn", index, verify, with_engine=True)
         return done
 
     def use_desk(self, session_id: str, verb: str, *args: Any, **options: Any) -> Request[Any]:
-        """Ask this realm's memories for something, as the session does."""
+        """Ask this client's memories for something, as the session does."""
         (answer,) = yield from self.ask(session_id, "memory", verb, args, options, with_engine=True)
         return answer
 
@@ -397,7 +399,7 @@ class Realm:
         return (yield from _patiently(None, ask, lambda page: page[2] or page[1] > after))
 
     def wait_for_memory(self, session_id: str, timeout_s: float | None) -> Request[bool]:
-        """Wait until this realm's memories have a session's turns; return whether they have."""
+        """Wait until this client's memories have a session's turns; return whether they have."""
 
         def ask(left_s: float | None) -> Request[tuple[bool | None]]:
             return self.ask(session_id, "wait_for_memory", left_s, with_engine=True)
@@ -420,7 +422,7 @@ class Realm:
 
     def is_live(self, session_id: str) -> bool:
         """Return whether there is a process that may have the session."""
-        return self.homes.is_live(session_id)
+        return self.lookup.is_live(session_id)
 
 
 def _patiently(
@@ -519,5 +521,5 @@ def _checked(encryption: Encryption | None) -> Encryption | None:
     return encryption
 
 
-def _find(namespace: str, name: str) -> Realm:
-    return _REALMS.get(name) or Realm(namespace, name)
+def _find(namespace: str, name: str) -> ClusterClient:
+    return _REALMS.get(name) or ClusterClient(namespace, name)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from typing import Any
 
 from turnwise.actors.client.arguments import Number, Patience, Text, checked, json_object
-from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
 from turnwise.actors.cluster.wire import Ended
-from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.errors import (
     OutputCutError,
     OutputInvalidError,
@@ -51,11 +51,11 @@ PAGE = 1000
 class _Handle:
     """What both handles are: the ids of a run and the requests about it."""
 
-    __slots__ = ("_outcome", "_output", "_realm", "_stored_id", "run_id", "session_id", "turn_index")
+    __slots__ = ("_client", "_outcome", "_output", "_stored_id", "run_id", "session_id", "turn_index")
 
     def __init__(
         self,
-        realm: Realm,
+        client: ClusterClient,
         session_id: str,
         run_id: str,
         turn_index: int,
@@ -63,7 +63,7 @@ class _Handle:
         *,
         output: Any = None,
     ) -> None:
-        self._realm = realm
+        self._client = client
         self._output = output
         """The class of the run's answer; it does not travel with the handle."""
         self._outcome = outcome
@@ -83,14 +83,14 @@ class _Handle:
         return hash((self._stored_id, self.run_id))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._realm, self._stored_id, self.run_id, self.turn_index)
+        return type(self), (self._client, self._stored_id, self.run_id, self.turn_index)
 
     @checked
     def _wait(self, timeout_s: Patience | None) -> Request[Turn]:
         outcome = self._outcome
         try:
             if outcome is None:
-                outcome = yield from self._realm.wait(self._stored_id, self.run_id, timeout_s)
+                outcome = yield from self._client.wait(self._stored_id, self.run_id, timeout_s)
         except TimeoutError as error:
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s) from error
         if outcome is None:
@@ -102,37 +102,37 @@ class _Handle:
 
     @checked
     def _cancel(self, reason: Text) -> Request[bool]:
-        return self._realm.cancel(self._stored_id, reason, self.run_id)
+        return self._client.cancel(self._stored_id, reason, self.run_id)
 
     @checked
     def _approve(self, call_id: Text, input: Any) -> Request[None]:
         edited = None if input is None else json_object("input", input)
-        return self._decide(call_id, Decision(verdict="approved", input=edited))
+        return self._decide(call_id, ApprovalDecision(verdict="approved", input=edited))
 
     @checked
     def _reject(self, call_id: Text, reason: Text) -> Request[None]:
-        return self._decide(call_id, Decision(verdict="rejected", text=reason))
+        return self._decide(call_id, ApprovalDecision(verdict="rejected", text=reason))
 
     @checked
     def _provide(self, call_id: Text, result: Text, is_error: bool) -> Request[None]:
-        return self._decide(call_id, Decision(verdict="provided", text=result, is_error=is_error))
+        return self._decide(call_id, ApprovalDecision(verdict="provided", text=result, is_error=is_error))
 
-    def _decide(self, call_id: str, decision: Decision) -> Request[None]:
-        yield from self._realm.ask(self._stored_id, "decide", self.run_id, call_id, decision)
+    def _decide(self, call_id: str, decision: ApprovalDecision) -> Request[None]:
+        yield from self._client.ask(self._stored_id, "decide", self.run_id, call_id, decision)
 
     def _pending(self) -> Request[list[PendingCall]]:
-        pending: list[PendingCall] = yield from self._realm.ask(self._stored_id, "pending", self.run_id)
+        pending: list[PendingCall] = yield from self._client.ask(self._stored_id, "pending", self.run_id)
         return pending
 
     def _record(self) -> Request[RunRecord]:
-        record: RunRecord = yield from self._realm.ask(self._stored_id, "run", self.run_id)
+        record: RunRecord = yield from self._client.ask(self._stored_id, "run", self.run_id)
         return record
 
     def _steps(self) -> Request[list[Step]]:
         events: list[AnyEvent] = []
         after, done, more = 0, False, True
         while more and not done:
-            ask = self._realm.ask(self._stored_id, "events", after, PAGE, self.run_id, 0.0)
+            ask = self._client.ask(self._stored_id, "events", after, PAGE, self.run_id, 0.0)
             page, later, done = yield from ask
             events += page
             after, more = later, later > after
@@ -140,7 +140,7 @@ class _Handle:
 
     @checked
     def _page(self, after: Number) -> Request[tuple[list[AnyEvent], int, bool]]:
-        return self._realm.follow(self._stored_id, after, PAGE, self.run_id)
+        return self._client.follow(self._stored_id, after, PAGE, self.run_id)
 
 
 class ExecutionHandle(_Handle):
@@ -154,7 +154,7 @@ class ExecutionHandle(_Handle):
 
     def __init__(
         self,
-        realm: Realm,
+        client: ClusterClient,
         session_id: str,
         run_id: str,
         turn_index: int,
@@ -162,8 +162,8 @@ class ExecutionHandle(_Handle):
         *,
         output: Any = None,
     ) -> None:
-        super().__init__(realm, session_id, run_id, turn_index, outcome, output=output)
-        self._portal = realm.portal
+        super().__init__(client, session_id, run_id, turn_index, outcome, output=output)
+        self._portal = client.portal
 
     def wait(self, timeout_s: float | None = None) -> Turn:
         """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.

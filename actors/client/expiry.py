@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.requests import Consult, Request
 from turnwise.errors import (
     LongTermMemoryError,
@@ -23,21 +23,21 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.base import SessionStore
 
 
-def sweep(realm: Realm, store: SessionStore, archive: Path | None, memory: bool) -> Request[Swept]:
+def sweep(client: ClusterClient, store: SessionStore, archive: Path | None, memory: bool) -> Request[Swept]:
     """Delete the sessions of a store that have expired; see `SessionManager.sweep`."""
     now = yield Consult(store.now)  # by the clock that sessions' times are told by
     done, cursor = Swept(), None
-    history = realm.open_history()
+    history = client.open_history()
     try:
         while True:
             page = yield Consult(partial(store.expired, now, cursor=cursor, limit=PAGE))
             for session in page:
-                if realm.is_live(session.session_id) or history or memory:
+                if client.is_live(session.session_id) or history or memory:
                     export = partial(archived, store, session, archive, history)
-                    done += yield from _ask(realm, store, session, export, memory)
+                    done += yield from _ask(client, store, session, export, memory)
                 else:
                     done += yield Consult(partial(sweep_session, store, session, archive))
-                    realm.drop(session.session_id)
+                    client.drop(session.session_id)
             done += damaged(page)
             if (cursor := page.cursor) is None:
                 return done
@@ -47,7 +47,7 @@ def sweep(realm: Realm, store: SessionStore, archive: Path | None, memory: bool)
 
 
 def _ask(
-    realm: Realm,
+    client: ClusterClient,
     store: SessionStore,
     session: SessionRecord,
     export: Callable[[], Awaitable[ArchiveFile | None]],
@@ -57,7 +57,7 @@ def _ask(
     session_id, file = session.session_id, None
     try:
         file = yield Consult(export)
-        yield from realm.delete(session_id, memory=memory, verify=False, updated_at=session.updated_at)
+        yield from client.delete(session_id, memory=memory, verify=False, updated_at=session.updated_at)
     except SessionNotFoundError:
         pass  # it is deleted: by a first call whose answer was lost, or by somebody else
     except TurnwiseError as error:

@@ -1,4 +1,4 @@
-"""Session managers: the door to the sessions of one store."""
+"""Session managers: the way in to the sessions of one store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
-from turnwise.actors.client.manager_requests import DEFAULT_STORE, Door
+from turnwise.actors.client.manager_requests import DEFAULT_STORE, ManagerRequests
 from turnwise.actors.client.requests import Request, Result, carry_out, carry_out_async
 from turnwise.actors.client.session import AsyncSession, Session
 from turnwise.actors.cluster.placement import Dedicated, Placement
@@ -31,7 +31,7 @@ from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
 
-class SessionManager(Door):
+class SessionManager(ManagerRequests):
     """Opens, finds and lists sessions. Safe to use from many threads.
 
     A verb whose argument has the wrong type, or is out of its range, raises InvalidInputError, which names the
@@ -105,7 +105,7 @@ class SessionManager(Door):
             encryption=encryption,
             read_only=read_only,
         )
-        self._portal = self._realm.portal
+        self._portal = self._client.portal
         self._start()
 
     def __enter__(self) -> Self:
@@ -152,7 +152,7 @@ class SessionManager(Door):
         """
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
         found = carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings), self._portal)
-        return Session(self._realm, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+        return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     def get(self, session_id: str, *, user_id: str | None = None) -> Session:
         """Return the session of this id: a user's, or, if none is given, anybody's.
@@ -163,7 +163,7 @@ class SessionManager(Door):
             SessionNotFoundError: there is none, or it is not the user's.
         """
         found = carry_out(self._get(session_id, user_id), self._portal)
-        return Session(self._realm, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+        return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     def list(
         self,
@@ -234,7 +234,7 @@ class SessionManager(Door):
             RunNotFoundError: there is none of this id, or it is not the user's.
         """
         found = carry_out(self._execution(run_id, user_id), self._portal)
-        return ExecutionHandle(self._realm, found.session_id, run_id, found.turn_index)
+        return ExecutionHandle(self._client, found.session_id, run_id, found.turn_index)
 
     def close(self) -> None:
         """Let go of the store. Sessions and their runs go on. Closing twice is fine."""
@@ -242,7 +242,7 @@ class SessionManager(Door):
         self._portal.close()
 
 
-class AsyncSessionManager(Door):
+class AsyncSessionManager(ManagerRequests):
     """`SessionManager` with its verbs as coroutines. Use it on one event loop.
 
     It joins or starts a Ray with the first verb, or `async with`, and not before; on a thread, so that the event loop
@@ -278,12 +278,12 @@ class AsyncSessionManager(Door):
         """See `SessionManager.open`."""
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
         found = await self._carry_out(self._open(session_id, user_id, agent, metadata, memory, **settings))
-        return AsyncSession(self._realm, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+        return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
         """See `SessionManager.get`."""
         found = await self._carry_out(self._get(session_id, user_id))
-        return AsyncSession(self._realm, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
+        return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     async def list(
         self,
@@ -320,7 +320,7 @@ class AsyncSessionManager(Door):
     async def execution(self, run_id: str, *, user_id: str | None = None) -> AsyncExecutionHandle:
         """See `SessionManager.execution`."""
         found = await self._carry_out(self._execution(run_id, user_id))
-        return AsyncExecutionHandle(self._realm, found.session_id, run_id, found.turn_index)
+        return AsyncExecutionHandle(self._client, found.session_id, run_id, found.turn_index)
 
     async def close(self) -> None:
         """See `SessionManager.close`."""

@@ -1,4 +1,4 @@
-"""The door to the sessions of one store: what managers ask of it, and for whom."""
+"""What managers ask of the sessions of one store, and for whom."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from turnwise.actors.client.arguments import (
     checked,
     json_object,
 )
-from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.expiry import sweep
 from turnwise.actors.client.requests import Consult, Request
 from turnwise.actors.cluster.nodes import check_files
@@ -80,8 +80,8 @@ _RIVALS = (
 )
 
 
-class Door:
-    """What both managers are: a realm, a store of this process's own, and the requests to it."""
+class ManagerRequests:
+    """What both managers are: a cluster client, a store of this process's own, and the requests to it."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Door:
         self._builder = engine
         config = config or SessionConfig()
         self._max_metadata_bytes = config.max_metadata_bytes
-        self._realm = Realm.of(
+        self._client = ClusterClient.of(
             namespace,
             store,
             history_url=history_store,
@@ -125,17 +125,17 @@ class Door:
 
     def _start(self) -> None:
         """Join or start a Ray, and let the processes of hosts and memories start. Blocks; may be repeated."""
-        if not self._realm.read_only:
+        if not self._client.read_only:
             connect()
             self._check_files()
         self._own_store()
-        if not self._realm.read_only:
-            self._realm.warm_up()
+        if not self._client.read_only:
+            self._client.warm_up()
 
     def _own_store(self) -> SessionStore:
-        """Return the realm's store as this manager has opened it: a closed one, when the manager is closed."""
+        """Return the client's store as this manager has opened it: a closed one, when the manager is closed."""
         if self._store is None:
-            self._store = self._realm.kit[0]
+            self._store = self._client.kit[0]
         return self._store
 
     def _consult(self, verb: str, *args: Any, **kwargs: Any) -> Request[Any]:
@@ -199,12 +199,12 @@ class Door:
             params=asked,
         )
         found = None if is_fresh else (yield from self._find(session_id, user_id))
-        if found is None and self._realm.read_only:
+        if found is None and self._client.read_only:
             raise SessionNotFoundError(session_id)
         if found is None:
             try:
                 found = yield from self._consult("create", fresh)
-                self._realm.warm(found.session_id)
+                self._client.warm(found.session_id)
             except SessionExistsError:  # somebody else's, or somebody has just made it
                 found = yield from self._find(session_id, user_id)
                 if found is None:
@@ -288,7 +288,7 @@ class Door:
             raise ConfigError("user_id", None, "this manager has enforce_user=True: say for whom it is")
 
     def _check_writes(self, session_id: str, verb: str) -> None:
-        if self._realm.read_only:
+        if self._client.read_only:
             raise ReadOnlyStoreError(session_id, verb)
 
     @checked
@@ -311,7 +311,7 @@ class Door:
         scope = Scope(user_id=user_id)
         items: dict[str, int] = {}
         erased: dict[str, Erasure] = {}
-        for slot in self._realm.memories:
+        for slot in self._client.memories:
             if is_read_only(slot.memory):
                 continue
             if verify and isinstance(slot.memory, Eraser):
@@ -320,26 +320,26 @@ class Door:
             else:
                 items[slot.name] = yield Consult(partial(slot.memory.forget, scope))
         notes = 0
-        if working := self._realm.working_memory:
+        if working := self._client.working_memory:
             notes = yield Consult(partial(working.forget, scope))
         return done + Forgotten(items=items, erased=erased, notes=notes)
 
     def _delete(self, session_id: str) -> Request[Forgotten]:
         """Delete a session; one that has no process in the store, where any that begins is refused from then on."""
         try:
-            if self._realm.is_live(session_id):
+            if self._client.is_live(session_id):
                 try:
-                    yield from self._realm.end(session_id)
-                    return (yield from self._realm.delete(session_id, memory=False, verify=False))
+                    yield from self._client.end(session_id)
+                    return (yield from self._client.delete(session_id, memory=False, verify=False))
                 except (KeyMissingError, CorruptRecordError):
                     pass  # its process cannot read it, and to delete it nobody has to
-            if history := self._realm.kit[1]:
+            if history := self._client.kit[1]:
                 yield Consult(partial(history.delete, session_id))
             yield from self._consult("delete", session_id)
         except SessionNotFoundError:
             return Forgotten()
         finally:
-            self._realm.drop(session_id)
+            self._client.drop(session_id)
         return Forgotten(sessions=1)
 
     @checked
@@ -348,7 +348,7 @@ class Door:
             why = "a sweep goes over all users' sessions: let a manager without enforce_user do it"
             raise ConfigError("enforce_user", True, why)
         self._check_writes("*", "sweep")
-        return (yield from sweep(self._realm, self._own_store(), Path(archive) if archive else None, memory))
+        return (yield from sweep(self._client, self._own_store(), Path(archive) if archive else None, memory))
 
     def _close(self) -> Request[None]:
-        yield Consult(self._realm.close)
+        yield Consult(self._client.close)

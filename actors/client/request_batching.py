@@ -18,7 +18,7 @@ MOST_BYTES = 64_000
 _Asked = tuple[bytes, "asyncio.Future[bytes]"]
 
 
-class Bundler:
+class RequestBatcher:
     """Sends what the callers of an event loop ask of an actor of many sessions in the same moment as one Ray call.
 
     Whatever a call carries, Ray takes a third of a millisecond of either side for it. Answers come as they are ready,
@@ -34,7 +34,7 @@ class Bundler:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def of(cls, actor: Any) -> Bundler:
+    def of(cls, actor: Any) -> RequestBatcher:
         """Return the running event loop's bundler for an actor."""
         bundlers = _BUNDLERS.setdefault(asyncio.get_running_loop(), {})
         if actor not in bundlers:
@@ -101,7 +101,7 @@ class Bundler:
         task.add_done_callback(ended)
 
 
-_BUNDLERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Bundler]] = weakref.WeakKeyDictionary()
+_BUNDLERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, RequestBatcher]] = weakref.WeakKeyDictionary()
 
 
 def _give(answer: asyncio.Future[bytes], given: bytes) -> None:

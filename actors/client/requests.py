@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from turnwise.actors.client.request_batching import Bundler
+from turnwise.actors.client.request_batching import RequestBatcher
 
 Result = TypeVar("Result")
 
@@ -134,7 +134,7 @@ async def _awaited(step: Consult) -> Any:
 
 async def _called(step: Call) -> Any:
     if step.has_many:
-        asked: Awaitable[Any] = Bundler.of(step.actor).ask(step.request)
+        asked: Awaitable[Any] = RequestBatcher.of(step.actor).ask(step.request)
     else:
         asked = asyncio.wrap_future(step.actor.call.remote(step.request).future())
     try:

@@ -24,7 +24,7 @@ from turnwise.actors.client.arguments import (
     Use,
     checked,
 )
-from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.requests import Request, carry_out, carry_out_async
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
@@ -48,8 +48,10 @@ from turnwise.strategies.compaction import Compaction
 class _Session:
     """What both sessions are: an id, and the requests to the actor behind it."""
 
-    def __init__(self, realm: Realm, id: str, user_id: str, agent: str | None, *, own_ids: bool = False) -> None:
-        self._realm = realm
+    def __init__(
+        self, client: ClusterClient, id: str, user_id: str, agent: str | None, *, own_ids: bool = False
+    ) -> None:
+        self._client = client
         self._stored_id = id
         self._own_ids = own_ids or is_own_id(id)
         """Whether its forks have ids that are their user's own."""
@@ -61,15 +63,15 @@ class _Session:
         return f"<{type(self).__name__} {self.id!r} of user {self.user_id!r}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), own_ids=self._own_ids), (self._realm, self._stored_id, self.user_id, self.agent)
+        return partial(type(self), own_ids=self._own_ids), (self._client, self._stored_id, self.user_id, self.agent)
 
     @property
     def actor(self) -> Any:
         """The raw Ray handle of the session's actor."""
-        return self._realm.actor(self._stored_id)
+        return self._client.actor(self._stored_id)
 
     def _ask(self, verb: str, *args: Any) -> Request[Any]:
-        return (yield from self._realm.ask(self._stored_id, verb, *args))
+        return (yield from self._client.ask(self._stored_id, verb, *args))
 
     def _append(self, prompts: tuple[Prompt, ...]) -> Request[int]:
         index: int = yield from self._ask("append", plain_prompts(self.id, prompts), new_id())
@@ -101,26 +103,26 @@ class _Session:
             "params": params or {},
             "output": None if output is None else output_record(output, output_retries),
         }
-        return (yield from self._realm.start(self._stored_id, plain_prompts(self.id, prompts), settings))
+        return (yield from self._client.start(self._stored_id, plain_prompts(self.id, prompts), settings))
 
     def _latest(self) -> Request[Turn | None]:
-        cache = self._realm.cache(self._stored_id)
+        cache = self._client.cache(self._stored_id)
         packed: PackedTurn | None = yield from self._ask("latest", cache.held)
-        return self._realm.unpack(packed, cache) if packed else None
+        return self._client.unpack(packed, cache) if packed else None
 
     @checked
     def _turn(self, index: Number) -> Request[Turn]:
-        cache = self._realm.cache(self._stored_id)
+        cache = self._client.cache(self._stored_id)
         packed: PackedTurn = yield from self._ask("turn", index, cache.held)
-        return self._realm.unpack(packed, cache)
+        return self._client.unpack(packed, cache)
 
     @checked
     def _turns(self, after: Number, limit: Limit) -> Request[list[Turn]]:
-        cache = self._realm.cache(self._stored_id)
+        cache = self._client.cache(self._stored_id)
         packed: list[PackedTurn] = yield from self._ask("turns", after, limit, cache.held)
         turns: list[Turn] = []
         for turn in packed:
-            turns.append(self._realm.unpack(turn, turns[-1].cache if turns else cache))
+            turns.append(self._client.unpack(turn, turns[-1].cache if turns else cache))
         return turns
 
     @checked
@@ -134,7 +136,7 @@ class _Session:
 
     @checked
     def _cancel(self, reason: Text) -> Request[bool]:
-        return self._realm.cancel(self._stored_id, reason)
+        return self._client.cancel(self._stored_id, reason)
 
     @checked
     def _execution(self, run_id: RunId) -> Request[RunRecord]:
@@ -146,11 +148,13 @@ class _Session:
         session_id = session_id or new_id()
         stored_id = own_id(self.user_id, session_id) if self._own_ids else session_id
         fork: SessionRecord = yield from self._ask("fork", at, stored_id)
-        return type(self)(self._realm, SessionRef(stored_id, fork.log), self.user_id, self.agent, own_ids=self._own_ids)
+        return type(self)(
+            self._client, SessionRef(stored_id, fork.log), self.user_id, self.agent, own_ids=self._own_ids
+        )
 
     @checked
     def _compact(self, explain: bool) -> Request[Compaction | None]:
-        return (yield from self._realm.compact(self._stored_id, explain=explain))
+        return (yield from self._client.compact(self._stored_id, explain=explain))
 
     @checked
     def _expand(self, summary: InstanceOf[Summary]) -> Request[tuple[AnyBlock, ...]]:
@@ -158,7 +162,7 @@ class _Session:
 
     @checked
     def _delete(self, memory: bool, verify: Look) -> Request[Forgotten]:
-        return (yield from self._realm.delete(self._stored_id, memory=memory, verify=verify))
+        return (yield from self._client.delete(self._stored_id, memory=memory, verify=verify))
 
 
 class Session(_Session):
@@ -168,14 +172,16 @@ class Session(_Session):
     is out of its range, raises InvalidInputError, which names the argument, and does nothing.
     """
 
-    def __init__(self, realm: Realm, id: str, user_id: str, agent: str | None, *, own_ids: bool = False) -> None:
-        super().__init__(realm, id, user_id, agent, own_ids=own_ids)
-        self._portal = realm.portal
+    def __init__(
+        self, client: ClusterClient, id: str, user_id: str, agent: str | None, *, own_ids: bool = False
+    ) -> None:
+        super().__init__(client, id, user_id, agent, own_ids=own_ids)
+        self._portal = client.portal
 
     @property
     def memory(self) -> SessionMemory:
         """What long-term memories have for its user, and its working memory."""
-        return SessionMemory(self._realm, self._stored_id, self._portal)
+        return SessionMemory(self._client, self._stored_id, self._portal)
 
     def append(self, *prompts: Prompt) -> int:
         """Store prompts for the next run to take up; return the index of its turn.
@@ -269,7 +275,7 @@ class Session(_Session):
         )
         started = carry_out(request, self._portal)
         return ExecutionHandle(
-            self._realm, self._stored_id, started.run_id, started.turn_index, started.outcome, output=output
+            self._client, self._stored_id, started.run_id, started.turn_index, started.outcome, output=output
         )
 
     def latest(self) -> Turn | None:
@@ -311,7 +317,7 @@ class Session(_Session):
             RunNotFoundError: it has no such run.
         """
         record = carry_out(self._execution(run_id), self._portal)
-        return ExecutionHandle(self._realm, self._stored_id, run_id, record.turn_index)
+        return ExecutionHandle(self._client, self._stored_id, run_id, record.turn_index)
 
     def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
         """Return a new session that continues from the turn `at`, or from the last that ended; this one is untouched.
@@ -350,7 +356,7 @@ class Session(_Session):
 
     def end(self) -> None:
         """Take no more runs and cancel those there are; ending twice is fine."""
-        carry_out(self._realm.end(self._stored_id), self._portal)
+        carry_out(self._client.end(self._stored_id), self._portal)
 
     def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
         """Delete the session for good, and what this manager's memories have of it; its forks stay whole.
@@ -378,7 +384,7 @@ class AsyncSession(_Session):
     @property
     def memory(self) -> AsyncSessionMemory:
         """See `Session.memory`."""
-        return AsyncSessionMemory(self._realm, self._stored_id)
+        return AsyncSessionMemory(self._client, self._stored_id)
 
     async def append(self, *prompts: Prompt) -> int:
         """See `Session.append`."""
@@ -438,7 +444,7 @@ class AsyncSession(_Session):
         )
         started = await carry_out_async(request)
         return AsyncExecutionHandle(
-            self._realm, self._stored_id, started.run_id, started.turn_index, started.outcome, output=output
+            self._client, self._stored_id, started.run_id, started.turn_index, started.outcome, output=output
         )
 
     async def latest(self) -> Turn | None:
@@ -468,7 +474,7 @@ class AsyncSession(_Session):
     async def execution(self, run_id: str) -> AsyncExecutionHandle:
         """See `Session.execution`."""
         record = await carry_out_async(self._execution(run_id))
-        return AsyncExecutionHandle(self._realm, self._stored_id, run_id, record.turn_index)
+        return AsyncExecutionHandle(self._client, self._stored_id, run_id, record.turn_index)
 
     async def fork(self, at: int | None = None, session_id: str | None = None) -> AsyncSession:
         """See `Session.fork`."""
@@ -488,7 +494,7 @@ class AsyncSession(_Session):
 
     async def end(self) -> None:
         """See `Session.end`."""
-        await carry_out_async(self._realm.end(self._stored_id))
+        await carry_out_async(self._client.end(self._stored_id))
 
     async def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
         """See `Session.delete`."""

@@ -21,7 +21,7 @@ from turnwise.actors.client.arguments import (
     Use,
     checked,
 )
-from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.requests import Portal, Request, carry_out, carry_out_async
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.frozen_json import plain_json
@@ -36,12 +36,12 @@ from turnwise.memory.longterm.types import MemoryType
 class _SessionMemory:
     """What both are: the requests to the session, which says whose memory it is."""
 
-    def __init__(self, realm: Realm, session_id: str) -> None:
-        self._realm = realm
+    def __init__(self, client: ClusterClient, session_id: str) -> None:
+        self._client = client
         self._session_id = session_id
 
     def _desk(self, verb: str, *args: Any, **options: Any) -> Request[Any]:
-        return self._realm.use_desk(self._session_id, verb, *args, **options)
+        return self._client.use_desk(self._session_id, verb, *args, **options)
 
     @checked
     def _save(
@@ -76,15 +76,15 @@ class _SessionMemory:
 
     @checked
     def _forget(self, turn_index: Number, verify: Look) -> Request[Forgotten]:
-        return self._realm.forget_turn(self._session_id, turn_index, verify=verify)
+        return self._client.forget_turn(self._session_id, turn_index, verify=verify)
 
     @checked
     def _use(self, use: Use) -> Request[Any]:
-        return self._realm.ask(self._session_id, "use_memory", use)
+        return self._client.ask(self._session_id, "use_memory", use)
 
     @checked
     def _wait(self, timeout_s: Patience | None) -> Request[bool]:
-        return self._realm.wait_for_memory(self._session_id, timeout_s)
+        return self._client.wait_for_memory(self._session_id, timeout_s)
 
     def _note(self, verb: str, content: Any) -> Request[Any]:
         return self._desk(verb, plain_json("content", content, MAX_JSON_BYTES))
@@ -133,8 +133,8 @@ class SessionMemory(_SessionMemory):
         LongTermMemoryError: a memory failed.
     """
 
-    def __init__(self, realm: Realm, session_id: str, portal: Portal) -> None:
-        super().__init__(realm, session_id)
+    def __init__(self, client: ClusterClient, session_id: str, portal: Portal) -> None:
+        super().__init__(client, session_id)
         self._portal = portal
 
     def save(

@@ -7,9 +7,9 @@ from typing import Any
 import ray
 
 
-def actor_name(realm: str, session_id: str) -> str:
+def actor_name(store_id: str, session_id: str) -> str:
     """Return what a dedicated session's actor is called, within the namespace."""
-    return f"turnwise/{realm}/{session_id}"
+    return f"turnwise/{store_id}/{session_id}"
 
 
 def find_actor(namespace: str, name: str) -> Any:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StorePlace:
+class StoreSpec:
     """The resolved address of a store and, if events are kept apart, of their history; how both are encrypted."""
 
     url: str
@@ -63,9 +63,9 @@ class StorePlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class ActorSpec:
     """What the actors of a manager's sessions are made with."""
 
-    place: StorePlace
+    place: StoreSpec
     engine_id: str
     engine: bytes

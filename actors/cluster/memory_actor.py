@@ -22,7 +22,7 @@ from turnwise.actors.inference.text_model import EngineModel
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError, TurnwiseError
-from turnwise.memory.background import persist, tell
+from turnwise.memory.background import log_failure, retry
 from turnwise.memory.longterm.base import (
     ItemChanges,
     LongTermMemory,
@@ -205,7 +205,7 @@ class MemoryHost:
 
     async def _search(self, search: FileSearch) -> None:
         while search.is_under_way:
-            await persist(search.step, f"a search in the files of {await self._memory()}")
+            await retry(search.step, f"a search in the files of {await self._memory()}")
 
     async def _behind_gifts(self, scope: Scope) -> LongTermMemory:
         """Return the memory once it has what the user was given before, so that what is then forgotten stays so."""
@@ -259,7 +259,7 @@ class MemoryHost:
                 try:
                     search = FileSearch(memory, name)
                 except TurnwiseError as error:
-                    tell(f"a search in the files of {memory}", error)
+                    log_failure(f"a search in the files of {memory}", error)
                     continue
                 if search.is_under_way and name not in self._searches:
                     self._search_on(name, search)
@@ -269,7 +269,7 @@ class MemoryHost:
             try:
                 await memory.sweep()
             except Exception as error:  # noqa: BLE001 - it is logged, and tried again whoever's error it is
-                tell(f"sweeping {memory}", error, f", and is tried again in {SWEEP_S:g} s")
+                log_failure(f"sweeping {memory}", error, f", and is tried again in {SWEEP_S:g} s")
             await asyncio.sleep(SWEEP_S)
 
     def _catch_up_soon(self, memory: LongTermMemory) -> None:
@@ -286,11 +286,11 @@ class MemoryHost:
                 pause_s = CATCH_UP_S
             except Exception as error:  # noqa: BLE001 - it is logged, and tried again whoever's error it is
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
-                tell(f"catching up of {memory}", error, f", and is tried again in {pause_s:g} s")
+                log_failure(f"catching up of {memory}", error, f", and is tried again in {pause_s:g} s")
 
 
 @runtime_checkable
-class Asking(Protocol):
+class ModelBound(Protocol):
     """A memory that asks a model has this too: until it is bound its model is an engine."""
 
     model: Any
@@ -301,7 +301,7 @@ class Asking(Protocol):
 
 def _open(pickled: bytes) -> LongTermMemory:
     memory: LongTermMemory = pickle.loads(pickled)
-    if isinstance(memory, Asking) and isinstance(memory.model, EngineBuilder):
+    if isinstance(memory, ModelBound) and isinstance(memory.model, EngineBuilder):
         return memory.bind(EngineModel(memory.model))
     return memory
 

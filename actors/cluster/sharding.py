@@ -1,6 +1,6 @@
 """Which packed host has which session, and how the layouts of a store's hosts follow each other.
 
-The names of the hosts say it all: `turnwise/<realm>/hosts/<generation>x<hosts>/<index>`. So no process needs to be
+The names of the hosts say it all: `turnwise/<store id>/hosts/<generation>x<hosts>/<index>`. So no process needs to be
 told, and none that is lost takes it along.
 """
 
@@ -34,22 +34,22 @@ class Layout:
             jump = int((index + 1) * (2**31 / ((key >> 33) + 1)))
         return index
 
-    def actor_name(self, realm: str, index: int) -> str:
+    def actor_name(self, store_id: str, index: int) -> str:
         """Return what the host of this index is called, within the namespace."""
-        return f"{_prefix(realm)}{self.generation}x{self.hosts}/{index}"
+        return f"{_prefix(store_id)}{self.generation}x{self.hosts}/{index}"
 
-    def actor_names(self, realm: str) -> list[str]:
+    def actor_names(self, store_id: str) -> list[str]:
         """Return what all hosts are called, by index."""
-        return [self.actor_name(realm, index) for index in range(self.hosts)]
+        return [self.actor_name(store_id, index) for index in range(self.hosts)]
 
     def next(self, hosts: int) -> Self:
         """Return the layout of another number of hosts that follows this one."""
         return type(self)(self.generation + 1, hosts)
 
 
-def find_layouts(namespace: str, realm: str) -> list[Layout]:
+def find_layouts(namespace: str, store_id: str) -> list[Layout]:
     """Return the layouts of which some host is there, the newest first. One look at the names of all actors."""
-    shape = re.compile(re.escape(_prefix(realm)) + r"(\d+)x(\d+)/\d+")
+    shape = re.compile(re.escape(_prefix(store_id)) + r"(\d+)x(\d+)/\d+")
     names = (
         shape.fullmatch(actor["name"])
         for actor in ray.util.list_named_actors(all_namespaces=True)
@@ -58,5 +58,5 @@ def find_layouts(namespace: str, realm: str) -> list[Layout]:
     return sorted({Layout(*map(int, name.groups())) for name in names if name}, reverse=True)
 
 
-def _prefix(realm: str) -> str:
-    return f"turnwise/{realm}/hosts/"
+def _prefix(store_id: str) -> str:
+    return f"turnwise/{store_id}/hosts/"

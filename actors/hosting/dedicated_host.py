@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 
 from turnwise.actors.cluster.wire import Refused, log_of
-from turnwise.actors.hosting.engine_overrides import Adopted
-from turnwise.actors.hosting.session_service import Keep, Resident
+from turnwise.actors.hosting.engine_overrides import EngineOverride
+from turnwise.actors.hosting.session_service import Keep, SessionService
 from turnwise.actors.hosting.waits import Waits
-from turnwise.actors.hosting.worker_resources import Supplies
+from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,
@@ -19,7 +19,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     TurnwiseError,
 )
-from turnwise.memory.background import persist, tell
+from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.ids import public_id
 
 
@@ -42,22 +42,22 @@ class SessionHost:
     def __init__(
         self,
         session_id: str,
-        supplies: Supplies,
+        resources: WorkerResources,
         *,
         max_waits: int,
         node_id: str,
         leave: Callable[[], None],
         keep: Keep,
-        adopted: Adopted | None = None,
+        adopted: EngineOverride | None = None,
     ) -> None:
         self._session_id = session_id
         self._waits = Waits("max_waits", max_waits)
-        self._supplies = supplies
+        self._resources = resources
         self._node_id = node_id
         self._leave = leave
         self._keep = keep
         self._adopted = adopted
-        self._resident: Resident | None = None
+        self._resident: SessionService | None = None
         self._calls = 0
         self._last_call_s = 0.0
         self._idle: asyncio.Task[None] | None = None
@@ -103,26 +103,26 @@ class SessionHost:
         Each try that fails is logged and followed by another, later; but not if the session has gone, or cannot be
         read.
         """
-        await persist(self._warm, f"lost session {public_id(self._session_id)!r}: to see to it", until=_is_final)
+        await retry(self._warm, f"lost session {public_id(self._session_id)!r}: to see to it", until=_is_final)
 
     async def _warm(self) -> None:
         answer = pickle.loads(await self.call(pickle.dumps((self._session_id, "warm"))))
         if isinstance(answer, Refused):
             raise answer.error
 
-    async def _loaded(self) -> Resident:
+    async def _loaded(self) -> SessionService:
         if self._resident is None:
-            await self._supplies.open()
+            await self._resources.open()
         if self._resident is None:
-            adopted = self._adopted or Adopted(self._supplies.engine_id)
-            core = self._supplies.make_core(self._session_id, adopted)
+            adopted = self._adopted or EngineOverride(self._resources.engine_id)
+            core = self._resources.make_core(self._session_id, adopted)
             keep = partial(self._keep, self._session_id)
-            self._resident = Resident(core, adopted, self._supplies, keep, self._node_id, waits=self._waits)
-            self._supplies.in_use = lambda: core.engines.ids().values()
-            self._idle = asyncio.create_task(self._leave_when_idle(self._resident, self._supplies.config.idle_s))
+            self._resident = SessionService(core, adopted, self._resources, keep, self._node_id, waits=self._waits)
+            self._resources.in_use = lambda: core.engines.ids().values()
+            self._idle = asyncio.create_task(self._leave_when_idle(self._resident, self._resources.config.idle_s))
         return self._resident
 
-    async def _leave_when_idle(self, resident: Resident, idle_s: float) -> None:
+    async def _leave_when_idle(self, resident: SessionService, idle_s: float) -> None:
         while True:
             left_s = self._last_call_s + idle_s - asyncio.get_running_loop().time()
             if left_s > 0:
@@ -132,12 +132,12 @@ class SessionHost:
             else:
                 return self._leave()
 
-    async def _gives_up(self, resident: Resident) -> bool:
+    async def _gives_up(self, resident: SessionService) -> bool:
         """Give the session up, if it is idle; return whether this process has it no more."""
         try:
             return resident.core.is_lost or await resident.core.leave(resident.note)
         except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
-            tell(f"session {public_id(self._session_id)!r}: to leave", error, ", so it stays")
+            log_failure(f"session {public_id(self._session_id)!r}: to leave", error, ", so it stays")
             return resident.core.is_lost
 
 

@@ -21,7 +21,7 @@ _NAME = "turnwise/adoptions"
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class EngineOverride:
     """Which engines a session has: the one that its next runs are to have, and those of open runs that have others."""
 
     engine_id: str
@@ -34,7 +34,7 @@ class Adopted:
         return {self.engine_id, *self.runs.values()}
 
 
-class Adoptions:
+class EngineOverrides:
     """The body of that actor: the engines that sessions have now, by the key of the actor that has them.
 
     The key of a dedicated session's actor is its name, so that the next actor of the session finds what was noted,
@@ -42,17 +42,17 @@ class Adoptions:
     """
 
     def __init__(self) -> None:
-        self._adopted: dict[str, dict[str, Adopted]] = {}
+        self._adopted: dict[str, dict[str, EngineOverride]] = {}
         """By session, by actor."""
         self._engines: dict[str, bytes] = {}
 
-    async def keep(self, key: str, session_id: str, adopted: Adopted, engines: Mapping[str, bytes]) -> None:
+    async def keep(self, key: str, session_id: str, adopted: EngineOverride, engines: Mapping[str, bytes]) -> None:
         """Note which engines a session has, and these engines by their ids."""
         self._adopted.setdefault(key, {})[session_id] = adopted
         self._engines.update(engines)
         self._let_go()
 
-    async def find(self, key: str) -> tuple[dict[str, Adopted], dict[str, bytes]]:
+    async def find(self, key: str) -> tuple[dict[str, EngineOverride], dict[str, bytes]]:
         """Return which engines the sessions of an actor have, by session, and these engines by their ids."""
         adopted = self._adopted.get(key, {})
         wanted = {engine_id for each in adopted.values() for engine_id in each.engine_ids}
@@ -79,23 +79,23 @@ _MANY = 16
 
 
 async def keep_adopted(
-    namespace: str, key: str, session_id: str, adopted: Adopted, engines: Mapping[str, bytes]
+    namespace: str, key: str, session_id: str, adopted: EngineOverride, engines: Mapping[str, bytes]
 ) -> None:
     """Note which engines a session has; on return that survives the process of its actor."""
     actor: Any = (
-        ray.remote(Adoptions)
+        ray.remote(EngineOverrides)
         .options(name=_NAME, namespace=namespace, lifetime="detached", get_if_exists=True, num_cpus=0)
         .remote()
     )
     await actor.keep.remote(key, session_id, adopted, engines)
 
 
-def find_adopted(namespace: str, key: str) -> tuple[dict[str, Adopted], dict[str, bytes]]:
-    """Return what an actor's sessions had taken over before its process was lost: see `Adoptions.find`. Blocks.
+def find_adopted(namespace: str, key: str) -> tuple[dict[str, EngineOverride], dict[str, bytes]]:
+    """Return what an actor's sessions had taken over before its process was lost: see `EngineOverrides.find`. Blocks.
 
     Nothing, if that was lost too: then they have what they were made with, until the next run brings its own.
     """
-    found: tuple[dict[str, Adopted], dict[str, bytes]] = {}, {}
+    found: tuple[dict[str, EngineOverride], dict[str, bytes]] = {}, {}
     if actor := _find(namespace):
         try:
             found = ray.get(actor.find.remote(key))

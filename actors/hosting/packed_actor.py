@@ -15,13 +15,13 @@ import ray
 from ray.exceptions import RayActorError
 
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
-from turnwise.actors.cluster.actor_spec import Making
+from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.engine_overrides import drop_adopted, find_adopted, keep_adopted
 from turnwise.actors.hosting.gc_tuning import collect_rarely
-from turnwise.actors.hosting.shutdown import Departure, where
-from turnwise.memory.background import persist, watch
+from turnwise.actors.hosting.shutdown import Shutdown, where
+from turnwise.memory.background import retry, watch
 
 if TYPE_CHECKING:
     from turnwise.actors.hosting.packed_host import PackedHost
@@ -35,26 +35,26 @@ RELEASE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class HostPost:
-    """Which host of a realm an actor is."""
+    """Which host of a store an actor is."""
 
     namespace: str
-    realm: str
+    store_id: str
     layout: Layout
     index: int
     limits: Packed
 
 
 class PackedActor:
-    """`PackedHost` on Ray. Undecorated: `PackedHomes` makes it an actor."""
+    """`PackedHost` on Ray. Undecorated: `PackedLookup` makes it an actor."""
 
-    def __init__(self, post: HostPost, making: Making) -> None:
+    def __init__(self, post: HostPost, making: ActorSpec) -> None:
         collect_rarely()
         self._post = post
         self._making = making
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         self._actor_id = str(context.get_actor_id())
-        self._leave = Departure(partial(drop_adopted, post.namespace, self._actor_id))
+        self._leave = Shutdown(partial(drop_adopted, post.namespace, self._actor_id))
         self._host: asyncio.Task[PackedHost] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_back = context.was_current_actor_reconstructed
@@ -68,7 +68,7 @@ class PackedActor:
 
     async def come_back(self) -> None:
         """Load, however often that fails: what the lost process left waits for nobody's call."""
-        await persist(self._load_again, f"a packed host of {self._post.namespace!r}: to come back")
+        await retry(self._load_again, f"a packed host of {self._post.namespace!r}: to come back")
 
     async def _load_again(self) -> None:
         await self._loaded()
@@ -121,18 +121,18 @@ class PackedActor:
         post = self._post
         if post.layout.index_of(session_id) != post.index:
             return False
-        return find_actor(post.namespace, actor_name(post.realm, session_id)) is None
+        return find_actor(post.namespace, actor_name(post.store_id, session_id)) is None
 
     def _make(self) -> tuple[PackedHost, bool]:
         from turnwise.actors.hosting.packed_host import PackedHost
-        from turnwise.actors.hosting.worker_resources import Supplies
+        from turnwise.actors.hosting.worker_resources import WorkerResources
 
         post, making, namespace = self._post, self._making, self._post.namespace
-        layouts = find_layouts(namespace, post.realm)
+        layouts = find_layouts(namespace, post.store_id)
         adopted, engines = find_adopted(namespace, self._actor_id)
         collect_rarely()
         host = PackedHost(
-            Supplies(
+            WorkerResources(
                 partial(making.place.open_store, namespace),
                 making.place.open_history,
                 making.engine_id,
@@ -145,8 +145,10 @@ class PackedActor:
             drop=partial(drop_adopted, namespace, self._actor_id),
             leave=self._leave,
             adopted=adopted,
-            elders=[_EarlierHosts(namespace, post.realm, elder) for elder in layouts if elder < post.layout],
-            heirs=_NewestHosts(namespace, post.realm),
+            elders=[
+                _EarlierHosts(namespace, post.store_id, previous) for previous in layouts if previous < post.layout
+            ],
+            next_hosts=_NewestHosts(namespace, post.store_id),
         )
         return host, any(other > post.layout for other in layouts)
 
@@ -160,9 +162,9 @@ class PackedActor:
 class _EarlierHosts:
     """The hosts of an earlier layout, asked through Ray. One that is gone, going or frozen has no session in use."""
 
-    def __init__(self, namespace: str, realm: str, layout: Layout) -> None:
+    def __init__(self, namespace: str, store_id: str, layout: Layout) -> None:
         self._namespace = namespace
-        self._realm = realm
+        self._store_id = store_id
         self._layout = layout
 
     async def release(self, session_id: str) -> bool:
@@ -189,25 +191,25 @@ class _EarlierHosts:
         return pickle.dumps(Refused(SessionFencedError(session_id, 0)))
 
     def _find(self, session_id: str) -> Any:
-        return find_actor(self._namespace, self._layout.actor_name(self._realm, self._layout.index_of(session_id)))
+        return find_actor(self._namespace, self._layout.actor_name(self._store_id, self._layout.index_of(session_id)))
 
 
 class _NewestHosts:
     """The hosts of the newest layout, asked through Ray; which that is, is looked up again when they cannot do it."""
 
-    def __init__(self, namespace: str, realm: str) -> None:
+    def __init__(self, namespace: str, store_id: str) -> None:
         self._namespace = namespace
-        self._realm = realm
+        self._store_id = store_id
         self._layout: Layout | None = None
 
     async def warm(self, session_id: str) -> None:
         from turnwise.actors.cluster.wire import Refused
         from turnwise.errors import SessionLostError
 
-        layout = self._layout or (await asyncio.to_thread(find_layouts, self._namespace, self._realm))[0]
+        layout = self._layout or (await asyncio.to_thread(find_layouts, self._namespace, self._store_id))[0]
         self._layout = None
         try:
-            name = layout.actor_name(self._realm, layout.index_of(session_id))
+            name = layout.actor_name(self._store_id, layout.index_of(session_id))
             actor: Any = await asyncio.to_thread(ray.get_actor, name, namespace=self._namespace)
             answer = pickle.loads(await actor.call.remote(pickle.dumps((session_id, "warm"))))
         except (RayActorError, ValueError) as error:

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import Refused, log_of
-from turnwise.actors.hosting.engine_overrides import Adopted
-from turnwise.actors.hosting.session_service import Keep, Resident
+from turnwise.actors.hosting.engine_overrides import EngineOverride
+from turnwise.actors.hosting.session_service import Keep, SessionService
 from turnwise.actors.hosting.waits import Waits
-from turnwise.actors.hosting.worker_resources import Supplies
+from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.attempt import reason
 from turnwise.errors import (
     CorruptRecordError,
@@ -26,7 +26,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     TurnwiseError,
 )
-from turnwise.memory.background import shielded, tell
+from turnwise.memory.background import log_failure, shielded
 from turnwise.memory.conversation.ids import public_id
 
 RECOVERIES = 16
@@ -44,7 +44,7 @@ DRAIN_S = 0.25
 _log = logging.getLogger(__name__)
 
 
-class Elder(Protocol):
+class PreviousHost(Protocol):
     """The hosts of an earlier layout, as a later one's see them."""
 
     async def release(self, session_id: str) -> bool:
@@ -54,7 +54,7 @@ class Elder(Protocol):
         """Carry out a request there."""
 
 
-class Heirs(Protocol):
+class NextHosts(Protocol):
     """The hosts of the newest layout, as an earlier one's see them."""
 
     async def warm(self, session_id: str) -> None:
@@ -86,18 +86,18 @@ class PackedHost:
 
     def __init__(
         self,
-        supplies: Supplies,
+        resources: WorkerResources,
         limits: Packed,
         *,
         node_id: str,
         keep: Keep,
         drop: Callable[[str], None],
         leave: Callable[[], None],
-        adopted: dict[str, Adopted] | None = None,
-        elders: Sequence[Elder] = (),
-        heirs: Heirs | None = None,
+        adopted: dict[str, EngineOverride] | None = None,
+        elders: Sequence[PreviousHost] = (),
+        next_hosts: NextHosts | None = None,
     ) -> None:
-        self._supplies = supplies
+        self._resources = resources
         self._limits = limits
         self._node_id = node_id
         self._keep = keep
@@ -105,10 +105,10 @@ class PackedHost:
         self._leave = leave
         self._adopted = adopted or {}
         """Of sessions that are not resident and had taken over another engine than the process was made with."""
-        supplies.in_use = self._engines_in_use
+        resources.in_use = self._engines_in_use
         self._elders = elders
-        self._heirs = heirs
-        self._residents: OrderedDict[str, Resident] = OrderedDict()
+        self._next_hosts = next_hosts
+        self._residents: OrderedDict[str, SessionService] = OrderedDict()
         """By session, the one whose last call is longest ago first."""
         self._leaving: dict[str, asyncio.Task[bool]] = {}
         self._calls = 0
@@ -131,8 +131,8 @@ class PackedHost:
         self._calls += 1
         try:
             while True:
-                if elder := await self._elder_of(session_id):
-                    answer = await elder.call(request, session_id)
+                if previous := await self._elder_of(session_id):
+                    answer = await previous.call(request, session_id)
                     if not isinstance(refused := pickle.loads(answer), Refused) or not isinstance(
                         refused.error, SessionFencedError
                     ):
@@ -225,11 +225,11 @@ class PackedHost:
                 except TurnwiseError as error:
                     failed.append(error)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the session is tried again
-                    tell(f"lost session {public_id(session_id)!r}: to see to it", error)
+                    log_failure(f"lost session {public_id(session_id)!r}: to see to it", error)
                     failed.append(error)
 
         try:
-            store, cursor = await self._supplies.open(), None
+            store, cursor = await self._resources.open(), None
             while True:
                 page = await store.unsettled(cursor=cursor)
                 await asyncio.gather(*(see_to(session_id) for session_id in page if is_mine(session_id)))
@@ -238,7 +238,7 @@ class PackedHost:
         except TurnwiseError as error:
             return [error]
         except Exception as error:  # noqa: BLE001 - it is logged, and tried again
-            tell("to find lost sessions", error)
+            log_failure("to find lost sessions", error)
             return [error]
 
     async def _warm(self, session_id: str) -> None:
@@ -250,15 +250,15 @@ class PackedHost:
             except SessionFencedError:
                 if not self._is_followed:
                     return  # another process sees to it
-        if self._heirs:
-            await self._heirs.warm(session_id)
+        if self._next_hosts:
+            await self._next_hosts.warm(session_id)
 
-    async def _elder_of(self, session_id: str) -> Elder | None:
+    async def _elder_of(self, session_id: str) -> PreviousHost | None:
         """Return who has the session in use, if that is a host of an earlier layout."""
         if session_id not in self._residents:
-            for elder in self._elders:
-                if not await elder.release(session_id):
-                    return elder
+            for previous in self._elders:
+                if not await previous.release(session_id):
+                    return previous
         return None
 
     async def _carry_out(self, session_id: str, verb: str, args: Sequence[Any]) -> Any:
@@ -284,17 +284,17 @@ class PackedHost:
                 if resident.is_deleted or resident.core.is_lost:
                     self._forget(session_id, resident)
 
-    async def _resident(self, session_id: str) -> Resident:
+    async def _resident(self, session_id: str) -> SessionService:
         """Return the session, made resident if it is not.
 
         Raises:
             OverloadedError: there is no place, and none can be made.
             SessionFencedError: others have followed, and have it.
         """
-        if not self._supplies.is_open:
-            await self._supplies.open()
+        if not self._resources.is_open:
+            await self._resources.open()
         if self._sweeping is None:
-            self._sweeping = asyncio.create_task(self._sweep(self._supplies.config.idle_s))
+            self._sweeping = asyncio.create_task(self._sweep(self._resources.config.idle_s))
         while True:
             if task := self._leaving.get(session_id):
                 await asyncio.wait({task})
@@ -307,12 +307,12 @@ class PackedHost:
             else:
                 await self._make_room(session_id)
 
-    def _admit(self, session_id: str) -> Resident:
-        adopted = self._adopted.pop(session_id, None) or Adopted(self._supplies.engine_id)
-        core = self._supplies.make_core(session_id, adopted)
+    def _admit(self, session_id: str) -> SessionService:
+        adopted = self._adopted.pop(session_id, None) or EngineOverride(self._resources.engine_id)
+        core = self._resources.make_core(session_id, adopted)
         keep = partial(self._keep, session_id)
         waits = Waits("max_session_waits", self._limits.max_session_waits, self._waits)
-        resident = Resident(core, adopted, self._supplies, keep, self._node_id, waits=waits)
+        resident = SessionService(core, adopted, self._resources, keep, self._node_id, waits=waits)
         self._residents[session_id] = resident
         return resident
 
@@ -341,7 +341,7 @@ class PackedHost:
             self._leaving[session_id] = task
         return await shielded(task, f"session {public_id(session_id)!r}: to leave")
 
-    async def _depart(self, session_id: str, resident: Resident) -> bool:
+    async def _depart(self, session_id: str, resident: SessionService) -> bool:
         try:
             if not await resident.core.leave():
                 self._touch(session_id, resident)
@@ -351,12 +351,12 @@ class PackedHost:
         finally:
             del self._leaving[session_id]
 
-    def _touch(self, session_id: str, resident: Resident) -> None:
+    def _touch(self, session_id: str, resident: SessionService) -> None:
         resident.last_call_s = asyncio.get_running_loop().time()
         if self._residents.get(session_id) is resident:
             self._residents.move_to_end(session_id)
 
-    def _forget(self, session_id: str, resident: Resident) -> None:
+    def _forget(self, session_id: str, resident: SessionService) -> None:
         if self._residents.get(session_id) is resident:
             del self._residents[session_id]
             if left := resident.left:  # its runs go on with the engines that they began with
@@ -391,7 +391,7 @@ class PackedHost:
         try:
             await self._let_go(session_id)
         except Exception as error:  # noqa: BLE001 - it is logged; this one is tried again, and the others' turn comes
-            tell(f"session {public_id(session_id)!r}: to leave", error, ", so it stays")
+            log_failure(f"session {public_id(session_id)!r}: to leave", error, ", so it stays")
             return False
         return True
 

@@ -15,18 +15,18 @@ import ray
 
 from turnwise.actors.hosting.engine_overrides import drop_adopted, find_adopted, keep_adopted
 from turnwise.actors.hosting.gc_tuning import collect_rarely
-from turnwise.actors.hosting.shutdown import Departure, where
-from turnwise.memory.background import persist
+from turnwise.actors.hosting.shutdown import Shutdown, where
+from turnwise.memory.background import retry
 
 if TYPE_CHECKING:
-    from turnwise.actors.cluster.actor_spec import Making
+    from turnwise.actors.cluster.actor_spec import ActorSpec
     from turnwise.actors.hosting.dedicated_host import SessionHost
 
 
 class SessionActor:
-    """`SessionHost` on Ray. Undecorated: `Realm` makes it an actor."""
+    """`SessionHost` on Ray. Undecorated: `ClusterClient` makes it an actor."""
 
-    def __init__(self, session_id: str, namespace: str, making: Making, max_waits: int) -> None:
+    def __init__(self, session_id: str, namespace: str, making: ActorSpec, max_waits: int) -> None:
         collect_rarely()
         self._max_waits = max_waits
         self._settings = (session_id, namespace, making)
@@ -35,7 +35,7 @@ class SessionActor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of what Ray itself uses there
             self._key = str(context.get_actor_name())
-        self._leave = Departure(self._forget)
+        self._leave = Shutdown(self._forget)
         self._host: asyncio.Task[SessionHost] | None = None
         if context.was_current_actor_reconstructed:
             # What the lost process left, such as a run to go on with or turns to be saved, waits for nobody's call.
@@ -51,7 +51,7 @@ class SessionActor:
 
     async def come_back(self) -> None:
         """See `SessionHost.recover`."""
-        await persist(self._recover, f"session {self._settings[0]!r}: to come back")
+        await retry(self._recover, f"session {self._settings[0]!r}: to come back")
 
     async def _recover(self) -> None:
         await (await self._loaded()).recover()
@@ -78,7 +78,7 @@ class SessionActor:
 
     def _load(self) -> SessionHost:
         from turnwise.actors.hosting.dedicated_host import SessionHost
-        from turnwise.actors.hosting.worker_resources import Supplies
+        from turnwise.actors.hosting.worker_resources import WorkerResources
 
         collect_rarely()
         session_id, namespace, making = self._settings
@@ -86,7 +86,7 @@ class SessionActor:
         adopted, engines = find_adopted(namespace, self._key)
         return SessionHost(
             session_id,
-            Supplies(partial(place.open_store, namespace), place.open_history, engine_id, engine, more=engines),
+            WorkerResources(partial(place.open_store, namespace), place.open_history, engine_id, engine, more=engines),
             adopted=adopted.get(session_id),
             max_waits=self._max_waits,
             node_id=self._node_id,

@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import Any, cast
 
 from turnwise.actors.cluster.wire import EngineWanted, PackedOutcome, StartAnswer, StillEnding
-from turnwise.actors.hosting.engine_overrides import Adopted
+from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.reader import READS, Reader, check_stored
 from turnwise.actors.hosting.stored_session import StoredSession, UnattendedError
 from turnwise.actors.hosting.waits import ENDING_S, Waits
-from turnwise.actors.hosting.worker_resources import Supplies
+from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import SessionReads
 from turnwise.errors import CorruptRecordError, TurnwiseError
@@ -32,10 +32,10 @@ END_COMMIT_S = 2.0
 NOTE_S = 5.0
 """How long a process that is to leave waits for a note of the engines of runs that wait, in seconds."""
 
-Keep = Callable[[str, Adopted, Mapping[str, bytes]], Awaitable[None]]
+Keep = Callable[[str, EngineOverride, Mapping[str, bytes]], Awaitable[None]]
 """Notes, for the next process, which engines a session has: session id, engine ids, these engines."""
 
-KeepOwn = Callable[[Adopted, Mapping[str, bytes]], Awaitable[None]]
+KeepOwn = Callable[[EngineOverride, Mapping[str, bytes]], Awaitable[None]]
 """Likewise, of one session."""
 
 
@@ -47,7 +47,7 @@ _WITH_ENGINE = frozenset(("compact", "delete", "forget_turn", "memory", "wait_fo
 since no other caller's may take its place before the run has it."""
 
 
-class Resident(Reader):
+class SessionService(Reader):
     """One session on the event loop of its process. Verbs may begin in any order, so none relies on an earlier one."""
 
     __slots__ = (
@@ -55,7 +55,7 @@ class Resident(Reader):
         "_engine_id",
         "_keep",
         "_node_id",
-        "_supplies",
+        "_resources",
         "_switching",
         "calls",
         "core",
@@ -66,7 +66,14 @@ class Resident(Reader):
     )
 
     def __init__(
-        self, core: SessionCore, adopted: Adopted, supplies: Supplies, keep: KeepOwn, node_id: str, *, waits: Waits
+        self,
+        core: SessionCore,
+        adopted: EngineOverride,
+        resources: WorkerResources,
+        keep: KeepOwn,
+        node_id: str,
+        *,
+        waits: Waits,
     ) -> None:
         self.core = core
         self.calls = 0
@@ -77,22 +84,22 @@ class Resident(Reader):
         """When the last one began or ended, by the clock of the event loop."""
         self.is_deleted = False
         """Whether the session was deleted here: another core is to say whether there is one of its id again."""
-        self.is_noted = bool(adopted.engine_ids - {supplies.engine_id})
+        self.is_noted = bool(adopted.engine_ids - {resources.engine_id})
         """Whether `keep` was told of the session, by this or an earlier process."""
         self._engine_id = adopted.engine_id
-        self._engine = supplies.given(adopted.engine_id)
+        self._engine = resources.given(adopted.engine_id)
         self._switching = asyncio.Lock()
         """Held while a run starts with its manager's engine, so that no other manager's takes its place."""
-        self._supplies = supplies
+        self._resources = resources
         self._keep = keep
         self._node_id = node_id
 
     @property
-    def left(self) -> Adopted | None:
+    def left(self) -> EngineOverride | None:
         """The engines that it left with, if runs wait and these are not all of the engine of the process."""
         waiting = self.core.ownership.left_waiting
         adopted = _adopted(self._engine_id, waiting)
-        return adopted if waiting and adopted.engine_ids != {self._supplies.engine_id} else None
+        return adopted if waiting and adopted.engine_ids != {self._resources.engine_id} else None
 
     async def note(self, waiting: Mapping[str, str]) -> None:
         """Note which engines runs that wait have, by run id, so that the next process has them, whoever makes it."""
@@ -145,7 +152,7 @@ class Resident(Reader):
 
     async def do_adopt(self, engine_id: str, engine: bytes, verb: str = "", args: Sequence[Any] = ()) -> Any:
         """Take an engine over, then carry out a verb with it, as one call: no other manager's comes in between."""
-        await self._supplies.take(self.core.session_id, engine_id, engine)
+        await self._resources.take(self.core.session_id, engine_id, engine)
         return await self.carry_out(verb, (engine_id, *args)) if verb else await self._has(engine_id)
 
     async def do_warm(self) -> None:
@@ -190,7 +197,7 @@ class Resident(Reader):
 
     async def do_memory(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any]:
         await self.core.activate()
-        return (await getattr(self.core.desk(), verb)(*args, **options),)
+        return (await getattr(self.core.memory_access(), verb)(*args, **options),)
 
     async def do_forget_turn(self, index: int, verify: Verify) -> Forgotten:
         return await self.core.forget_turn(index, verify=verify)
@@ -219,12 +226,12 @@ class Resident(Reader):
 
     async def _switch(self, engine_id: str) -> bool:
         if engine_id in ("", self._engine_id):
-            if not self._supplies.has(self._engine_id):  # it made room for others' while the session was idle
-                self._supplies.hold(self.core.session_id, self._engine_id, *self._engine)
+            if not self._resources.has(self._engine_id):  # it made room for others' while the session was idle
+                self._resources.hold(self.core.session_id, self._engine_id, *self._engine)
             return True
-        if not self._supplies.has(engine_id):
+        if not self._resources.has(engine_id):
             return False
-        equipment, engine = self._supplies.given(engine_id)
+        equipment, engine = self._resources.given(engine_id)
         await self.core.activate()  # so that the runs that are open keep the engines that they have
         adopted = _adopted(engine_id, self.core.engines.ids())
         self.is_noted = True
@@ -233,10 +240,10 @@ class Resident(Reader):
         self._engine_id, self._engine = engine_id, (equipment, engine)
         return True
 
-    def _engines(self, adopted: Adopted) -> dict[str, bytes]:
+    def _engines(self, adopted: EngineOverride) -> dict[str, bytes]:
         own = {self._engine_id: self._engine[1]}  # others may have taken its place in the process
-        return {each: own.get(each) or self._supplies.given(each)[1] for each in adopted.engine_ids}
+        return {each: own.get(each) or self._resources.given(each)[1] for each in adopted.engine_ids}
 
 
-def _adopted(engine_id: str, runs: Mapping[str, str]) -> Adopted:
-    return Adopted(engine_id, {run_id: other for run_id, other in runs.items() if other != engine_id})
+def _adopted(engine_id: str, runs: Mapping[str, str]) -> EngineOverride:
+    return EngineOverride(engine_id, {run_id: other for run_id, other in runs.items() if other != engine_id})

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from turnwise.memory.background import tell
+from turnwise.memory.background import log_failure
 
 ANSWERS_S = 0.05
 """How long the answers that are on their way have to get out, in seconds."""
@@ -24,7 +24,7 @@ HERE_S = 5.0
 """How long the actor may take to say where it is, in seconds."""
 
 
-class Departure:
+class Shutdown:
     """Ends the process of the actor that makes it, once, without a restart. Call it on the actor's event loop.
 
     By a kill, and not by `ray.actor.exit_actor`: that waits for every call that the process has made, and carries no
@@ -55,7 +55,7 @@ class Departure:
                 await asyncio.to_thread(ray.kill, self.actor, no_restart=True)
                 return
         except Exception as error:  # noqa: BLE001 - the process ends itself instead
-            tell("to end an actor that leaves", error)
+            log_failure("to end an actor that leaves", error)
         os._exit(1)
 
     async def _let_forget(self) -> None:
@@ -63,7 +63,7 @@ class Departure:
             if (forgotten := self._forget()) is not None:
                 await asyncio.wait([asyncio.wrap_future(forgotten.future())], timeout=DROP_S)
         except Exception as error:  # noqa: BLE001 - what is not forgotten is a few bytes; the process goes all the same
-            tell("to forget what an actor that leaves has taken over", error)
+            log_failure("to forget what an actor that leaves has taken over", error)
 
     async def _is_here(self) -> bool:
         """Return whether Ray takes this process for the actor's: it may have made another, on another node."""

@@ -11,7 +11,7 @@ from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.event_log import EventLog
 from turnwise.actors.session.journal import Journal
 from turnwise.actors.session.reads import Outcome, SessionReads
-from turnwise.actors.session.recorded_output import Output
+from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.state import SessionState
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.spans import union
@@ -130,9 +130,9 @@ class StoredSession:
         for record in await journal.store.runs(self.session_id, after=first - 1, limit=last - first + 1):
             if record.is_open and record.turn_index in waiting:
                 run = ActiveRun(self._state.view(), record, waiting[record.turn_index], _NO_GEAR)
-                run.output = Output.read(run.turn.output, journal.cache)
+                run.output = RecordedOutput.read(run.turn.output, journal.cache)
                 if record.state == "queued":
-                    self._state.backlog.add(run)
+                    self._state.run_queue.add(run)
                 else:
                     self._state.set_active(run)
 

@@ -7,7 +7,7 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from turnwise.actors.hosting.engine_overrides import Adopted
+from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
@@ -26,7 +26,7 @@ Equipment = tuple[EngineBuilder, SessionConfig, OverflowStrategy | None, Sequenc
 """What a manager's sessions work with."""
 
 
-class Supplies:
+class WorkerResources:
     """One store, one history, and the equipment of managers by its id. Opens them at first need, off the event loop.
 
     Args:
@@ -106,7 +106,7 @@ class Supplies:
             del self._equipment[gone], self._pickled[gone]
         self._equipment[engine_id], self._pickled[engine_id] = equipment, engine
 
-    def make_core(self, session_id: str, adopted: Adopted) -> SessionCore:
+    def make_core(self, session_id: str, adopted: EngineOverride) -> SessionCore:
         """Return a new core of a session, with equipment that is held. `open` has returned."""
         store, history = self._kit
         session_id, store, history = by_public_id(session_id, store, history)
@@ -125,7 +125,7 @@ class Supplies:
         self.give_runs(core, adopted)
         return core
 
-    def give_runs(self, core: SessionCore, adopted: Adopted) -> None:
+    def give_runs(self, core: SessionCore, adopted: EngineOverride) -> None:
         """Let runs that an earlier process had begun have the engines that they had."""
         for engine_id in set(adopted.runs.values()):
             runs = [run_id for run_id, other in adopted.runs.items() if other == engine_id]

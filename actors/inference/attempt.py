@@ -24,16 +24,16 @@ from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolResul
 from turnwise.memory.conversation.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
 from turnwise.memory.conversation.model_params import of_later_step
 from turnwise.memory.conversation.tool_calls import CallState
-from turnwise.memory.conversation.transcript import Ledger, settle
+from turnwise.memory.conversation.transcript import Ledger, repair
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.session_memory import MemoryDesk
+from turnwise.memory.longterm.session_memory import MemoryAccess
 
 if TYPE_CHECKING:
     from turnwise.actors.session.active_run import ActiveRun
 
 
-class Desk(Protocol):
+class RunCallbacks(Protocol):
     """Where an attempt hands in what it has: the session."""
 
     def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
@@ -75,14 +75,14 @@ class Attempt:
     Closed once, when its ending is decided: whatever the engine does later reaches nothing.
     """
 
-    def __init__(self, run: ActiveRun, desk: Desk, *, interval_s: float) -> None:
+    def __init__(self, run: ActiveRun, callbacks: RunCallbacks, *, interval_s: float) -> None:
         self.run = run
         self.ledger = Ledger(run.output.blocks)
         """The run's output with what the engine has streamed so far."""
         self.stop_reason: str | None = None
         self.closed = False
         """Whether the ending is decided."""
-        self._desk = desk
+        self._callbacks = callbacks
         self._interval_s = interval_s
         self._unpublished: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -174,7 +174,7 @@ class Attempt:
         return self.run.record.output
 
     @property
-    def memory(self) -> MemoryDesk | None:
+    def memory(self) -> MemoryAccess | None:
         return None if self.closed else self.run.memory
 
     @property
@@ -199,7 +199,7 @@ class Attempt:
         if isinstance(part, Thinking):
             self.ledger.append_thinking(part.text, part.signature, part.redacted)
             if part.text:
-                self._desk.publish_live(self.run, ThinkingDelta, {"text": part.text})
+                self._callbacks.publish_live(self.run, ThinkingDelta, {"text": part.text})
         else:
             self.ledger.append(part)
 
@@ -209,7 +209,7 @@ class Attempt:
         if usage:
             usage = replace(usage, calls=0) if self._announces else usage  # `begin_call` counts them
             try:
-                usage = self._desk.price(usage, model)
+                usage = self._callbacks.price(usage, model)
             finally:
                 self.run.unbilled += usage  # it was spent, whatever it costs
         self.stop_reason = stop_reason or self.stop_reason
@@ -217,12 +217,12 @@ class Attempt:
     def publish(self, kind: type[Event], **values: Any) -> None:
         if not self.closed:
             self._flush()
-            self._desk.publish_live(self.run, kind, values)
+            self._callbacks.publish_live(self.run, kind, values)
 
     def begin_call(self, limit: int | None = None) -> None:
         if self.closed:
             raise _ended()
-        self._desk.check_budget(self.run)
+        self._callbacks.check_budget(self.run)
         spent = self.run.spent
         if limit is not None and spent.calls >= limit:
             raise LimitError(f"it has called the model {limit} times: raise max_steps=", "step_limit")
@@ -247,12 +247,12 @@ class Attempt:
         if self.closed:
             raise _ended()
         self._flush()
-        return await self._desk.record(self, blocks, events, calls or {})
+        return await self._callbacks.record(self, blocks, events, calls or {})
 
     async def make_room(self, *, too_long: bool = False) -> Turn:
         if self.closed:
             raise _ended()
-        return await self._desk.make_room(self.run, too_long=too_long)
+        return await self._callbacks.make_room(self.run, too_long=too_long)
 
     # Publishing
 
@@ -269,7 +269,7 @@ class Attempt:
             self._timer = None
         if self._unpublished:
             text, self._unpublished = "".join(self._unpublished), []
-            self._desk.publish_live(self.run, TextDelta, {"text": text})
+            self._callbacks.publish_live(self.run, TextDelta, {"text": text})
 
 
 _LEFT_BEHIND: set[asyncio.Future[Any]] = set()
@@ -301,7 +301,7 @@ async def checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Bloc
     if not output or not all(isinstance(block, Block) and block.role in ("assistant", "tool") for block in output):
         raise EngineError("the engine returned no answer: return at least one block, all of an assistant or a tool")
     has_text = any(isinstance(block, Text) for block in output)  # nearly always, and quickly seen
-    if not has_text and not settle(output, why="", interrupted=False):
+    if not has_text and not repair(output, why="", interrupted=False):
         raise EngineError("the engine returned thoughts but no answer")
     for block in output:
         _check_storable(block)

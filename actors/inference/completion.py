@@ -17,7 +17,7 @@ from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.session_memory import MemoryDesk
+from turnwise.memory.longterm.session_memory import MemoryAccess
 
 Result = TypeVar("Result")
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 async def ask(
     builder: EngineBuilder,
     request: Sequence[Block],
-    context: Asking,
+    context: CompletionContext,
     off_loop: Callable[..., Awaitable[Any]],
     grace_s: float,
 ) -> list[Block]:
@@ -48,7 +48,7 @@ async def ask(
             await _put_away(runner, grace_s)
 
 
-class Asking:
+class CompletionContext:
     """The context of an engine that is asked for a text: what it costs counts, and nothing else."""
 
     def __init__(self, session: SessionView, bill: Bill) -> None:
@@ -59,7 +59,7 @@ class Asking:
         self.params: Mapping[str, Any] = {}
         self.output_type: Mapping[str, Any] | None = None
         self.calls: Mapping[str, CallState] = {}
-        self.memory: MemoryDesk | None = None
+        self.memory: MemoryAccess | None = None
         self.stop_reason: str | None = None
         self._bill = bill
         bill(Usage(calls=1), None)

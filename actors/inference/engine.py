@@ -12,7 +12,7 @@ from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.longterm.session_memory import MemoryDesk
+from turnwise.memory.longterm.session_memory import MemoryAccess
 
 NewEvent = tuple[type[Event], dict[str, Any]]
 """An event to be: its class, and what is its own beside session, turn, run, number and time."""
@@ -60,7 +60,7 @@ class RunContext(Protocol):
         """The type of the run's answer, see `OutputType`; None for text. An engine that is `Structured` follows it."""
 
     @property
-    def memory(self) -> MemoryDesk | None:
+    def memory(self) -> MemoryAccess | None:
         """What the session's memories do for the run; None if there are none, the run goes without, or it has ended.
 
         What is done there is no part of the run: it stays, also of a run that is cancelled or discarded.

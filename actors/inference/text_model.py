@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from turnwise.actors.inference.completion import Asking, ask, within
+from turnwise.actors.inference.completion import CompletionContext, ask, within
 from turnwise.actors.inference.engine import EngineBuilder, SessionView, Structured
 from turnwise.memory.conversation.blocks import Block, answer_text
 from turnwise.memory.conversation.usage import Usage
@@ -33,7 +33,7 @@ class EngineModel:
         structured = schema is not None and isinstance(self._builder, Structured)
         builder = self._builder.answering(schema) if structured else self._builder  # type: ignore[attr-defined]
         session = SessionView(session_id="memory", user_id="memory", agent=None, metadata={})
-        asked = partial(ask, builder, request, Asking(session, self._bill), asyncio.to_thread, GRACE_S)
+        asked = partial(ask, builder, request, CompletionContext(session, self._bill), asyncio.to_thread, GRACE_S)
         return answer_text(await within(asked, self._timeout_s, GRACE_S))
 
     def _bill(self, usage: Usage, model: str | None) -> None:

@@ -18,8 +18,8 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.working.memory import WorkingMemory
 
 
-class Desk:
-    """See `MemoryDesk`. A text is saved in the first memory that may be written; all are asked and searched.
+class SessionMemoryAccess:
+    """See `MemoryAccess`. A text is saved in the first memory that may be written; all are asked and searched.
 
     Args:
         scope: whose memory it is.
@@ -52,7 +52,7 @@ class Desk:
         aliases: Sequence[str] = (),
         expires_at: float | None = None,
     ) -> str:
-        """See `MemoryDesk.save`."""
+        """See `MemoryAccess.save`."""
         slot = self._writable("remember")[0]
         item = MemoryItem(
             id=id or new_id(),
@@ -72,7 +72,7 @@ class Desk:
     async def recall(
         self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
     ) -> list[MemoryItem]:
-        """See `MemoryDesk.recall`. Of several memories the best of each come first, then the second best.
+        """See `MemoryAccess.recall`. Of several memories the best of each come first, then the second best.
 
         Each item says which memory it is of.
         """
@@ -98,7 +98,7 @@ class Desk:
     async def update(
         self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
     ) -> bool:
-        """See `MemoryDesk.update`. One memory after the other is asked, until one has it, also if one fails."""
+        """See `MemoryAccess.update`. One memory after the other is asked, until one has it, also if one fails."""
         failure: Exception | None = None
         for slot in self._writable("update"):
             try:
@@ -124,7 +124,7 @@ class Desk:
         return False
 
     async def delete(self, ids: Collection[str]) -> int:
-        """See `MemoryDesk.delete`. All memories are asked, also if one fails."""
+        """See `MemoryAccess.delete`. All memories are asked, also if one fails."""
         slots = self._writable("forget")
         asked = [slot.memory.forget(self._scope, ids) for slot in slots] if ids else []
         results = await asyncio.gather(*asked, return_exceptions=True)
@@ -134,15 +134,15 @@ class Desk:
         return min(len(set(ids)), sum(map(int, results)))  # type: ignore[arg-type]
 
     async def read_notes(self) -> str:
-        """See `MemoryDesk.read_notes`."""
+        """See `MemoryAccess.read_notes`."""
         return await self._notes().read(self._scope)
 
     async def replace_notes(self, content: Any) -> str:
-        """See `MemoryDesk.replace_notes`."""
+        """See `MemoryAccess.replace_notes`."""
         return await self._notes(changes=True).replace(self._scope, content)
 
     async def merge_notes(self, content: Any) -> str:
-        """See `MemoryDesk.merge_notes`."""
+        """See `MemoryAccess.merge_notes`."""
         return await self._notes(changes=True).merge(self._scope, content)
 
     def _writable(self, verb: str) -> list[MemorySlot]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.attempt import Attempt, storable
 from turnwise.actors.inference.engine import SessionView
-from turnwise.actors.session.recorded_output import Output
+from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.memory.conversation.blocks import Block, Recalled
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -18,22 +18,22 @@ from turnwise.memory.conversation.tool_calls import CallState, decode_calls
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.prompt_sections import Profile
-from turnwise.memory.longterm.session_memory import MemoryDesk
+from turnwise.memory.longterm.session_memory import MemoryAccess
 
 if TYPE_CHECKING:
-    from turnwise.actors.session.run_resources import Gear
+    from turnwise.actors.session.run_resources import RunResources
 
 
 class ActiveRun:
     """A queued, running or waiting run in memory: its record and turn as of the last commit, and what came since."""
 
-    def __init__(self, session: SessionView, record: RunRecord, turn: TurnRecord, gear: Gear) -> None:
+    def __init__(self, session: SessionView, record: RunRecord, turn: TurnRecord, run_resources: RunResources) -> None:
         self.session = session
-        self.gear = gear
+        self.run_resources = run_resources
         """What it works with, to its end."""
         self.record = record
         self.turn = turn
-        self.output = Output()
+        self.output = RecordedOutput()
         loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = loop.create_future()
         """Set when the end is in the store and the session's claim is free; an exception if it could not be stored."""
@@ -55,7 +55,7 @@ class ActiveRun:
         self.query = ""
         """What memories were asked about its prompt."""
         self.has_asked_memories = False
-        self.memory: MemoryDesk | None = None
+        self.memory: MemoryAccess | None = None
         """What the session's memories do for it; None if there are none, or it goes without."""
         self.unbilled = Usage()
         """What it has spent since its last commit, time aside."""

@@ -19,7 +19,7 @@ from turnwise.actors.session.reads import SessionReads
 from turnwise.actors.session.run_driver import RunDriver
 from turnwise.actors.session.run_events import about, end_event
 from turnwise.actors.session.run_queue import left_by, with_given
-from turnwise.actors.session.run_resources import Gear
+from turnwise.actors.session.run_resources import RunResources
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
@@ -73,11 +73,13 @@ class StartOptions(TypedDict, total=False):
 class _Asked:
     """A run that is asked for: its options, its prompts as blocks, what it works with."""
 
-    def __init__(self, options: StartOptions, blocks: list[Block], encoded: list[str], gear: Gear) -> None:
+    def __init__(
+        self, options: StartOptions, blocks: list[Block], encoded: list[str], run_resources: RunResources
+    ) -> None:
         self.options = options
         self.blocks = blocks
         self.encoded = encoded
-        self.gear = gear
+        self.run_resources = run_resources
         self.run_id = options["run_id"]
         self.if_busy: IfBusy = options.get("if_busy", "reject")
         self.key = options.get("idempotency_key")
@@ -135,11 +137,11 @@ class RunAdmission:
         async def change() -> int:
             self._check_not_ended()
             span, session = self._journal.extend(len(blocks))
-            turn = self._state.backlog.next_turn(session.next_index, self._journal.clock())
+            turn = self._state.run_queue.next_turn(session.next_index, self._journal.clock())
             turn = replace(turn, prompt=join(turn.prompt, (span,)), appended=join(turn.appended, (span,)))
             events: list[NewEvent] = [(PromptAppended, {"turn_index": turn.index, "key": key})]
             await self._transactor.commit(session, events, blocks=blocks, encoded=encoded, turns=[turn])
-            self._state.backlog.apply([turn])
+            self._state.run_queue.apply([turn])
             return turn.index
 
         try:
@@ -199,15 +201,15 @@ class RunAdmission:
                 return found
             raise
         blocks, if_busy = asked.blocks, asked.if_busy
-        backlog, now = self._state.backlog, record.created_at
+        run_queue, now = self._state.run_queue, record.created_at
         busy, preempts, rollback = self._state.active, if_busy in ("interrupt", "rollback"), if_busy == "rollback"
-        gone = list(backlog.queue) if busy and preempts else []
+        gone = list(run_queue.queue) if busy and preempts else []
         ends = [run.ended("cancelled", f"{if_busy} by run {record.run_id}", now) for run in gone]
         span, session = self._journal.extend(len(blocks))
-        turn = with_given(backlog.next_turn(session.next_index, now), left_by(gone, discard=rollback))
+        turn = with_given(run_queue.next_turn(session.next_index, now), left_by(gone, discard=rollback))
         turn = replace(turn, run_id=record.run_id, status="queued", prompt=join(turn.prompt, (span,)))
         record = replace(record, turn_index=turn.index, first_seq=self._journal.log.last_seq + 1 + len(ends))
-        run = ActiveRun(self._state.view(), record, turn, asked.gear)
+        run = ActiveRun(self._state.view(), record, turn, asked.run_resources)
         if busy is None:
             run.record, run.turn = self._driver.begin(record, turn, self._state.head)
             waiting = cut(turn.prompt, size(turn.prompt) - len(blocks))[0]
@@ -223,14 +225,14 @@ class RunAdmission:
             runs=ends,
             live=True,
         )
-        backlog.take_pending()
-        backlog.apply((), gone)
+        run_queue.take_pending()
+        run_queue.apply((), gone)
         for preempted, end in zip(gone, ends, strict=True):
             self._driver.note_end(preempted, end, None)
         if busy is None:
             self._driver.launch(run)
         else:
-            backlog.add(run)
+            run_queue.add(run)
             if preempts:
                 busy.request_cancel(f"{if_busy} by run {run.run_id}", discard=rollback)
         return Started(run.run_id, turn.index)
@@ -256,7 +258,7 @@ class RunAdmission:
             return (await self._reads.stored_run(run_id)).state == "cancelled"
 
         async def change() -> None:
-            if run in self._state.backlog.queue:
+            if run in self._state.run_queue.queue:
                 await self._cancel_queued([run], storable(reason), self._journal.session)
 
         if run is not self._state.active:
@@ -277,7 +279,7 @@ class RunAdmission:
 
         async def change() -> None:
             if self._journal.session.status == "active":
-                session, queue = replace(self._journal.session, status="ended"), list(self._state.backlog.queue)
+                session, queue = replace(self._journal.session, status="ended"), list(self._state.run_queue.queue)
                 await self._cancel_queued(queue, storable(reason), session, [(SessionEnded, {})])
 
         await self._transactor.run(change)
@@ -297,7 +299,7 @@ class RunAdmission:
         dropped = [run.turn.index for run in runs]
         events = [*map(end_event, ends), *more]
         await self._transactor.commit(session, events, turns=given, dropped_turns=dropped, runs=ends)
-        self._state.backlog.apply(given, runs)
+        self._state.run_queue.apply(given, runs)
         for run, end in zip(runs, ends, strict=True):
             self._driver.note_end(run, end, None)
 
@@ -325,18 +327,18 @@ class RunAdmission:
         """
         self._check_not_ended()
         state, session, options = self._state, self._journal.session, asked.options
-        if not asked.blocks and state.backlog.pending is None:
+        if not asked.blocks and state.run_queue.pending is None:
             raise EmptyTurnError(state.session_id)
         if state.active:
             if asked.if_busy == "reject":
                 raise SessionBusyError(state.session_id, state.active.run_id)
             most = self._engines.config.max_queued
-            if asked.if_busy == "enqueue" and len(state.backlog.queue) >= most:
+            if asked.if_busy == "enqueue" and len(state.run_queue.queue) >= most:
                 raise QueueFullError(state.session_id, state.active.run_id, most)
         output = options.get("output")
         model, params = options.get("model") or session.model, merged(session.params, options.get("params") or {})
-        check_taken(asked.gear.builder, model, params)
-        check_answers(asked.gear.builder, output, params)
+        check_taken(asked.run_resources.builder, model, params)
+        check_answers(asked.run_resources.builder, output, params)
         return RunRecord(
             session_id=state.session_id,
             turn_index=0,

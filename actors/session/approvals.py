@@ -11,7 +11,7 @@ from typing import Any
 from turnwise.actors.inference.attempt import reason, storable
 from turnwise.actors.inference.engine import CallChecker, NewEvent
 from turnwise.actors.session.active_run import ActiveRun
-from turnwise.actors.session.recorded_output import Output
+from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.run_events import about
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
@@ -26,7 +26,7 @@ from turnwise.memory.conversation.transcript import Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class ApprovalDecision:
     """What somebody decided about a call.
 
     `input`: for an approved call, arguments in place of the model's. `text`: why it was rejected, or the result that is
@@ -64,7 +64,7 @@ class Approvals:
         self._transactor = transactor
         self._engines = engines
 
-    async def decide(self, run_id: str, call_id: str, decision: Decision) -> None:
+    async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
         """Decide about a call that waits; durable on return. The run goes on when nothing is left to decide.
 
         Idempotent: the same decision again changes nothing, whatever has become of the run. What a rejection or a
@@ -114,7 +114,9 @@ class Approvals:
         if refused:
             raise InvalidInputError("input", shown(arguments), refused)
 
-    async def _decide(self, run: ActiveRun, call_id: str, decision: Decision, calls: Mapping[str, CallState]) -> None:
+    async def _decide(
+        self, run: ActiveRun, call_id: str, decision: ApprovalDecision, calls: Mapping[str, CallState]
+    ) -> None:
         ledger = Ledger(run.output.blocks)
         uses = (block for block in run.output.blocks if isinstance(block, ToolUse) and block.call_id == call_id)
         block = decision.block(call_id, next(uses, None))
@@ -134,7 +136,7 @@ class Approvals:
             events.append((RunResumed, {**about(record), "why": "all is decided"}))
         turns = [turn] if new else []
         await self._transactor.commit(run.charged(session, record), events, blocks=new, turns=turns, runs=[record])
-        run.turn, run.output = turn, Output.read(turn.output, self._journal.cache)
+        run.turn, run.output = turn, RecordedOutput.read(turn.output, self._journal.cache)
         run.billed(record)
         if run.attempt and isinstance(block, ToolUse):
             # An attempt that waits to learn whether its call was stored takes the edited one when it does.
@@ -146,7 +148,7 @@ class Approvals:
             run.decided.set()
 
 
-def _check_decision(state: CallState, decision: Decision) -> None:
+def _check_decision(state: CallState, decision: ApprovalDecision) -> None:
     """Raise if a call that waits for this takes no such decision."""
     if state.wants == "result" and decision.verdict == "approved":
         raise InvalidInputError("approve", shown(state.name), "it runs outside: provide() its result, or reject() it")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from turnwise.actors.inference.completion import Asking, Bill, ask, within
+from turnwise.actors.inference.completion import Bill, CompletionContext, ask, within
 from turnwise.actors.inference.engine import (
     EngineBuilder,
     Framed,
@@ -24,7 +24,7 @@ from turnwise.memory.conversation.runs import CUT_SHORT, RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, join, overlap, size, subtract
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
-from turnwise.memory.longterm.turn_items import Own
+from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.memory.tokens.context_windows import window_of
 from turnwise.memory.tokens.counter import ByteCounter, counter_for
 from turnwise.memory.tokens.index import TokenIndex
@@ -239,7 +239,7 @@ class Preparation:
         window: Window,
         compactor: Compactor,
         session: SessionView,
-        turns_of: Callable[[Spans], Awaitable[Sequence[Own]]],
+        turns_of: Callable[[Spans], Awaitable[Sequence[TurnBlocks]]],
     ) -> None:
         self.plan = plan
         self._window = window
@@ -305,7 +305,7 @@ class Preparation:
 
     async def _ask(self, task: SummaryTask, request: Sequence[Block], bill: Bill) -> str:
         config = self._compactor.config
-        context = Asking(self._session, bill)
+        context = CompletionContext(self._session, bill)
         asked = partial(ask, task.model, request, context, self._compactor.off_loop, config.cancel_grace_s)
         answer = await within(asked, config.compaction_timeout_s, config.cancel_grace_s)
         if context.stop_reason in CUT_SHORT:

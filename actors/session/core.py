@@ -9,9 +9,9 @@ from typing import Any, Unpack
 
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.actors.memory.session_memory import Desk
+from turnwise.actors.memory.session_memory import SessionMemoryAccess
 from turnwise.actors.session.admission import RunAdmission, Started, StartOptions
-from turnwise.actors.session.approvals import Approvals, Decision
+from turnwise.actors.session.approvals import ApprovalDecision, Approvals
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.forgetting import Forgetting
 from turnwise.actors.session.forking import Forking
@@ -22,7 +22,7 @@ from turnwise.actors.session.ownership import Ownership
 from turnwise.actors.session.reads import Outcome, SessionReads
 from turnwise.actors.session.recovery import Recovery
 from turnwise.actors.session.run_driver import RunDriver
-from turnwise.actors.session.run_resources import Gear
+from turnwise.actors.session.run_resources import RunResources
 from turnwise.actors.session.saving_progress import SavingProgress
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.session_tasks import SessionTasks
@@ -83,12 +83,12 @@ class SessionCore:
         engine_id: str = "",
     ) -> None:
         self.session_id = session_id
-        gear = Gear(
+        run_resources = RunResources(
             builder, config or SessionConfig(), overflow, memories, working, engine_id=engine_id, off_loop=off_loop
         )
         tasks = SessionTasks(session_id)
         self.state = state = SessionState(session_id, Journal(session_id, store, clock, history))
-        self.engines = engines = SessionEngines(gear, state, tasks, off_loop)
+        self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)
         self.transactor = transactor = Transactor(state, tasks, engines, progress, self._recover)
         self.reads = SessionReads(state, transactor.loaded)
@@ -154,12 +154,14 @@ class SessionCore:
             runs: ids of runs of an earlier process that had this; only they have it again then.
         """
         off_loop = self.engines.off_loop
-        gear = Gear(builder, config, overflow, memories, working, engine_id=engine_id, off_loop=off_loop)
+        run_resources = RunResources(
+            builder, config, overflow, memories, working, engine_id=engine_id, off_loop=off_loop
+        )
         if runs is None:
-            self.engines.switch(gear)
+            self.engines.switch(run_resources)
             self.ingestion.begin_anew()
         else:
-            self.engines.assign(gear, runs)
+            self.engines.assign(run_resources, runs)
 
     async def leave(self, note: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> bool:
         """See `Ownership.leave`."""
@@ -191,7 +193,7 @@ class SessionCore:
         """See `RunAdmission.cancel`."""
         return self._admission.cancel(reason, run_id, timeout_s)
 
-    def decide(self, run_id: str, call_id: str, decision: Decision) -> Coroutine[Any, Any, None]:
+    def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> Coroutine[Any, Any, None]:
         """See `Approvals.decide`."""
         return self._approvals.decide(run_id, call_id, decision)
 
@@ -236,9 +238,9 @@ class SessionCore:
         """See `MemoryIngestion.wait_for_memory`."""
         return self.ingestion.wait_for_memory(timeout_s)
 
-    def desk(self) -> Desk:
+    def memory_access(self) -> SessionMemoryAccess:
         """See `MemoryRetrieval.desk`."""
-        return self.retrieval.desk()
+        return self.retrieval.memory_access()
 
     def compact(self, *, explain: bool = False) -> Coroutine[Any, Any, Compaction | None]:
         """See `WindowCompaction.compact`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from turnwise.memory.background import tell
+from turnwise.memory.background import log_failure
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 
@@ -14,7 +14,7 @@ MAX_PAUSE_S = 30.0
 """The longest pause between two tries of a history that fails."""
 
 
-class HistoryFeed:
+class EventForwarder:
     """Copies a session's stored events into its history, in order, beside the session's work.
 
     The session's store has an event first, in the commit of what happened; once the history has it too, a later commit
@@ -63,7 +63,7 @@ class HistoryFeed:
                 await self._copy()
             except Exception as error:  # noqa: BLE001 - it is logged, and the feed goes on whoever's error it is
                 if not tries:
-                    tell(f"session {self._session_id!r}: to copy events to its history", error)
+                    log_failure(f"session {self._session_id!r}: to copy events to its history", error)
                 await asyncio.sleep(min(0.05 * 2**tries, MAX_PAUSE_S))
                 tries = min(tries + 1, 16)
                 self._more.set()

@@ -229,8 +229,8 @@ class Forgetting:
             LongTermMemoryError: some failed; all were asked.
         """
         await self._ingestion.wait_for_gifts()
-        gear = self._engines.current
-        slots = [slot for slot in gear.all_memories if not is_read_only(slot.memory)]
+        run_resources = self._engines.current
+        slots = [slot for slot in run_resources.all_memories if not is_read_only(slot.memory)]
         results = await asyncio.gather(
             *(self._forget_in(slot, index, verify=verify) for slot in slots), return_exceptions=True
         )
@@ -248,8 +248,8 @@ class Forgetting:
             raise LongTermMemoryError(f"{'; '.join(failures)}. Forget it again")
         self._retrieval.memories_forgot()
         notes = 0
-        if index is None and gear.notes is not None:
-            notes = await gear.notes.forget(self._scope)
+        if index is None and run_resources.notes is not None:
+            notes = await run_resources.notes.forget(self._scope)
         return Forgotten(items=items, erased=erased, notes=notes)
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from turnwise.actors.inference.engine import NewEvent
-from turnwise.actors.session.event_forwarder import HistoryFeed
+from turnwise.actors.session.event_forwarder import EventForwarder
 from turnwise.actors.session.event_log import EventLog
 from turnwise.errors import (
     CorruptRecordError,
@@ -66,7 +66,7 @@ class Journal:
         history: HistoryStore | None = None,
     ) -> None:
         self.store = store
-        self.feed = HistoryFeed(session_id, store, history) if history else None
+        self.feed = EventForwarder(session_id, store, history) if history else None
         self._forgotten = 0
         """The store has let go of the events up to this number, where the history has them."""
         self._clock = clock

@@ -17,10 +17,10 @@ from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.errors import CorruptRecordError, ExtractionError, InvalidMemoryError, LongTermMemoryError
-from turnwise.memory.background import ended, persist, tell
+from turnwise.memory.background import ended, log_failure, retry
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, TurnNotSaved
 from turnwise.memory.longterm.base import MemoryItem, Scope
-from turnwise.memory.longterm.turn_items import Own, turn_item
+from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 
 AT_ONCE = 16
 """How many turns a memory is given at once."""
@@ -122,7 +122,7 @@ class MemoryIngestion:
 
     def _keep_at(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
         """Start work beside the conversation that is begun again after whatever error it meets."""
-        return self._tasks.spawn(persist(work, self._tasks.name(what), until=self._transactor.is_final))
+        return self._tasks.spawn(retry(work, self._tasks.name(what), until=self._transactor.is_final))
 
     async def _find_unsaved(self) -> None:
         """Read what an earlier process, or one without memories, has left; a page at a time, so that runs may start.
@@ -171,7 +171,7 @@ class MemoryIngestion:
         if index in self._unreadable:
             return
         self._unreadable.add(index)
-        tell(self._tasks.name(f"to save turn {index}"), error, ", so no memory is given it")
+        log_failure(self._tasks.name(f"to save turn {index}"), error, ", so no memory is given it")
         for slot in self._progress.writable:
             said = {"turn_index": index, "memory": slot.name, "why": f"corrupt record {error.key}"}
             await self._tell_of_saving((TurnNotSaved, said))
@@ -208,7 +208,7 @@ class MemoryIngestion:
                     failures = 0
                     await self._tell_of_saving((MemoryCaughtUp, {"memory": slot.name}))
 
-    async def _give(self, slot: MemorySlot, turns: Sequence[Own]) -> None:
+    async def _give(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
         read = [(turn, await self._item(turn)) for turn in turns]
         # A turn that was forgotten meanwhile has become private.
         items = [item for turn, item in read if item and self._progress.is_current(turn)]
@@ -224,7 +224,7 @@ class MemoryIngestion:
         if left := sum(item.id not in has for item in items):
             raise LongTermMemoryError(f"it did not take {left} of {len(items)}")
 
-    async def _item(self, turn: Own) -> MemoryItem | None:
+    async def _item(self, turn: TurnBlocks) -> MemoryItem | None:
         if turn.is_private:
             return None
         return turn_item(self._state.session_id, turn, turn.spans, await self._journal.read(turn.spans))

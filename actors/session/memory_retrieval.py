@@ -11,9 +11,9 @@ from typing import Any
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig, scope_of
-from turnwise.actors.memory.session_memory import Desk
+from turnwise.actors.memory.session_memory import SessionMemoryAccess
 from turnwise.actors.session.active_run import ActiveRun
-from turnwise.actors.session.run_resources import Gear
+from turnwise.actors.session.run_resources import RunResources
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.state import SessionState
@@ -28,7 +28,7 @@ from turnwise.memory.longterm.base import (
     is_read_only,
     trouble_of,
 )
-from turnwise.memory.longterm.prompt_sections import Profile, Recalled as Found, make_profile, make_sections
+from turnwise.memory.longterm.prompt_sections import Profile, RetrievalResult as Found, make_profile, make_sections
 from turnwise.memory.longterm.search.query import question_of
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
 
@@ -61,17 +61,19 @@ class MemoryRetrieval:
     def _scope(self) -> Scope:
         return scope_of(self._state.journal.session, self._engines.config.memory)
 
-    def desk(self) -> Desk:
+    def memory_access(self) -> SessionMemoryAccess:
         """Return what the memories do for whoever acts in the session."""
-        return Desk(self._scope, self._engines.current.memories, self._engines.current.working)
+        return SessionMemoryAccess(self._scope, self._engines.current.memories, self._engines.current.working)
 
     async def recall(self, run: ActiveRun) -> None:
         """Let the run's requests have what memories know; asks them once."""
-        memories, working = run.gear.memories, run.gear.working
+        memories, working = run.run_resources.memories, run.run_resources.working
         if run.record.memory == "off" or not (memories or working):
             return
         is_reading = run.record.memory == "read"
-        run.memory = Desk(self._scope, memories, working, turn_index=run.turn.index, is_reading=is_reading)
+        run.memory = SessionMemoryAccess(
+            self._scope, memories, working, turn_index=run.turn.index, is_reading=is_reading
+        )
         if run.has_asked_memories:
             return
         run.has_asked_memories = True
@@ -80,7 +82,7 @@ class MemoryRetrieval:
             run.asked = None
             if forgets == self._forgets:
                 break
-        counter = _counter(run.gear)
+        counter = _counter(run.run_resources)
         profile = run.profile.text
         sections = make_sections(
             found.values(),
@@ -124,19 +126,19 @@ class MemoryRetrieval:
             await self.recall(run)
 
     async def _noted(self, run: ActiveRun) -> str:
-        working = run.gear.working
+        working = run.run_resources.working
         if working is None:
             return ""
         try:
-            return await asyncio.wait_for(working.section(self._scope), run.gear.config.memory.timeout_s)
+            return await asyncio.wait_for(working.section(self._scope), run.run_resources.config.memory.timeout_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without, and it is told
             self._state.publish_live(run, MemoryFailed, {"memory": "working memory", "why": reason(error)})
             return ""
 
     def ask_early(self, run: ActiveRun, prompt: Sequence[Block]) -> None:
         """Ask memories about a prompt that is about to be stored, so that one does not wait for the other."""
-        if run.gear.memories and run.gear.config.memory.recall and run.record.memory != "off":
-            run.asked = self._tasks.spawn_logged(self._ask_all(run.gear, prompt), "asking its memories")
+        if run.run_resources.memories and run.run_resources.config.memory.recall and run.record.memory != "off":
+            run.asked = self._tasks.spawn_logged(self._ask_all(run.run_resources, prompt), "asking its memories")
 
     def _before(self) -> Sequence[Block]:
         """Return the prompt of the turn before, as far as this process has it."""
@@ -145,25 +147,25 @@ class MemoryRetrieval:
             return ()
         return cache.read(head.prompt)
 
-    async def _ask_all(self, gear: Gear, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
+    async def _ask_all(self, run_resources: RunResources, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
         """Return what each memory has, how often they had forgotten when they were asked, and what they were asked."""
-        query, slots, forgets = _query(prompt, self._before()), gear.memories, self._forgets
+        query, slots, forgets = _query(prompt, self._before()), run_resources.memories, self._forgets
         if not query:  # as that of a picture: who asks is known all the same
-            slots = [slot for slot in slots if _has_profile(slot, gear.config.memory)]
+            slots = [slot for slot in slots if _has_profile(slot, run_resources.config.memory)]
         results = await asyncio.gather(
-            *(self._ask(slot, query, gear.config.memory) for slot in slots), return_exceptions=True
+            *(self._ask(slot, query, run_resources.config.memory) for slot in slots), return_exceptions=True
         )
         return list(zip(slots, results, strict=True)), forgets, query
 
     async def _found(self, run: ActiveRun) -> tuple[dict[str, Found], int]:
         """Return what memories have, by their names, and how often they had forgotten when they were asked."""
-        config = run.gear.config.memory
+        config = run.run_resources.config.memory
         if not config.recall:
             return {}, self._forgets
         results, forgets, run.query = await (
-            run.asked or self._ask_all(run.gear, self._state.journal.cache.read(run.turn.prompt))
+            run.asked or self._ask_all(run.run_resources, self._state.journal.cache.read(run.turn.prompt))
         )
-        counter, answers = _counter(run.gear), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
+        counter, answers = _counter(run.run_resources), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
         profiles: dict[str, Sequence[MemoryItem]] = {}
         for slot, result in results:
             if isinstance(result, BaseException):
@@ -193,22 +195,22 @@ class MemoryRetrieval:
 
 def _share(run: ActiveRun) -> int:
     """Return how many tokens of a request all memories may take, profiles included."""
-    compactor = run.gear.compactor
+    compactor = run.run_resources.compactor
     return compactor.budget.max_tokens // SHARE if compactor else sys.maxsize
 
 
 def _room(run: ActiveRun, counter: TokenCounter) -> int:
     """Return how many tokens the items of all memories may take beside the run's profile."""
     taken = counter.count(System(text=run.profile.text)) if run.profile.text else 0
-    return min(run.gear.config.memory.max_tokens, _share(run) - taken)
+    return min(run.run_resources.config.memory.max_tokens, _share(run) - taken)
 
 
 def _has_profile(slot: MemorySlot, config: MemoryConfig) -> bool:
     return config.profile_tokens > 0 and has_profiles(slot.memory)
 
 
-def _counter(gear: Gear) -> TokenCounter:
-    return gear.config.token_counter or _QuarterCounter()
+def _counter(run_resources: RunResources) -> TokenCounter:
+    return run_resources.config.token_counter or _QuarterCounter()
 
 
 def _query(prompt: Sequence[object], before: Sequence[object] = ()) -> str:

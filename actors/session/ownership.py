@@ -47,7 +47,7 @@ class Ownership:
         """Whether something runs or is about to. A run that awaits approval, and what is behind it, does neither."""
         active = self._state.active
         waits = active and active.record.state == "awaiting_approval" and active.is_waiting
-        runs = not waits and bool(active or self._state.backlog.queue)
+        runs = not waits and bool(active or self._state.run_queue.queue)
         return runs or self._compaction.is_under_way or self._ingestion.is_at_work
 
     @property

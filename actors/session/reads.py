@@ -133,13 +133,13 @@ class SessionReads:
     @property
     def queued_run_ids(self) -> list[str]:
         """The runs that wait behind it, in order."""
-        return [run.run_id for run in self._state.backlog.queue]
+        return [run.run_id for run in self._state.run_queue.queue]
 
     async def latest(self) -> Turn | None:
         """Return the newest turn: pending prompts on top of all before them, else the last queued, running or ended."""
         await self._load()
         active, head = self._state.active, self._state.head
-        if waiting := self._state.backlog.turns:
+        if waiting := self._state.run_queue.turns:
             base = active.turn.input if active else head.base if head else ()
             turn = replace(waiting[-1], input=join(base, *(turn.prompt for turn in waiting)))
             return self._journal.turn(turn)

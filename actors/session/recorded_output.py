@@ -10,7 +10,7 @@ from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.spans import Span, Spans, join
 
 
-class Output:
+class RecordedOutput:
     """Blocks in reading order, and where each is stored: parallel tools settle in any order, so these orders differ.
 
     Immutable. A block is known by identity: one that was stored is never stored again, whatever comes around it.
@@ -35,8 +35,8 @@ class Output:
         stored = set(map(id, self.blocks))
         return [block for block in blocks if id(block) not in stored]
 
-    def grown(self, blocks: Sequence[Block], span: Span) -> Output:
+    def grown(self, blocks: Sequence[Block], span: Span) -> RecordedOutput:
         """Return the output with these blocks in this order, of which the missing ones are stored as `span`."""
         known = {id(block): place for block, place in zip(self.blocks, self._places, strict=True)}
         new = iter(range(span.start, span.stop))
-        return Output(blocks, [known.get(id(block)) or (span.log, next(new)) for block in blocks])
+        return RecordedOutput(blocks, [known.get(id(block)) or (span.log, next(new)) for block in blocks])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.memory_ingestion import MemoryIngestion
-from turnwise.actors.session.recorded_output import Output
+from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.run_driver import RunDriver
 from turnwise.actors.session.run_events import about, end_event, start_event
 from turnwise.actors.session.session_engines import SessionEngines
@@ -63,14 +63,14 @@ class Recovery:
         waiting: list[ActiveRun] = []
         for record in found.open_runs:
             turn = turns[record.turn_index]
-            gear = self._engines.of_run(record.run_id)
-            run = known.get(record.run_id) or ActiveRun(self._state.view(), record, turn, gear)
+            run_resources = self._engines.of_run(record.run_id)
+            run = known.get(record.run_id) or ActiveRun(self._state.view(), record, turn, run_resources)
             if run.record.state != record.state:
                 run.restart_clock()
             if record.usage != run.record.usage:
                 run.billed(record)  # by a commit that was stored while only the store's answer was lost
             run.record, run.turn = record, turn
-            run.output = Output.read(run.turn.output, self._journal.cache)
+            run.output = RecordedOutput.read(run.turn.output, self._journal.cache)
             if run.is_waiting:
                 run.decided.clear()
             else:
@@ -78,13 +78,13 @@ class Recovery:
             if run is self._state.active:
                 continue
             if record.state == "queued":
-                self._state.backlog.add(run)
+                self._state.run_queue.add(run)
             else:
                 (waiting if record.state == "awaiting_approval" else lost).append(run)
         self._state.set_unsettled(lost)
         for run in waiting:
             self._driver.launch(run)
-        if lost or self._state.backlog.queue or self._state.active:
+        if lost or self._state.run_queue.queue or self._state.active:
             await self._settle(lost)
         else:
             self._journal.log.publish()
@@ -130,7 +130,7 @@ class Recovery:
             blocks += new
             events.append(end_event(end, new, session))
         head = turns[-1] if turns else self._state.head
-        gone = [] if goes_on else list(self._state.backlog.queue)
+        gone = [] if goes_on else list(self._state.run_queue.queue)
         given = self._driver.hand_back(gone, discard=False)
         cancelled = [run.ended("cancelled", "session ended", now) for run in gone]
         begun = self._driver.begin_next(head) if goes_on and self._state.active is None and not resumed else []
@@ -148,7 +148,7 @@ class Recovery:
         )
         self._state.continue_from(head)
         self._state.set_unsettled(())
-        self._state.backlog.apply(given, gone)
+        self._state.run_queue.apply(given, gone)
         for run, end, turn in zip(ending, ends, turns, strict=True):
             self._driver.note_end(run, end, turn)
         for run, end in zip(gone, cancelled, strict=True):
@@ -161,5 +161,5 @@ class Recovery:
 
 
 def _resumes(run: ActiveRun) -> bool:
-    config = run.gear.config
+    config = run.run_resources.config
     return config.on_lost == "resume" and run.record.resumes < config.max_resumes

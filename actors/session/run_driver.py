@@ -13,7 +13,7 @@ from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
-from turnwise.actors.session.recorded_output import Output
+from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.refused_attachments import leave_out
 from turnwise.actors.session.run_events import about, end_event, placed, request_event, start_event
 from turnwise.actors.session.saving_progress import SavingProgress
@@ -21,10 +21,10 @@ from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.spending import Spending
 from turnwise.actors.session.state import SessionState
-from turnwise.actors.session.transactor import Doubt, Transactor
+from turnwise.actors.session.transactor import Transactor, UnknownOutcome
 from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.errors import EngineError, StoreError, TurnwiseError
-from turnwise.memory.background import persist
+from turnwise.memory.background import retry
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import RunRecord
@@ -42,7 +42,7 @@ class RunDriver:
     """Drives a session's active run: begins it, records what it hands in, ends it, begins the next of the queue.
 
     The run's engine works beside the session's changes, in a task that nobody cancels (`_drive`); what it hands in
-    comes back as a change (see `inference.attempt.Desk`).
+    comes back as a change (see `inference.attempt.RunCallbacks`).
 
     | await in a run | what else may run there | what a kill there leaves |
     |---|---|---|
@@ -90,13 +90,13 @@ class RunDriver:
 
     def begin_next(self, head: TurnRecord | None, given: Sequence[TurnRecord] = ()) -> list[Begun]:
         """Return the head of the queue as running, in a list; its turn is the first of `given` if there is one."""
-        queue = list(self._state.backlog.queue)[:1]
+        queue = list(self._state.run_queue.queue)[:1]
         return [(run, *self.begin(run.record, next(iter(given), run.turn), head)) for run in queue]
 
     def launch_next(self, begun: Sequence[Begun]) -> None:
         """Make the head of the queue active, as a commit stored it."""
         for run, record, turn in begun:
-            self._state.backlog.remove(run)
+            self._state.run_queue.remove(run)
             run.record, run.turn = record, turn
             self.launch(run)
 
@@ -153,7 +153,7 @@ class RunDriver:
         run.fail(failure)
         if self._journal.lost is None:
             what = self._tasks.name(f"to see to run {run.run_id!r}")
-            await persist(self._transactor.activate, what, until=self._transactor.is_final)
+            await retry(self._transactor.activate, what, until=self._transactor.is_final)
 
     async def _attempt(self, run: ActiveRun) -> Ending:
         config = self._engines.config
@@ -226,7 +226,7 @@ class RunDriver:
             runs=[end, *(record for _, record, _ in begun)],
             live=bool(begun),
         )
-        self._state.backlog.apply(() if begun else given)
+        self._state.run_queue.apply(() if begun else given)
         self._state.continue_from(head)
         self._state.set_active(None)
         self.note_end(run, end, None if drop else turn)
@@ -243,22 +243,22 @@ class RunDriver:
         self._engines.close_unused()
 
     def hand_back(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
-        """Return the turn, in a list, that gets what `runs` leave when they are cancelled: see `Backlog.hand_back`."""
+        """Return the turn, in a list, that gets what `runs` leave when they are cancelled: see `RunQueue.hand_back`."""
         index = self._journal.session.next_index
-        return self._state.backlog.hand_back(runs, discard=discard, index=index, now=self._journal.clock())
+        return self._state.run_queue.hand_back(runs, discard=discard, index=index, now=self._journal.clock())
 
-    # What an attempt hands in: see Desk
+    # What an attempt hands in: see RunCallbacks
 
     def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
-        """See `Desk`."""
+        """See `RunCallbacks`."""
         self._state.publish_live(run, kind, values)
 
     def price(self, usage: Usage, model: str | None) -> Usage:
-        """See `Desk`."""
+        """See `RunCallbacks`."""
         return self._spending.price(usage, model)
 
     def check_budget(self, run: ActiveRun) -> None:
-        """See `Desk`."""
+        """See `RunCallbacks`."""
         self._spending.check_run(run)
 
     async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
@@ -276,7 +276,7 @@ class RunDriver:
     ) -> Turn:
         """See `StepContext.record`."""
         run = attempt.run
-        doubt = Doubt()
+        doubt = UnknownOutcome()
 
         async def change() -> Turn:
             if doubt.stored:
@@ -296,7 +296,7 @@ class RunDriver:
         blocks: Sequence[Block],
         events: Sequence[NewEvent],
         calls: Mapping[str, CallState | None],
-        doubt: Doubt,
+        doubt: UnknownOutcome,
     ) -> None:
         run = attempt.run
         ledger = Ledger(run.output.blocks)
@@ -310,7 +310,7 @@ class RunDriver:
         numbered = [(kind, {**about(record), **values}) for kind, values in placed(events, new, session)]
         turns = [turn] if new else []
         await self._transactor.commit(session, numbered, blocks=new, turns=turns, runs=[record], doubt=doubt)
-        run.output = Output.read(turn.output, self._journal.cache)
+        run.output = RecordedOutput.read(turn.output, self._journal.cache)
         run.turn = turn
         run.billed(record)
         attempt.ledger.record(blocks)

@@ -11,7 +11,7 @@ from turnwise.memory.conversation.spans import Spans, join
 from turnwise.memory.conversation.turns import TurnRecord
 
 
-class Backlog:
+class RunQueue:
     """The queued runs of a session in order of arrival, and its pending turn.
 
     Prompts that were appended on their own are never dropped: when a run that took them up is discarded, or cancelled

@@ -14,7 +14,7 @@ from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
 
-class Gear:
+class RunResources:
     """A manager's engine, settings, overflow strategy and memories. A run keeps those that it was started with.
 
     The runner is made when a run first needs it, and serves all runs that have this.

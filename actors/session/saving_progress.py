@@ -12,7 +12,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.base import is_read_only
-from turnwise.memory.longterm.turn_items import Own
+from turnwise.memory.longterm.turn_items import TurnBlocks
 
 ENDED = ("completed", "cancelled", "failed", "interrupted")
 """The states of turns that have ended."""
@@ -30,7 +30,7 @@ class SavingProgress:
         self._saved = -1
         """The mark."""
         self._is_behind = False
-        self._unsaved: dict[int, Own] = {}
+        self._unsaved: dict[int, TurnBlocks] = {}
         """Turns that have ended and that some memory may lack, by index; private ones only move the mark."""
         self._has: dict[str, int] = {}
         """For each memory, by name, up to which turn it has what it is to have."""
@@ -53,17 +53,17 @@ class SavingProgress:
         """Whether the store has turns above the mark that are not known here."""
         return self._is_behind
 
-    def lacking(self, slot: MemorySlot) -> list[Own]:
+    def lacking(self, slot: MemorySlot) -> list[TurnBlocks]:
         """Return the turns that a memory is to be given, in order."""
         has = self._has[slot.name]
         return [self._unsaved[index] for index in sorted(self._unsaved) if index > has]
 
     @property
-    def missing(self) -> list[Own]:
+    def missing(self) -> list[TurnBlocks]:
         """The turns that some memory is to be given, for each such memory."""
         return [turn for slot in self.writable for turn in self.lacking(slot)]
 
-    def is_current(self, turn: Own) -> bool:
+    def is_current(self, turn: TurnBlocks) -> bool:
         """Return whether a turn is still to be given as it was: one that was forgotten meanwhile is not."""
         return self._unsaved.get(turn.index) == turn
 
@@ -97,7 +97,7 @@ class SavingProgress:
         """Note a turn above the mark that memories are to be given, or that is private."""
         wanted = self._engines.config.memory.save
         skip = use != "on" or turn.forgotten or (wanted == "completed" and turn.status != "completed")
-        self._unsaved[turn.index] = Own(turn.index, join(turn.prompt, turn.output), turn.created_at, skip)
+        self._unsaved[turn.index] = TurnBlocks(turn.index, join(turn.prompt, turn.output), turn.created_at, skip)
 
     def make_private(self, index: int) -> bool:
         """Give no memory this turn from now on; return whether some was still to be given it."""
@@ -107,7 +107,7 @@ class SavingProgress:
         self._unsaved[index] = replace(turn, is_private=True)
         return True
 
-    def add_given(self, slot: MemorySlot, turns: Sequence[Own]) -> None:
+    def add_given(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
         """Note that a memory has these, and let go of what all have."""
         self._has[slot.name] = max(self._has[slot.name], turns[-1].index)
         self._saved = max(self._saved, min(self._has.values()))

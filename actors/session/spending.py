@@ -42,7 +42,7 @@ class Spending:
             LimitError: it is to fail.
             Suspend: somebody is to decide.
         """
-        config = run.gear.config
+        config = run.run_resources.config
         if not (config.run_budget or config.session_budget):
             return
         spent, calls = run.spent, run.calls

@@ -10,7 +10,7 @@ from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.journal import Journal
 from turnwise.actors.session.run_events import about
-from turnwise.actors.session.run_queue import Backlog
+from turnwise.actors.session.run_queue import RunQueue
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Spans
@@ -33,7 +33,7 @@ class SessionState:
         """The last turn that has ended and was kept: what the next one continues."""
         self.active: ActiveRun | None = None
         """The run that has the session's claim: it runs, or waits for a decision."""
-        self.backlog = Backlog()
+        self.run_queue = RunQueue()
         """The queued runs, and the prompts that no run has taken up."""
         self._unsettled: Sequence[ActiveRun] = ()
         self._ended: OrderedDict[str, tuple[RunRecord, TurnRecord | None]] = OrderedDict()
@@ -43,7 +43,7 @@ class SessionState:
     @property
     def known_runs(self) -> list[ActiveRun]:
         """All runs that somebody may wait for."""
-        return [*([self.active] if self.active else []), *self.backlog.queue, *self._unsettled]
+        return [*([self.active] if self.active else []), *self.run_queue.queue, *self._unsettled]
 
     @property
     def open_runs(self) -> list[ActiveRun]:
@@ -54,7 +54,7 @@ class SessionState:
         """Return the active or queued run of this id."""
         if self.active and self.active.run_id == run_id:
             return self.active
-        return self.backlog.find(run_id)
+        return self.run_queue.find(run_id)
 
     def ended_run(self, run_id: str) -> tuple[RunRecord, TurnRecord | None] | None:
         """Return a run that ended not long ago, and what was kept of it."""
@@ -63,7 +63,7 @@ class SessionState:
     @property
     def shown_spans(self) -> list[Spans]:
         """The blocks that the next request or an open turn shows."""
-        turns = [turn for turn in (self.head, self.active and self.active.turn, *self.backlog.turns) if turn]
+        turns = [turn for turn in (self.head, self.active and self.active.turn, *self.run_queue.turns) if turn]
         return [part for turn in turns for part in (turn.prompt, turn.spans, turn.base)]
 
     def view(self) -> SessionView:
@@ -85,8 +85,8 @@ class SessionState:
 
     def replace_backlog(self, turns: Iterable[TurnRecord] = ()) -> None:
         """Begin with an empty queue, and the pending turn if there is one among `turns`."""
-        self.backlog = Backlog()
-        self.backlog.apply(turn for turn in turns if turn.status == "pending")
+        self.run_queue = RunQueue()
+        self.run_queue.apply(turn for turn in turns if turn.status == "pending")
 
     def set_unsettled(self, runs: Sequence[ActiveRun]) -> None:
         """Note the runs that an activation has found to be lost, until a commit has ended or resumed them."""

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
-class Doubt:
+class UnknownOutcome:
     """A commit whose outcome is unknown: the next activation finds out, by the number of its event."""
 
     seq: int = 0
@@ -81,7 +81,7 @@ class Transactor:
         self._mark = mark
         self._recover = recover
         self._lock = asyncio.Lock()
-        self._doubt: Doubt | None = None
+        self._doubt: UnknownOutcome | None = None
         self._owed: Usage | None = None
 
     # Changes
@@ -161,7 +161,7 @@ class Transactor:
         new_run: RunRecord | None = None,
         runs: Sequence[RunRecord] = (),
         live: bool | None = None,
-        doubt: Doubt | None = None,
+        doubt: UnknownOutcome | None = None,
     ) -> None:
         """Number the events, store all of this, and hold the blocks. Within a change.
 
@@ -177,9 +177,9 @@ class Transactor:
         """
         texts = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
-        owed, self._owed = self._owed, None
-        if owed:
-            session = replace(session, usage=session.usage + owed)
+        unbilled, self._owed = self._owed, None
+        if unbilled:
+            session = replace(session, usage=session.usage + unbilled)
         session = self._mark.stamp(session, turns)
         numbered = self._journal.number(events)
         self._doubt = doubt
@@ -198,7 +198,7 @@ class Transactor:
             await self._journal.commit(commit, live=live)
         except DuplicateKeyError:
             self._doubt = None
-            self.owe(owed)
+            self.add_unbilled(unbilled)
             raise
         except TurnwiseError:
             if self._journal.lost:
@@ -210,11 +210,11 @@ class Transactor:
             self._journal.cache.add(session.log, session.log_size - len(blocks), blocks)
 
     @property
-    def owed(self) -> Usage:
+    def unbilled(self) -> Usage:
         """What was spent that no commit has told of: the next one does."""
         return self._owed or Usage()
 
-    def owe(self, spent: Usage | None) -> None:
+    def add_unbilled(self, spent: Usage | None) -> None:
         """Put what no commit has told of on the next one."""
         if spent:
             self._owed = self._owed + spent if self._owed else spent

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from turnwise.actors.session.journal import Journal
 from turnwise.memory.conversation.spans import Span, Spans, join, overlap, subtract, union
-from turnwise.memory.longterm.turn_items import Own
+from turnwise.memory.longterm.turn_items import TurnBlocks
 
 
-async def turns_of(journal: Journal, spans: Spans) -> list[Own]:
+async def turns_of(journal: Journal, spans: Spans) -> list[TurnBlocks]:
     """Return the turns that added some of these blocks to the session's log, each with all that it added.
 
     Reads those turns and their runs, and some ten to find the first.
     """
     log = journal.session.log
     wanted = union(span for span in spans if span.log == log)
-    found: list[Own] = []
+    found: list[TurnBlocks] = []
     after = await _before_turn_at(journal, wanted[0]) if wanted else -1
     while wanted and (page := await journal.store.turns(journal.session_id, after=after)):
         runs = await journal.store.runs(journal.session_id, after=after, limit=page[-1].index - after)
@@ -23,7 +23,7 @@ async def turns_of(journal: Journal, spans: Spans) -> list[Own]:
             added = join(turn.prompt, turn.output)
             if overlap(wanted, added):
                 is_private = turn.forgotten or turn.run_id in private
-                found.append(Own(turn.index, added, turn.created_at, is_private))
+                found.append(TurnBlocks(turn.index, added, turn.created_at, is_private))
                 wanted = subtract(wanted, added)
         after = page[-1].index
     return found

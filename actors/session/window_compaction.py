@@ -19,7 +19,7 @@ from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.spending import Spending
 from turnwise.actors.session.state import SessionState
-from turnwise.actors.session.transactor import Doubt, Transactor
+from turnwise.actors.session.transactor import Transactor, UnknownOutcome
 from turnwise.actors.session.turn_search import turns_of
 from turnwise.actors.session.window_rebase import continued_under, rebased
 from turnwise.errors import (
@@ -203,7 +203,7 @@ class WindowCompaction:
             if not await self._carry_out(prepared, bill, None):
                 raise CompactionError(self._state.session_id, name, "the conversation has moved on")
         finally:
-            self._transactor.owe(bill.unpaid)
+            self._transactor.add_unbilled(bill.unpaid)
         return prepared
 
     # Before a request
@@ -229,13 +229,13 @@ class WindowCompaction:
 
     async def shrink(self, run: ActiveRun) -> None:
         """Hold the session's requests below what this run's takes, since the provider refused that as too long."""
-        compactor = run.gear.compactor
+        compactor = run.run_resources.compactor
         if compactor is None:
             raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
         await compactor.shrink(run.turn, self._journal.cache, run.recalled)
 
     async def _fitting(self, run: ActiveRun) -> Turn:
-        alone = run.gear.compactor
+        alone = run.run_resources.compactor
         if alone is None:
             return self._shown(run)
         strategy: OverflowStrategy | None = alone.strategy
@@ -338,7 +338,7 @@ class WindowCompaction:
         outcome = prepared.outcome()
         done = False
 
-        async def commit(spent: Usage | None, doubt: Doubt) -> None:
+        async def commit(spent: Usage | None, doubt: UnknownOutcome) -> None:
             nonlocal done
             span, session = self._journal.extend(len(new))
             was, becomes = prepared.window.spans, prepared.spans(span if new else None)
@@ -373,7 +373,7 @@ class WindowCompaction:
     async def _tell(self, event: NewEvent, bill: _Bill, run: ActiveRun | None) -> None:
         """Store an event, and what was spent until then."""
 
-        async def commit(spent: Usage | None, doubt: Doubt) -> None:
+        async def commit(spent: Usage | None, doubt: UnknownOutcome) -> None:
             kind, values = event
             await self._pay(self._journal.session, (kind, {**values, "usage": spent}), spent, run, doubt)
 
@@ -385,7 +385,7 @@ class WindowCompaction:
         event: NewEvent,
         spent: Usage | None,
         run: ActiveRun | None,
-        doubt: Doubt,
+        doubt: UnknownOutcome,
         *,
         blocks: Sequence[Block] = (),
         turns: Sequence[TurnRecord] = (),
@@ -404,9 +404,9 @@ class WindowCompaction:
                 session = replace(session, usage=session.usage + spent)
             await self._transactor.commit(session, [(kind, values)], blocks=blocks, turns=turns, doubt=doubt)
 
-    async def _once(self, commit: Callable[[Usage | None, Doubt], Awaitable[None]], bill: _Bill) -> None:
+    async def _once(self, commit: Callable[[Usage | None, UnknownOutcome], Awaitable[None]], bill: _Bill) -> None:
         """Have a commit stored that tells of what is unpaid; not again if it was though the store's answer was lost."""
-        doubt = Doubt()
+        doubt = UnknownOutcome()
 
         async def change() -> None:
             if doubt.stored:
@@ -429,7 +429,7 @@ class WindowCompaction:
         if run:
             self._spending.check_run(run)
         else:
-            self._spending.check_session(self._transactor.owed + (bill.unpaid or Usage()))
+            self._spending.check_session(self._transactor.unbilled + (bill.unpaid or Usage()))
 
 
 class _Bill:

@@ -13,7 +13,7 @@ from turnwise.memory.conversation.ids import public_id
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span, join
-from turnwise.memory.conversation.transcript import settle
+from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import SessionStore
 
@@ -57,7 +57,7 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
     output = [decode(text) for text in texts]
     spots = [Span(LOG, at, at + 1) for span in turn.output for at in range(span.start, span.stop)]
     known = {id(block): spot for block, spot in zip(output, spots, strict=True)}
-    settled = settle(output, why=WHY, interrupted=True)
+    settled = repair(output, why=WHY, interrupted=True)
     first, size = session.log_size, session.log_size
     spans = []
     for block in settled:

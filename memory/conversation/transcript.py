@@ -324,7 +324,7 @@ class Ledger:
             group.said.append(Text(text=text))
 
 
-def settle(output: Sequence[Block], *, why: str, interrupted: bool) -> list[Block]:
+def repair(output: Sequence[Block], *, why: str, interrupted: bool) -> list[Block]:
     """Return a run's output, whole or cut short, such that a request which contains it is valid. Idempotent.
 
     Each tool call is followed by its result: results stand right after the message that made the calls, in the order

@@ -14,7 +14,7 @@ from turnwise.memory.event_store.base import check_session
 from turnwise.memory.stores.base import check_limit
 from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
 from turnwise.memory.stores.sql.rows import event_row, read_event
-from turnwise.memory.stores.sql.secure_delete import ErasingDatabase
+from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement
 
 tables = MetaData()
@@ -50,11 +50,11 @@ _CHECKED = 1000
 """How many rows are looked up at once: databases take only so many values with a statement."""
 
 
-class SQLHistory(ErasingDatabase):
+class SQLHistory(SecureDeleteDatabase):
     """Keeps events in a table of its own through SQLAlchemy Core.
 
     An append is one transaction: a statement, and a look at what is stored if some of it was there already. What is
-    deleted is overwritten, see `ErasingDatabase`.
+    deleted is overwritten, see `SecureDeleteDatabase`.
 
     Args:
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`; it may be that of a session store.

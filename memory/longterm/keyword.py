@@ -18,11 +18,11 @@ from turnwise.memory.longterm.deletion import Scrubbing, said_by, said_in, texts
 from turnwise.memory.longterm.items.base import ALL, FactFilter, FactStore, all_facts, all_items, check_turn, holds
 from turnwise.memory.longterm.retention import Retention, Use, Uses
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.similarity import Nearness
+from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.types import MemoryType
 
 if TYPE_CHECKING:
-    from turnwise.memory.longterm.search.user_index import Shelf
+    from turnwise.memory.longterm.search.user_index import UserIndex
 
 
 class LexicalMemory:
@@ -45,14 +45,14 @@ class LexicalMemory:
         facts: FactStore,
         *,
         weights: Weights = FACTS,
-        nearness: Nearness | None = None,
+        similarity: Similarity | None = None,
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._nearness = nearness
+        self._similarity = similarity
         self._facts = facts
         self._weights = weights
-        self._held: OrderedDict[str, tuple[Sequence[MemoryItem], Shelf]] = OrderedDict()
+        self._held: OrderedDict[str, tuple[Sequence[MemoryItem], UserIndex]] = OrderedDict()
         """What users had at their last recall, as it was laid out to be ranked; the least recently used first."""
         self._retention = retention
         self._clock = clock
@@ -69,7 +69,7 @@ class LexicalMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {
             "weights": self._weights,
-            "nearness": self._nearness,
+            "nearness": self._similarity,
             "retention": self._retention,
             "clock": self._clock,
         }
@@ -135,20 +135,20 @@ class LexicalMemory:
         """Return the best items, and why it went by words alone."""
         from turnwise.memory.longterm.search.user_index import find, shelf_of
 
-        shelf = self._shelf(scope, items) or shelf_of(items)
-        self._held[scope.user_id] = items, shelf
+        user_index = self._user_index(scope, items) or shelf_of(items)
+        self._held[scope.user_id] = items, user_index
         while len(self._held) > _USERS:
             with suppress(KeyError):
                 self._held.popitem(last=False)
         near = trouble = None
-        if self._nearness is not None:
+        if self._similarity is not None:
             try:
-                near = self._nearness.of(query, [row.item.text for row in shelf.rows])
+                near = self._similarity.of(query, [row.item.text for row in user_index.rows])
             except StoreError as error:
                 trouble = str(error)
-        return find(shelf, query, limit=limit, weights=self._weights, near=near), trouble
+        return find(user_index, query, limit=limit, weights=self._weights, near=near), trouble
 
-    def _shelf(self, scope: Scope, items: Sequence[MemoryItem]) -> Shelf | None:
+    def _user_index(self, scope: Scope, items: Sequence[MemoryItem]) -> UserIndex | None:
         """Return what is held of the user, if it is of just these items."""
         held = self._held.pop(scope.user_id, None)
         return held[1] if held and held[0] == items else None
@@ -182,7 +182,7 @@ class LexicalMemory:
 
     # Erasing
 
-    async def doomed(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[MemoryItem]:
+    async def to_delete(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[MemoryItem]:
         """Return the items that `forget` would delete if it were called so."""
         check_turn(scope.session_id, turn_index, ids)
         if ids is not None:
@@ -194,7 +194,7 @@ class LexicalMemory:
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
         """Return texts and topics of all that `forget` would delete if it were called so, superseded ones too."""
-        return texts_of(await self.doomed(scope, ids, turn_index))
+        return texts_of(await self.to_delete(scope, ids, turn_index))
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""

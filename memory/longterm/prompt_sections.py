@@ -32,7 +32,7 @@ OLDER = "Older"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recalled:
+class RetrievalResult:
     """What one memory recalled."""
 
     items: Sequence[MemoryItem]
@@ -58,7 +58,7 @@ class Sections:
 
 
 def make_sections(
-    recalled: Iterable[Recalled],
+    recalled: Iterable[RetrievalResult],
     *,
     now: float,
     counter: TokenCounter,

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from turnwise.errors import ConfigError, StoreError
-from turnwise.memory.background import tell
+from turnwise.memory.background import log_failure
 from turnwise.memory.longterm.types import MemoryType
 
 PAUSE_S = 1.0
@@ -157,7 +157,7 @@ class Uses:
             await self.write()
         except Exception as error:  # noqa: BLE001 - it is logged, and what was noted is written with what comes next
             self.trouble = str(error) if isinstance(error, StoreError) else type(error).__name__
-            tell("noting which items of a memory were used", error, ", and is tried again with the next")
+            log_failure("noting which items of a memory were used", error, ", and is tried again with the next")
 
 
 class _Noted(NamedTuple):

@@ -1,4 +1,4 @@
-"""The desk of a session's memories: what they do for whoever acts in the session, such as a tool."""
+"""What the memories of a session do for whoever acts in it, such as a tool."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from turnwise.memory.longterm.types import MemoryType
 DESK_TOOLS = frozenset(
     {"save_memory", "recall_memories", "update_memory", "delete_memory", "read_notes", "replace_notes", "add_to_notes"}
 )
-"""Tools with which a model sits at the desk. What they were told and what they told is no memory of its own."""
+"""Tools by which a model uses the memories. What they are told and what they tell is not remembered itself."""
 
 
-class MemoryDesk(Protocol):
+class MemoryAccess(Protocol):
     """Saves, recalls, changes and deletes for one session, and keeps its notes.
 
     The session says whose memory it is: user, session and agent are no arguments, so none leads to another's. Each verb

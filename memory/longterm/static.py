@@ -17,7 +17,7 @@ from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.types import MemoryType
 
 if TYPE_CHECKING:
-    from turnwise.memory.longterm.search.user_index import Shelf
+    from turnwise.memory.longterm.search.user_index import UserIndex
 
 EVERYONE = "everyone"
 """Under whose name a store keeps what is for all."""
@@ -58,7 +58,7 @@ class StaticMemory:
         self._items = () if isinstance(facts, FactStore) else _items(self._owner, facts)
         self._all_up_to = all_up_to
         self._weights = weights
-        self._held: tuple[Sequence[MemoryItem], Shelf] | None = None
+        self._held: tuple[Sequence[MemoryItem], UserIndex] | None = None
         """What was recalled from the last time, as it was laid out to be ranked."""
 
     def __getstate__(self) -> dict[str, object]:

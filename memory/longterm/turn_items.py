@@ -26,7 +26,7 @@ from turnwise.memory.providers.openai_chat import ERROR, arguments_of
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class TurnBlocks:
     """A turn, and where the blocks are that it added."""
 
     index: int
@@ -36,7 +36,7 @@ class Own:
     """Whether no memory is given it."""
 
 
-def turn_item(session_id: str, turn: Own | None, spans: Spans, blocks: Sequence[Block]) -> MemoryItem | None:
+def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Sequence[Block]) -> MemoryItem | None:
     """Return the item of a turn that added these blocks, or of blocks of no known turn; None if they say nothing.
 
     System prompts and summaries among them are not meant, nor what a model did with memory itself: else what was

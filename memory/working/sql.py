@@ -12,7 +12,7 @@ from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.stores.sql.database import Schema
 from turnwise.memory.stores.sql.rows import to_json
-from turnwise.memory.stores.sql.secure_delete import ErasingDatabase
+from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.working.base import Change
 
 tables = MetaData()
@@ -30,7 +30,7 @@ notes = Table(
 )
 
 
-class SQLNotes(ErasingDatabase):
+class SQLNotes(SecureDeleteDatabase):
     """Keeps notes in a table of its own through SQLAlchemy Core.
 
     What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.

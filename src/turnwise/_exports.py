@@ -11,16 +11,16 @@ from pathlib import Path
 
 def exports(module: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a public module, by the stub beside its file."""
-    homes: dict[str, tuple[str, str]] = {}
+    lookup: dict[str, tuple[str, str]] = {}
     for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            homes |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+            lookup |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
 
     def find(name: str) -> object:
-        if name not in homes:
+        if name not in lookup:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        home, its_name = homes[name]
+        home, its_name = lookup[name]
         found = import_module(home)
         return getattr(found, its_name) if hasattr(found, its_name) else import_module(f"{home}.{its_name}")
 
-    return find, lambda: sorted(homes), sorted(homes)
+    return find, lambda: sorted(lookup), sorted(lookup)

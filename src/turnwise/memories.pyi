@@ -16,7 +16,7 @@ from turnwise.memory.longterm.deletion_report import Forgotten as Forgotten
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory as ExtractiveMemory
 from turnwise.memory.longterm.keyword import LexicalMemory as LexicalMemory
 from turnwise.memory.longterm.retention import Retention as Retention
-from turnwise.memory.longterm.session_memory import MemoryDesk as MemoryDesk
+from turnwise.memory.longterm.session_memory import MemoryAccess as MemoryAccess
 from turnwise.memory.longterm.static import StaticMemory as StaticMemory
 from turnwise.memory.longterm.types import MemoryCategory as MemoryCategory, MemoryType as MemoryType
 from turnwise.memory.longterm.vector.chroma import (
@@ -25,6 +25,6 @@ from turnwise.memory.longterm.vector.chroma import (
     VectorIndex as VectorIndex,
 )
 from turnwise.memory.longterm.vector.memory import VectorMemory as VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import FullText as FullText
+from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems as SQLiteItems
 from turnwise.memory.working.formats import FreeText as FreeText, JsonForm as JsonForm, Markdown as Markdown
 from turnwise.memory.working.memory import WorkingMemory as WorkingMemory

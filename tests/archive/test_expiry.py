@@ -201,13 +201,13 @@ def test_the_file_of_a_session_that_may_be_deleted_stays(error: TurnwiseError, t
     async def story() -> None:
         store = InMemoryStore()
         await put(store, "s")
-        realm: Any = Asked(store, error, deletes=True)
-        swept = await carry_out_async(sweep_live(realm, store, tmp_path, memory=False))
+        client: Any = Asked(store, error, deletes=True)
+        swept = await carry_out_async(sweep_live(client, store, tmp_path, memory=False))
         assert swept.deleted == () and await store.count() == 0
         (path,) = files(tmp_path)
         await import_session(store, path.read_text().splitlines())
-        realm = Asked(store, SessionBusyError("s", "run"), deletes=False)
-        assert await carry_out_async(sweep_live(realm, store, tmp_path, memory=False)) == Swept(busy=("s",))
+        client = Asked(store, SessionBusyError("s", "run"), deletes=False)
+        assert await carry_out_async(sweep_live(client, store, tmp_path, memory=False)) == Swept(busy=("s",))
         assert files(tmp_path) == [], "this one is known to be there"
 
     play(story())

@@ -45,7 +45,7 @@ def manage_in(folder: Path, namespace: str) -> Manage:
 
 async def retire(manager: AsyncSessionManager) -> None:
     """End the hosts of a manager, so that the next measurement has the machine to itself."""
-    hosts = {str(host): host for host in map(manager._realm.actor, map(str, range(100)))}
+    hosts = {str(host): host for host in map(manager._client.actor, map(str, range(100)))}
     for host in hosts.values():
         await asyncio.to_thread(end_process, host, await host.ready.remote())
 
@@ -68,7 +68,7 @@ def residents(table: Table, manage: Manage, count: int, bare_s: float) -> None:
     async def open_all() -> None:
         idle = memory_of(os.getpid())
         async with manage("resident") as manager:
-            await asyncio.gather(*(host.ready.remote() for host in map(manager._realm.actor, map(str, range(20)))))
+            await asyncio.gather(*(host.ready.remote() for host in map(manager._client.actor, map(str, range(20)))))
             sessions: list[AsyncSession] = []
 
             async def open_one(number: int) -> None:

@@ -13,7 +13,7 @@ from turnwise.memories import Scope
 from turnwise.memory.conversation.blocks import Block, Text
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex
-from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.testing.embedding import HashEmbedding
 
 MODEL_S = 0.03
@@ -36,7 +36,7 @@ class Model:
 def vector_memory(folder: Path, name: str) -> VectorMemory:
     """Return a memory of its own, whose vectors are made without a model."""
     index = VectorIndex(ChromaFolder(folder / f"{name}-chroma"), HashEmbedding())
-    return VectorMemory(FullText(f"sqlite:///{folder}/{name}.db"), index)
+    return VectorMemory(SQLiteItems(f"sqlite:///{folder}/{name}.db"), index)
 
 
 def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folder: Path, rounds: int) -> None:

@@ -36,7 +36,7 @@ from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.search.query import Query, parse
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.user_index import Shelf, shelf_of
+from turnwise.memory.longterm.search.user_index import UserIndex, shelf_of
 from turnwise.memory.longterm.vector.chroma import EmbeddingFunction
 
 Floats = NDArray[np.float32]
@@ -128,7 +128,7 @@ class Trial:
 
     measure: str
     quarter: int
-    shelf: Shelf
+    user_index: UserIndex
     query: Query
     near: NDArray[np.float64] | None
     evidence: frozenset[str]
@@ -137,7 +137,7 @@ class Trial:
     def answer(self, choice: Choice) -> tuple[float, float, float]:
         """Return what it gives to its measure, as numerator and denominator, and whether its whole answer is right."""
         weights = choice.facts if self.is_fact else choice.turns
-        items = self.shelf.rank(self.query, _ANYBODY, _EVER, limit=LIMIT, weights=weights, near=self.near)
+        items = self.user_index.rank(self.query, _ANYBODY, _EVER, limit=LIMIT, weights=weights, near=self.near)
         found = {item.id for item in items}
         hits = len(found & self.evidence)
         if self.is_fact:
@@ -256,19 +256,19 @@ def trials_of(
     by = ", words" if embedding is None else ", vectors"
     maker = _Maker(embedding)
     made: list[Trial] = []
-    shelves = {one.user: maker.shelf(one.items) for one in conversations}
+    user_indexes = {one.user: maker.user_index(one.items) for one in conversations}
     for kind in GOALS:
         asked = messages.messages_of(conversations, kind)
         made += [
-            maker.trial(kind + by, at % QUARTERS, shelves[each.user], each.prompts, each.evidence)
+            maker.trial(kind + by, at % QUARTERS, user_indexes[each.user], each.prompts, each.evidence)
             for at, each in enumerate(asked)
         ]
     made += _few(conversations, maker, by)
     made += asyncio.run(_facts(maker, by))
     if embedding is not None:
-        shelf = maker.shelf(meaning.items)
+        user_index = maker.user_index(meaning.items)
         for at, (question, evidence) in enumerate(meaning.questions):
-            made.append(maker.trial(f"meaning{by}", at % QUARTERS, shelf, (question,), evidence))
+            made.append(maker.trial(f"meaning{by}", at % QUARTERS, user_index, (question,), evidence))
     return made
 
 
@@ -283,7 +283,7 @@ def _few(conversations: Sequence[Conversation], maker: _Maker, by: str) -> list[
         start = max(0, answer - random.randrange(20))
         items = one.items[start : start + 20]
         there = evidence & {item.id for item in items}
-        made.append(maker.trial(f"few turns{by}", at % QUARTERS, maker.shelf(items), (question,), there))
+        made.append(maker.trial(f"few turns{by}", at % QUARTERS, maker.user_index(items), (question,), there))
     return made
 
 
@@ -294,7 +294,7 @@ async def _facts(maker: _Maker, by: str) -> list[Trial]:
     for at, asked in enumerate(fact_set.questions("dev")):
         scope = Scope(user_id=asked.user, agent=asked.agent)
         items = await memory.items(scope, FactFilter(types=asked.types, as_of=asked.as_of))
-        trial = maker.trial(f"facts{by}", at % QUARTERS, maker.shelf(items), (asked.text,), asked.answer)
+        trial = maker.trial(f"facts{by}", at % QUARTERS, maker.user_index(items), (asked.text,), asked.answer)
         made.append(replace(trial, is_fact=True))
     await memory.close()
     return made
@@ -307,7 +307,7 @@ class _Maker:
         self._embedding = embedding
         self._vectors: dict[str, Floats] = {}
 
-    def shelf(self, items: Sequence[MemoryItem]) -> Shelf:
+    def user_index(self, items: Sequence[MemoryItem]) -> UserIndex:
         made = shelf_of(items)
         # What a shelf has of a query depends on no weight.
         made._words.find = functools.cache(made._words.find)  # type: ignore[method-assign]
@@ -317,7 +317,7 @@ class _Maker:
         return made
 
     def trial(
-        self, measure: str, quarter: int, shelf: Shelf, prompts: Sequence[str], evidence: frozenset[str]
+        self, measure: str, quarter: int, user_index: UserIndex, prompts: Sequence[str], evidence: frozenset[str]
     ) -> Trial:
         *before, prompt = [[User(text=each)] for each in prompts]
         query = memory_retrieval._query(prompt, before[-1] if before else ())
@@ -325,7 +325,7 @@ class _Maker:
         if self._embedding is not None:
             self._embed([query])
             vector = self._vectors[query]
-        return Trial(measure, quarter, shelf, parse(query), shelf.near(vector), evidence)
+        return Trial(measure, quarter, user_index, parse(query), user_index.near(vector), evidence)
 
     def _embed(self, texts: Sequence[str]) -> None:
         assert self._embedding is not None

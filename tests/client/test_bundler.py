@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from turnwise.actors.client.request_batching import MOST, MOST_BYTES, Bundler
+from turnwise.actors.client.request_batching import MOST, MOST_BYTES, RequestBatcher
 from turnwise.testing.schedules import explore
 
 Answers = list[tuple[int, bytes]]
@@ -75,7 +75,7 @@ def test_each_caller_has_its_own_answer_whatever_breaks_and_whoever_gives_up() -
     async def life(seed: int) -> None:
         dice = random.Random(seed)
         actor = Actor(dice, breaks=0.2)
-        bundler = Bundler(actor)
+        bundler = RequestBatcher(actor)
         requests = [f"{number}-{dice.random()}".encode() for number in range(150)]
 
         async def ask(request: bytes) -> None:
@@ -96,8 +96,8 @@ def test_each_caller_has_its_own_answer_whatever_breaks_and_whoever_gives_up() -
 
 async def test_what_is_asked_in_one_moment_goes_together_and_who_asks_alone_calls() -> None:
     actor = Actor()
-    bundler = Bundler.of(actor)
-    assert Bundler.of(actor) is bundler
+    bundler = RequestBatcher.of(actor)
+    assert RequestBatcher.of(actor) is bundler
     assert await bundler.ask(b"one") == b"eno"
     assert (actor.alone, actor.together) == ([b"one"], [])
     await asyncio.gather(*(bundler.ask(b"%d" % number) for number in range(MOST + 6)))
@@ -109,7 +109,7 @@ async def test_what_is_asked_in_one_moment_goes_together_and_who_asks_alone_call
 
 async def test_an_actor_that_is_gone_is_told_to_each_as_by_a_call_of_its_own() -> None:
     actor = Actor(is_dead=True)
-    bundler = Bundler(actor)
+    bundler = RequestBatcher(actor)
     answers = await asyncio.gather(*(bundler.ask(b"%d" % number) for number in range(5)), return_exceptions=True)
     assert [type(answer) for answer in answers] == [ActorDiedError] * 5
     assert actor.together == [5] and len(actor.alone) == 5
@@ -120,7 +120,7 @@ async def test_an_actor_that_is_gone_is_told_to_each_as_by_a_call_of_its_own() -
 async def test_what_cannot_be_sent_is_told_to_all_who_asked() -> None:
     actor = Actor()
     actor.calls = Method(_refuse)
-    bundler = Bundler(actor)
+    bundler = RequestBatcher(actor)
     answers = await asyncio.gather(*(bundler.ask(b"%d" % number) for number in range(5)), return_exceptions=True)
     assert [str(answer) for answer in answers] == ["it cannot be sent"] * 5
     assert await bundler.ask(b"one") == b"eno"

@@ -140,7 +140,7 @@ def test_every_verb_of_a_manager_reaches_what_is_its_users_and_nothing_else(
     async def check_async() -> None:
         settings: dict[str, Any] = {
             "engine": ScriptedEngine(),
-            "namespace": free._realm.namespace,
+            "namespace": free._client.namespace,
             "enforce_user": True,
         }
         async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as manager:
@@ -153,7 +153,7 @@ def test_every_verb_of_a_manager_reaches_what_is_its_users_and_nothing_else(
     handle = pickle.loads(pickle.dumps(strict.execution(run_id, user_id="alice")))
     assert chat.latest() == handle.wait()
     bobs = strict.get("of-bob", user_id="bob")
-    stolen = ExecutionHandle(bobs._realm, "of-bob", run_id, 0)
+    stolen = ExecutionHandle(bobs._client, "of-bob", run_id, 0)
     asks: list[Callable[[], object]] = [
         *(stolen.wait, stolen.cancel, stolen.info, stolen.pending, stolen.steps),
         *(lambda: list(stolen.events()), lambda: stolen.reject("call"), lambda: bobs.execution(run_id)),

@@ -18,11 +18,11 @@ from test_tool_loop import Stage
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import EngineWanted
 from turnwise.actors.hosting.dedicated_host import SessionHost
-from turnwise.actors.hosting.engine_overrides import Adopted, Adoptions
+from turnwise.actors.hosting.engine_overrides import EngineOverride, EngineOverrides
 from turnwise.actors.hosting.worker_resources import KEPT, Equipment
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import EngineLimitError
 from turnwise.memory.conversation.blocks import Block, Text
@@ -32,7 +32,7 @@ from turnwise.memory.stores.in_memory import InMemoryStore
 
 pytestmark = pytest.mark.virtual_time
 
-APPROVED = Decision(verdict="approved")
+APPROVED = ApprovalDecision(verdict="approved")
 
 
 class Manager:
@@ -154,7 +154,7 @@ def test_a_session_that_is_admitted_anew_gives_its_waiting_runs_their_engines_be
         for name in ("first", "second"):
             await approve(hosting, "a", name)
         assert await said(store, "a") == {"first": "first", "second": "second"}
-        assert hosting.adopted == {"a": Adopted("second", {"first": "first"})}
+        assert hosting.adopted == {"a": EngineOverride("second", {"first": "first"})}
         await hosting.ask("b", "info")
         assert not hosting.adopted, "nothing waits any more"
 
@@ -207,11 +207,11 @@ def test_an_engine_that_made_room_for_others_is_held_again_when_its_session_goes
 
 
 async def test_what_is_noted_holds_each_engine_while_a_session_or_a_run_has_it() -> None:
-    notes = Adoptions()
-    await notes.keep("actor", "a", Adopted("engine 0"), {"engine 0": b"0"})
-    await notes.keep("actor", "a", Adopted("engine 1", {"run": "engine 0"}), {"engine 1": b"1"})
+    notes = EngineOverrides()
+    await notes.keep("actor", "a", EngineOverride("engine 0"), {"engine 0": b"0"})
+    await notes.keep("actor", "a", EngineOverride("engine 1", {"run": "engine 0"}), {"engine 1": b"1"})
     for number in range(100):
-        await notes.keep("actor", "b", Adopted(f"other {number}"), {f"other {number}": b"other"})
+        await notes.keep("actor", "b", EngineOverride(f"other {number}"), {f"other {number}": b"other"})
     adopted, engines = await notes.find("actor")
     assert adopted["a"].runs["run"] == "engine 0"
     assert engines == {"engine 0": b"0", "engine 1": b"1", "other 99": b"other"}
@@ -220,11 +220,11 @@ async def test_what_is_noted_holds_each_engine_while_a_session_or_a_run_has_it()
 
 def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_another_manager_makes_the_next() -> None:
     async def story() -> None:
-        store, notes, failures = InMemoryStore(), Adoptions(), [OSError("Ray is away")]
+        store, notes, failures = InMemoryStore(), EngineOverrides(), [OSError("Ray is away")]
         await store.create(SessionRecord(session_id="s"))
         engines = {name: Asking(name) for name in ("first", "second")}
 
-        async def keep(session_id: str, adopted: Adopted, engines: Mapping[str, bytes]) -> None:
+        async def keep(session_id: str, adopted: EngineOverride, engines: Mapping[str, bytes]) -> None:
             if failures:
                 raise failures.pop()
             await notes.keep("the actor's name", session_id, adopted, engines)
@@ -234,9 +234,9 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
             equipment: dict[str, Equipment] = {
                 name: (engines[name], SessionConfig(idle_s=idle_s), None, (), None) for name in {made_by, *noted}
             }
-            supplies, has_left = OpenSupplies(store, equipment, made_by), asyncio.Event()
+            resources, has_left = OpenSupplies(store, equipment, made_by), asyncio.Event()
             host = SessionHost(
-                "s", supplies, node_id="here", max_waits=10, leave=has_left.set, keep=keep, adopted=adopted.get("s")
+                "s", resources, node_id="here", max_waits=10, leave=has_left.set, keep=keep, adopted=adopted.get("s")
             )
             return host, has_left
 

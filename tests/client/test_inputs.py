@@ -17,15 +17,15 @@ from hypothesis import given, settings, strategies as st
 
 from engines import ScriptedEngine
 from turnwise.actors.client import arguments as inputs, session_memory
-from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
-from turnwise.actors.client.manager_requests import Door
+from turnwise.actors.client.manager_requests import ManagerRequests
 from turnwise.actors.client.requests import Consult, Portal, Request
 from turnwise.actors.client.session import AsyncSession, Session
 from turnwise.actors.client.session_memory import AsyncSessionMemory, SessionMemory
-from turnwise.actors.hosting.engine_overrides import Adopted
-from turnwise.actors.hosting.session_service import Resident
+from turnwise.actors.hosting.engine_overrides import EngineOverride
+from turnwise.actors.hosting.session_service import SessionService
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder
@@ -92,7 +92,7 @@ VALID: dict[str, Any] = {
 """For each parameter that has to be given, a value that its verb takes."""
 
 
-class LocalRealm(Realm):
+class LocalRealm(ClusterClient):
     """The way to sessions in this process: the same requests, through a pickle, to the same verbs, without Ray."""
 
     def __init__(self, store: SessionStore, facts: FactStore, notes: NoteStore) -> None:
@@ -103,7 +103,7 @@ class LocalRealm(Realm):
         self.engine: EngineBuilder = EchoEngine()
         self.portal = PORTAL
         self.config = SessionConfig()
-        self.residents: dict[str, Resident] = {}
+        self.residents: dict[str, SessionService] = {}
         self.asked: list[str] = []
 
     def ask(
@@ -113,13 +113,13 @@ class LocalRealm(Realm):
         self.asked.append(verb)
         return (yield Consult(lambda: self._resident(session_id).carry_out(verb, pickle.loads(request))))
 
-    def _resident(self, session_id: str) -> Resident:
+    def _resident(self, session_id: str) -> SessionService:
         if session_id not in self.residents or self.residents[session_id].is_deleted:
             parts = {"memories": self.memories, "working": self.working_memory}
             core = SessionCore(session_id, self.store, self.engine, self.config, **parts)  # type: ignore[arg-type]
             waits = Waits("max_waits", 10)
-            supplies: Any = SimpleNamespace(engine_id="", given=lambda _: ((), b""), has=lambda _: True)
-            resident = Resident(core, Adopted(""), supplies, _nothing, "node", waits=waits)  # type: ignore[arg-type]
+            resources: Any = SimpleNamespace(engine_id="", given=lambda _: ((), b""), has=lambda _: True)
+            resident = SessionService(core, EngineOverride(""), resources, _nothing, "node", waits=waits)  # type: ignore[arg-type]
             self.residents[session_id] = resident
         return self.residents[session_id]
 
@@ -142,24 +142,24 @@ class World:
         make_facts: Callable[[], FactStore] = InMemoryFacts,
         make_notes: Callable[[], NoteStore] = InMemoryNotes,
     ) -> None:
-        self.realm = LocalRealm(make_store(), make_facts(), make_notes())
-        PORTAL.run(self.realm.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
-        core = self.realm._resident(SESSION).core
+        self.client = LocalRealm(make_store(), make_facts(), make_notes())
+        PORTAL.run(self.client.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
+        core = self.client._resident(SESSION).core
         PORTAL.run(core.start(["hello"], run_id=RUN))
         PORTAL.run(core.wait(RUN))
-        self.realm.asked.clear()
+        self.client.asked.clear()
 
     def subject(self, family: Any) -> Any:
         if issubclass(family, SessionManager | AsyncSessionManager):
             manager = object.__new__(family)
-            Door.__init__(manager, "memory://unused", engine=self.realm.engine)
-            here = {"_realm": self.realm, "_store": self.realm.store, "_portal": PORTAL}
+            ManagerRequests.__init__(manager, "memory://unused", engine=self.client.engine)
+            here = {"_client": self.client, "_store": self.client.store, "_portal": PORTAL}
             vars(manager).update(here, _started=_nothing, _knows_rivals=True)
             return manager
         if issubclass(family, SessionMemory | AsyncSessionMemory):
-            return family(self.realm, SESSION, *([PORTAL] if family is SessionMemory else []))
+            return family(self.client, SESSION, *([PORTAL] if family is SessionMemory else []))
         ids = (SESSION, USER, None) if issubclass(family, Session | AsyncSession) else (SESSION, RUN, 0)
-        subject = family(self.realm, *ids)
+        subject = family(self.client, *ids)
         if issubclass(family, Session | ExecutionHandle):
             subject._portal = PORTAL
         return subject
@@ -329,7 +329,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
     # What holds itself again and again is copied up to the limit, which takes its time.
     monkeypatch.setattr(inputs.json_object, "__defaults__", (inputs.MAX_JSON_BYTES // 20,))
     monkeypatch.setattr(session_memory, "MAX_JSON_BYTES", inputs.MAX_JSON_BYTES // 20)
-    world.realm.asked.clear()
+    world.client.asked.clear()
     for value in wrong_values(parameter.annotation):
         with pytest.raises(InvalidInputError) as refused:
             world.call(verb, **{parameter.name: value})
@@ -338,7 +338,7 @@ def test_a_value_of_the_wrong_type_is_refused_before_anybody_is_asked(
         if not isinstance(refused.value, InvalidPromptError):
             name = parameter.name.removesuffix("_id").replace("_", " ")
             assert name in str(refused.value).replace("_", " ")
-            assert not world.realm.asked
+            assert not world.client.asked
     world.check_that_it_works()
 
 
@@ -398,8 +398,8 @@ def test_limits_of_metadata_and_labels_can_be_set() -> None:
     with pytest.raises(InvalidInputError, match=r"metadata=.*at most 12 bytes"):
         manager.open("new", metadata={"a": "12345"})
     manager.open("new", metadata={"a": "1234"})
-    world.realm.config = SessionConfig(max_labels=1, max_label_chars=3)
-    world.realm.residents.clear()
+    world.client.config = SessionConfig(max_labels=1, max_label_chars=3)
+    world.client.residents.clear()
     chat = world.subject(Session)
     for labels, why in (
         ({"a": "b", "c": "d"}, "at most 1"),
@@ -458,7 +458,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         url = request.getfixturevalue(fixtures[request.param])
     world = World(*(partial(make, url) for make in MAKERS[request.param]))
     yield world
-    parts: list[Any] = [world.realm.store, world.realm.memories[0].memory, world.realm.working_memory]
+    parts: list[Any] = [world.client.store, world.client.memories[0].memory, world.client.working_memory]
     for part in parts:
         PORTAL.run(part.close())
 
@@ -477,8 +477,8 @@ def test_every_store_takes_what_verbs_let_through(stored: World) -> None:
 
 
 def test_a_run_ends_for_a_reason_with_a_null_character_in_every_store(stored: World) -> None:
-    stored.realm.engine = ScriptedEngine()
-    stored.realm.residents.clear()
+    stored.client.engine = ScriptedEngine()
+    stored.client.residents.clear()
     chat = stored.subject(Session)
     run = chat.run("slow 400")
     run._portal = PORTAL

@@ -79,7 +79,7 @@ def test_what_cannot_be_used_is_refused_by_name_and_the_session_goes_on(
 async def test_callers_that_await_get_the_same_errors(make_manager: MakeManager, tmp_path: Path) -> None:
     memory = [LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))]
     settings: dict[str, Any] = {"engine": ScriptedEngine(), "memory": memory}
-    namespace = make_manager(**settings).open("chat").memory._realm.namespace
+    namespace = make_manager(**settings).open("chat").memory._client.namespace
 
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings, namespace=namespace) as manager:
         chat = await manager.open("chat")

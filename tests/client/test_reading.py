@@ -16,7 +16,7 @@ from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import PackedOutcome, Refused
 from turnwise.actors.hosting.packed_host import PackedHost
 from turnwise.actors.hosting.stored_session import TAIL, StoredSession, UnattendedError
-from turnwise.actors.hosting.worker_resources import Supplies
+from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import Outcome, SessionReads
@@ -221,8 +221,8 @@ def packed_host(store: SessionStore) -> PackedHost:
         """Nothing is taken over."""
 
     engine = pickle.dumps((ScriptedEngine(), SessionConfig(), None, (), None))
-    supplies = Supplies(lambda: store, lambda: None, "engine", engine)
-    return PackedHost(supplies, Packed(), node_id="node", keep=keep, drop=lambda _: None, leave=lambda: None)
+    resources = WorkerResources(lambda: store, lambda: None, "engine", engine)
+    return PackedHost(resources, Packed(), node_id="node", keep=keep, drop=lambda _: None, leave=lambda: None)
 
 
 async def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_with_the_first_change() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from turnwise.actors.client import cluster_client as realm_module
-from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.requests import Call, Pause
 from turnwise.errors import SessionLostError
 
@@ -41,16 +41,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def ask(homes: Remote) -> Any:
-    realm: Any = Realm("namespace", "realm")
-    realm._homes = homes
-    return realm.ask("s", "wait")
+def ask(lookup: Remote) -> Any:
+    client: Any = ClusterClient("namespace", "realm")
+    client._lookup = lookup
+    return client.ask("s", "wait")
 
 
 def test_who_waits_for_hours_outlives_a_process_every_hour(clock: Clock) -> None:
     """Case 63: each was reached, so none of them counts for how long the next is looked for."""
-    homes = Remote()
-    asking = ask(homes)
+    lookup = Remote()
+    asking = ask(lookup)
     step = next(asking)
     for _ in range(5):
         assert isinstance(step, Call)
@@ -59,7 +59,7 @@ def test_who_waits_for_hours_outlives_a_process_every_hour(clock: Clock) -> None
         step = next(asking)
     with pytest.raises(StopIteration) as answered:
         asking.send(pickle.dumps("done"))
-    assert answered.value.value == "done" and homes.missed == 5
+    assert answered.value.value == "done" and lookup.missed == 5
 
 
 def test_a_process_that_cannot_be_reached_is_looked_for_so_long_and_no_longer(clock: Clock) -> None:

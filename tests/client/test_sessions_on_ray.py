@@ -68,7 +68,7 @@ def audit(manager: SessionManager, session_id: str) -> None:
     """Check what is in the store, without the session."""
 
     async def check() -> None:
-        store = manager._realm.open_store()
+        store = manager._client.open_store()
         await check_session(store, session_id)
         await store.close()
 
@@ -320,7 +320,7 @@ def test_when_the_callers_process_dies_the_run_goes_on_and_another_attaches_by_i
     """Case 15, with a real SIGKILL of a real second process."""
     manager = make_manager()
     address = ray_session.get_runtime_context().gcs_address
-    other = python(START, address, f"sqlite:///{tmp_path}/chats.db", manager._realm.namespace)
+    other = python(START, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace)
     assert other.stdout
     run_id = other.stdout.readline().strip()
     other.send_signal(signal.SIGKILL)
@@ -560,12 +560,12 @@ def test_without_a_manager_a_session_that_is_not_live_says_what_to_do(make_manag
     chat = manager.open("chat")
     execution = chat.run("hello")
     execution.wait()
-    execution._realm = type(execution._realm)(manager._realm.namespace, manager._realm.name)
+    execution._client = type(execution._client)(manager._client.namespace, manager._client.name)
     execution._outcome = None
     assert execution.wait().text == "hello"
     chat.delete()
     time.sleep(0.5)
-    execution._realm.homes.miss("chat")
+    execution._client.lookup.miss("chat")
     with pytest.raises(SessionLostError, match="SessionManager"):
         execution.wait()
 
@@ -583,7 +583,7 @@ def test_the_store_in_memory_is_shared_by_the_sessions_and_survives_their_kill(m
 async def test_the_async_family_does_the_same(make_manager: MakeManager) -> None:
     manager = make_manager()
 
-    settings: Any = {"engine": ScriptedEngine(), "namespace": manager._realm.namespace}
+    settings: Any = {"engine": ScriptedEngine(), "namespace": manager._client.namespace}
     async with AsyncSessionManager("memory://async", **settings) as opened:
         chat = await opened.open("chat", user_id="sarah")
         execution = await chat.run("slow 20")

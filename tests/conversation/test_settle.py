@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from turnwise.memory.conversation.blocks import Block, Citations, System, Text, Thinking, ToolResult, ToolUse, User
-from turnwise.memory.conversation.transcript import settle
+from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.providers.openai_chat import encode
 from wire_rules import WireError, check_chat
 
@@ -37,7 +37,7 @@ def cancelled(call_id: str, why: str = "enough") -> ToolResult:
 
 
 def settled(*output: Block, interrupted: bool = True) -> list[Block]:
-    return settle(output, why="enough", interrupted=interrupted)
+    return repair(output, why="enough", interrupted=interrupted)
 
 
 @given(st.lists(st.tuples(OUTPUTS, st.booleans()), max_size=4))
@@ -45,14 +45,14 @@ def test_the_next_request_is_valid_after_any_outputs(runs: list[tuple[list[Block
     """Acceptance 19."""
     history: list[Block] = [System(text="Be brief.")]
     for output, interrupted in runs:
-        history += [User(text="Go on."), *settle(output, why="enough", interrupted=interrupted)]
+        history += [User(text="Go on."), *repair(output, why="enough", interrupted=interrupted)]
     check_chat(encode([*history, User(text="And now?")]))
 
 
 @given(OUTPUTS, st.booleans())
 def test_settling_twice_is_settling_once(output: list[Block], interrupted: bool) -> None:
-    once = settle(output, why="enough", interrupted=interrupted)
-    assert settle(once, why="another reason", interrupted=interrupted) == once
+    once = repair(output, why="enough", interrupted=interrupted)
+    assert repair(once, why="another reason", interrupted=interrupted) == once
 
 
 @given(OUTPUTS)
@@ -65,7 +65,7 @@ def test_no_text_and_no_usable_call_is_dropped_and_each_keeps_its_order(output: 
     def calls(blocks: list[Block]) -> list[Block]:
         return [block for block in blocks if isinstance(block, ToolUse) and block.call_id and block.name]
 
-    kept = settle(output, why="enough", interrupted=False)
+    kept = repair(output, why="enough", interrupted=False)
     assert texts(kept) == texts(output)
     assert calls(kept) == calls(output)
 
@@ -74,7 +74,7 @@ def test_no_text_and_no_usable_call_is_dropped_and_each_keeps_its_order(output: 
 def test_within_a_message_thoughts_come_before_texts_and_texts_before_calls(output: list[Block]) -> None:
     """Acceptance 24."""
     ranks = {"thinking": 0, "text": 1, "citations": 1, "tool_use": 2}
-    kept = settle(output, why="enough", interrupted=False)
+    kept = repair(output, why="enough", interrupted=False)
     for is_result, message in groupby(kept, key=lambda block: isinstance(block, ToolResult)):
         places = [ranks[block.kind] for block in message if not is_result]
         assert places == sorted(places)
@@ -83,7 +83,7 @@ def test_within_a_message_thoughts_come_before_texts_and_texts_before_calls(outp
 @given(OUTPUTS)
 def test_no_message_of_a_kept_output_is_of_thoughts_only(output: list[Block]) -> None:
     """Acceptance 19."""
-    kept = settle(output, why="enough", interrupted=False)
+    kept = repair(output, why="enough", interrupted=False)
     for is_result, message in groupby(kept, key=lambda block: isinstance(block, ToolResult)):
         said = list(message)
         if not is_result and any(isinstance(block, Thinking) for block in said):

@@ -37,7 +37,7 @@ from turnwise.memory.conversation.events import (
     ToolEnded,
     ToolStarted,
 )
-from turnwise.memory.conversation.transcript import Ledger, Message, messages_of, settle, system_of
+from turnwise.memory.conversation.transcript import Ledger, Message, messages_of, repair, system_of
 
 HM, YES, OUR_SOURCE = Thinking(text="Hm."), Text(text="Yes."), Citations(items=({"url": "https://example.org"},))
 
@@ -215,7 +215,7 @@ def test_a_decision_that_edits_a_call_takes_its_place() -> None:
 )
 def test_a_settled_output_survives_json_with_the_kinds_that_nobody_knows(output: list[Block]) -> None:
     """Acceptance 27."""
-    kept = settle(output, why="enough", interrupted=True)
+    kept = repair(output, why="enough", interrupted=True)
     assert [decode(encode(block)) for block in kept] == kept
     assert [block for block in kept if isinstance(block, Unknown)] == [
         block for block in output if isinstance(block, Unknown)

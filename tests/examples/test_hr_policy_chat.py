@@ -38,7 +38,7 @@ from turnwise.memory.conversation.blocks import Block, Text, User
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
-from turnwise.memory.longterm.prompt_sections import Recalled, make_sections
+from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.providers.openai_chat import encode
 from turnwise.memory.tokens.counter import ByteCounter
 from wire_rules import check_chat
@@ -207,7 +207,7 @@ def test_traces_are_found_in_the_bytes_of_any_file(tmp_path: Path) -> None:
 # The stand-in
 
 
-def asked(prompt: str, *recalled: Recalled, before: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def asked(prompt: str, *recalled: RetrievalResult, before: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Return a request as a session sends it."""
     text = make_sections(recalled, now=1_700_000_000.0, counter=ByteCounter()).text
     parts = [{"type": "text", "text": part} for part in (text, prompt) if part]
@@ -219,8 +219,8 @@ def item(text: str, **about: Any) -> MemoryItem:
     return MemoryItem(id=text[:9], text=text, **about)
 
 
-POLICY = Recalled(items=[item("Parental leave is paid by the state.")], section="static")
-FACT = Recalled(items=[item('My parental leave is "booked" for <May>.', topic='the "leave"', created_at=1.7e9)])
+POLICY = RetrievalResult(items=[item("Parental leave is paid by the state.")], section="static")
+FACT = RetrievalResult(items=[item('My parental leave is "booked" for <May>.', topic='the "leave"', created_at=1.7e9)])
 
 
 def test_sections_are_read_as_they_were_written() -> None:
@@ -256,9 +256,11 @@ def test_what_was_talked_about_is_told_with_its_day() -> None:
         item("user: Is Lisbon a place for work?\nassistant: Yes.", created_at=1.6e9),
         item("user: It rains.", created_at=1.5e9),
     ]
-    answer = assistant_reply(asked("What did we say about work in Lisbon?", Recalled(items=said, section="vector")))
+    answer = assistant_reply(
+        asked("What did we say about work in Lisbon?", RetrievalResult(items=said, section="vector"))
+    )
     assert answer == "On 2020-09-13: user: Is Lisbon a place for work? / assistant: Yes."
-    answer = assistant_reply(asked("What did we say about Porto?", Recalled(items=said, section="vector")))
+    answer = assistant_reply(asked("What did we say about Porto?", RetrievalResult(items=said, section="vector")))
     assert answer == "I do not know that."
 
 

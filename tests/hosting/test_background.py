@@ -17,7 +17,7 @@ from test_packed_host import Patient
 from turnwise.actors.cluster.batcher import Batcher
 from turnwise.actors.cluster.memory_actor import MemoryHost
 from turnwise.actors.hosting.dedicated_host import SessionHost
-from turnwise.actors.hosting.shutdown import Departure
+from turnwise.actors.hosting.shutdown import Shutdown
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -205,8 +205,8 @@ def host_of(store: InMemoryStore, engine: Any, has_left: asyncio.Event, idle_s: 
     async def keep(*_: object) -> None:
         pass
 
-    supplies = OpenSupplies(store, {"first": (engine, SessionConfig(idle_s=idle_s), None, (), None)}, "first")
-    return SessionHost("s", supplies, max_waits=10, node_id="here", leave=has_left.set, keep=keep)
+    resources = OpenSupplies(store, {"first": (engine, SessionConfig(idle_s=idle_s), None, (), None)}, "first")
+    return SessionHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, keep=keep)
 
 
 def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(
@@ -377,12 +377,12 @@ def test_an_actor_leaves_though_ray_raises_an_error(
         def forget() -> None:
             raise OSError("no actor of that name can be asked for")
 
-        async def is_here(_: Departure) -> bool:
+        async def is_here(_: Shutdown) -> bool:
             raise OSError("Ray is away")
 
-        leave = Departure.__new__(Departure)
+        leave = Shutdown.__new__(Shutdown)
         leave._forget, leave._task = forget, None
-        monkeypatch.setattr(Departure, "_is_here", is_here)
+        monkeypatch.setattr(Shutdown, "_is_here", is_here)
         monkeypatch.setattr("os._exit", lambda code: left.set_result(f"exit {code}"))
         leave()
         assert await asyncio.wait_for(left, 10) == "exit 1"

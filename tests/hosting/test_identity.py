@@ -20,7 +20,7 @@ from hypothesis import given, strategies as st
 from pydantic import BaseModel, PrivateAttr
 from ray import cloudpickle
 
-from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.cluster.identity import identity
 from turnwise.actors.cluster.memory_actor import RemoteMemory
 from turnwise.actors.cluster.placement import Dedicated
@@ -183,7 +183,7 @@ def test_an_engine_of_a_script_is_the_same_in_each_process(tmp_path: Path) -> No
     assert said[0] == said[1] and len(said[0].split()[0]) == 64
 
 
-def a_realm(**changes: Any) -> Realm:
+def a_realm(**changes: Any) -> ClusterClient:
     settings: dict[str, Any] = {
         "history_url": None,
         "encryption": None,
@@ -196,13 +196,13 @@ def a_realm(**changes: Any) -> Realm:
         "read_only": False,
         **changes,
     }
-    return Realm.of("namespace", "memory://identity", **settings)
+    return ClusterClient.of("namespace", "memory://identity", **settings)
 
 
 def test_two_managers_with_equal_settings_have_one_engine_and_share_their_memories() -> None:
     one, another = a_realm(), a_realm()
     assert one._engine_id == another._engine_id
-    names = [[slot.memory.actor_name for slot in realm.memories] for realm in (one, another)]  # type: ignore[attr-defined]
+    names = [[slot.memory.actor_name for slot in client.memories] for client in (one, another)]  # type: ignore[attr-defined]
     assert names[0] == names[1]
 
 

@@ -16,7 +16,7 @@ from packed_hosts import Hosting, refused
 from schedules import DawdlingStore, explore
 from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout
-from turnwise.actors.hosting.engine_overrides import Adopted
+from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.packed_actor import _EarlierHosts
 from turnwise.actors.hosting.worker_resources import KEPT
 from turnwise.actors.inference.echo import EchoEngine
@@ -28,7 +28,7 @@ from turnwise.actors.inference.engine import (
     StepContext,
     Suspend,
 )
-from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
@@ -396,7 +396,7 @@ def test_what_a_session_took_over_is_its_own_and_outlives_the_process_until_it_l
         hosting = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others)
         await hosting.create("a", "b", "c")
         await hosting.ask("a", "adopt", "second", b"")
-        assert hosting.adopted == {"a": Adopted("second")}
+        assert hosting.adopted == {"a": EngineOverride("second")}
         again = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others, adopted=hosting.adopted)
         for name in "ab":
             await again.run(name, "who is there?", f"run-{name}")
@@ -423,12 +423,14 @@ def test_a_run_that_waits_for_leave_goes_on_with_its_engine_whoever_had_to_leave
             await hosting.start(name, "hello", f"run-{name}", "second")
             await asyncio.sleep(1)
         await hosting.ask("c", "info")
-        assert hosting.host.resident_ids == ["c"] and hosting.adopted == {name: Adopted("second") for name in "ab"}
+        assert hosting.host.resident_ids == ["c"] and hosting.adopted == {
+            name: EngineOverride("second") for name in "ab"
+        }
         again = Hosting(store, Asking("first"), limits, others=engines, adopted=hosting.adopted)
         for each, name in ((hosting, "a"), (again, "b")):
             for number in range(2 * KEPT):
                 each.bring(f"newer {number}", EchoEngine())
-            await each.ask(name, "decide", f"run-{name}", "call", Decision(verdict="approved"))
+            await each.ask(name, "decide", f"run-{name}", "call", ApprovalDecision(verdict="approved"))
             assert (await each.ask(name, "wait", f"run-{name}", None, ())).state == "completed"
             (turn,) = await store.turns(name)
             assert "second" in (await store.blocks(turn.output))[0]

@@ -59,7 +59,7 @@ def check(manager: SessionManager, names: Iterable[str], told: Acknowledged | No
     """Audit what is in the store, without the sessions."""
 
     async def look() -> None:
-        store = manager._realm.open_store()
+        store = manager._client.open_store()
         (await audit(store, list(names), told)).check()
         await store.close()
 
@@ -67,7 +67,7 @@ def check(manager: SessionManager, names: Iterable[str], told: Acknowledged | No
 
 
 def residents(manager: SessionManager, ray: ModuleType, name: str) -> list[str]:
-    return list(ray.get(manager._realm.actor(name).resident_ids.remote()))
+    return list(ray.get(manager._client.actor(name).resident_ids.remote()))
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -131,7 +131,7 @@ def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_
     assert 0 < len(lost) < len(names)
 
     async def states() -> set[str]:
-        store = manager._realm.open_store()
+        store = manager._client.open_store()
         found: set[str] = {(await store.run(execution.run_id)).state for execution in lost}
         await store.close()
         return found
@@ -184,7 +184,7 @@ def test_another_number_of_hosts_moves_sessions_without_interrupting_one(
     assert all(chat.run("from the old manager").wait(WAIT_S).text == "from the old manager" for chat in chats)
     after = {process_of(chat.info()) for chat in chats}
     assert len(after) == 3 and not after & before
-    until(lambda: [layout.hosts for layout in find_layouts(new._realm.namespace, new._realm.name)] == [3])
+    until(lambda: [layout.hosts for layout in find_layouts(new._client.namespace, new._client.name)] == [3])
     check(new, names)
 
 
@@ -269,7 +269,7 @@ def test_the_async_family_runs_a_thousand_sessions_at_once(make_manager: MakeMan
 
     async def talk() -> None:
         settings: dict[str, Any] = {"engine": ScriptedEngine(), "placement": Packed(hosts=2)}
-        url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._realm.namespace
+        url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._client.namespace
         async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
             chats = await asyncio.gather(*map(manager.open, names))
             executions = await asyncio.gather(*(chat.run(chat.id) for chat in chats))
@@ -289,7 +289,7 @@ def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
 
     async def talk() -> None:
         settings: dict[str, Any] = {"engine": ScriptedEngine(), "placement": Packed(hosts=2)}
-        url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._realm.namespace
+        url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._client.namespace
         async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
             chats = await asyncio.gather(*map(manager.open, names))
             victim = process_of(await chats[0].info())

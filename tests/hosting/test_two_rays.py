@@ -170,7 +170,7 @@ def test_what_is_read_of_a_session_without_a_process_comes_from_the_store(make_m
     chat = manager.open("chat")
     turn = chat.run("hello").wait(WAIT_S)
     deadline = time.monotonic() + WAIT_S
-    while find_actor(manager._realm.namespace, actor_name(manager._realm.name, "chat")):  # to ask it would keep it
+    while find_actor(manager._client.namespace, actor_name(manager._client.name, "chat")):  # to ask it would keep it
         assert time.monotonic() < deadline
         time.sleep(0.1)
     again = manager.open("chat")

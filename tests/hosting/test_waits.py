@@ -12,7 +12,7 @@ import pytest
 from engines import Asking
 from packed_hosts import Hosting, OpenSupplies, refused
 from turnwise.actors.client import cluster_client as realm_module
-from turnwise.actors.client.cluster_client import ANSWER_S, MOST_PAUSE_S, REFUSED_S, Realm
+from turnwise.actors.client.cluster_client import ANSWER_S, MOST_PAUSE_S, REFUSED_S, ClusterClient
 from turnwise.actors.client.execution import ExecutionHandle
 from turnwise.actors.client.requests import Call, Pause
 from turnwise.actors.cluster.placement import Dedicated, Packed
@@ -21,7 +21,7 @@ from turnwise.actors.hosting.dedicated_host import SessionHost
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.worker_resources import Equipment
 from turnwise.actors.inference.engine import RunContext, SessionView
-from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, OverloadedError, WaitTimeoutError
 from turnwise.memory.conversation.blocks import Block
@@ -123,7 +123,7 @@ def test_who_waits_beyond_the_limit_is_refused_and_every_other_verb_gets_through
         assert (await ask("a", "events", 0, 10, "run", 1e6))[0], "what is there is given to everybody"
         await ask("a", "start", "", ("later",), {"run_id": "next", "if_busy": "enqueue"}, ())
         assert await ask("a", "cancel", "enough", "next") is True
-        await ask("a", "decide", "run", "call", Decision(verdict="approved"))
+        await ask("a", "decide", "run", "call", ApprovalDecision(verdict="approved"))
         assert {outcome.state for outcome in (await asyncio.gather(*waits))[:3]} == {"completed"}
         assert (await ask("a", "wait", "run", None, ())).state == "completed"
         assert await ask("a", "end") is True
@@ -142,7 +142,7 @@ def test_those_who_wait_for_many_sessions_of_a_host_are_limited_too_and_leave_it
         ]
         await asyncio.sleep(0.1)
         assert "max_waits=4" in str(await refused(OverloadedError, hosting.ask("c", "wait", "run-c", None, ())))
-        await hosting.ask("a", "decide", "run-a", "call", Decision(verdict="approved"))
+        await hosting.ask("a", "decide", "run-a", "call", ApprovalDecision(verdict="approved"))
         assert [(await wait).state for wait in waits[:2]] == ["completed", "completed"]
         assert await hosting.ask("c", "wait", "run-c", 1.0, ()) is None, "now there is a place"
         for wait in waits[2:]:
@@ -191,12 +191,12 @@ def test_a_call_that_cancels_or_ends_does_not_wait_for_as_long_as_an_engine_may_
 # The caller's side
 
 
-class Homes:
+class Lookup:
     """Stands for an actor, its method, and the homes that find it."""
 
     have_many = False
 
-    def actor(self, session_id: str) -> Homes:
+    def actor(self, session_id: str) -> Lookup:
         return self
 
     def miss(self, session_id: str) -> None:
@@ -252,9 +252,9 @@ class Caller:
 
 
 def execution() -> ExecutionHandle:
-    realm: Any = Realm("namespace", "realm")
-    realm._homes = Homes()
-    return ExecutionHandle(realm, "s", "run", 0)
+    client: Any = ClusterClient("namespace", "realm")
+    client._lookup = Lookup()
+    return ExecutionHandle(client, "s", "run", 0)
 
 
 def test_a_wait_is_asked_again_slice_by_slice_until_its_own_timeout(clock: Clock) -> None:
@@ -303,8 +303,8 @@ def test_a_cancel_of_the_active_run_names_it_when_it_asks_again(clock: Clock) ->
         return True if len(caller.calls) == 3 else StillEnding("first")
 
     caller = Caller(clock, answer)
-    realm = execution()._realm
-    assert caller.carry_out(realm.cancel("s", "enough")) is True
+    client = execution()._client
+    assert caller.carry_out(client.cancel("s", "enough")) is True
     assert [asked[3] for asked in caller.calls] == [None, "first", "first"]
 
 

@@ -75,7 +75,7 @@ def test_thousands_of_abandoned_waits_keep_nobody_from_deciding_cancelling_and_r
 ) -> None:
     settings: dict[str, Any] = {"engine": Asking(), "placement": placement, "config": SessionConfig(idle_s=1.0)}
     shown = make_manager(**settings)
-    url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._realm.namespace
+    url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._client.namespace
 
     async def attack() -> str:
         async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
@@ -99,8 +99,8 @@ def test_thousands_of_abandoned_waits_keep_nobody_from_deciding_cancelling_and_r
 
     def has_left() -> bool:
         if isinstance(placement, Packed):
-            return not ray_session.get(shown._realm.actor("chat").resident_ids.remote())
-        return find_actor(namespace, actor_name(shown._realm.name, "chat")) is None
+            return not ray_session.get(shown._client.actor("chat").resident_ids.remote())
+        return find_actor(namespace, actor_name(shown._client.name, "chat")) is None
 
     until(has_left, SLICE_S + 20.0)  # a slice, and a busy machine
     pickled = pickle.dumps((url, namespace, placement, run_id)).hex()

@@ -389,7 +389,7 @@ def test_a_run_waits_for_a_person_without_a_process_and_without_the_one_that_ask
     watcher = bench.manager(note, pay, config={"idle_s": 0.5})
     address, store = ray_session.get_runtime_context().gcs_address, f"sqlite:///{tmp_path}/chats.db"
     packed = pickle.dumps((engine, config)).hex()
-    asker = python(ASK, address, store, watcher._realm.namespace, packed, bench.labels["notes"], stdin=-1)
+    asker = python(ASK, address, store, watcher._client.namespace, packed, bench.labels["notes"], stdin=-1)
     assert asker.stdout and asker.stdin
     run_id, queued_id = asker.stdout.readline().split()
     run = watcher.execution(run_id)
@@ -492,7 +492,7 @@ def test_the_result_of_a_call_comes_from_another_process(bench: Bench, ray_sessi
     with pytest.raises(InvalidInputError, match="provide"):
         run.approve(first.call_id)
     address = ray_session.get_runtime_context().gcs_address
-    other = python(PROVIDE, address, f"sqlite:///{tmp_path}/chats.db", manager._realm.namespace, run.run_id)
+    other = python(PROVIDE, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace, run.run_id)
     assert other.communicate(timeout=WAIT_S)[0] == "thanks\n"
     assert results(run.wait(WAIT_S)) == [("he comes at 12", False), ("he has left", True)]
     assert [step.name for step in run.steps() if step.kind == "tool"] == [], "no tool of the session's was called"
@@ -520,7 +520,7 @@ def test_the_async_family_decides_too(bench: Bench, tmp_path: Path) -> None:
     manager = bench.manager()
 
     async def story() -> None:
-        settings: Any = {"engine": bench.engine(pay, driver), "namespace": manager._realm.namespace}
+        settings: Any = {"engine": bench.engine(pay, driver), "namespace": manager._client.namespace}
         async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
             chat = await opened.open("chat")
             calls: toolbox.Calls = [("pay", {"euros": 8}), ("pay", {"euros": 9}), ("driver", {})]

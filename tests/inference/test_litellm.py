@@ -51,7 +51,7 @@ from turnwise.errors import ContextOverflowError, EngineError, RequestRefusedErr
 from turnwise.memory.conversation.blocks import Block, Image, Text, Thinking, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import TextDelta
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.transcript import settle
+from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.strategies.trim import Trim
 
@@ -606,7 +606,7 @@ def test_behind_litellm_a_quirk_gives_an_answer_or_a_typed_error(
         outcome = "error" if len(str(error)) < 1000 else str(error)
     assert outcome == CHANGED.get(quirk.name, "error" if quirk.error else "answer")
     results = [ToolResult(call_id=use.call_id, text="Sun") for use in said if isinstance(use, ToolUse)]
-    history = [User(text="Hello"), *settle([*said, *results], why="it broke off", interrupted=True)]
+    history = [User(text="Hello"), *repair([*said, *results], why="it broke off", interrupted=True)]
     raw.serve(HEALTHY)
     again, _ = answer(chosen, *history, User(text="And now?"))
     assert again == HI

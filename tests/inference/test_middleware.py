@@ -18,7 +18,7 @@ from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import Hook, Phase, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.budget import Budget, Price, priced
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -354,7 +354,7 @@ async def test_a_sessions_budget_counts_all_its_runs_and_leave_to_go_on_is_for_o
             await asyncio.sleep(0.01)
         (call,) = await core.pending(name)
         assert call.wants == "budget" and call.why and "the session has spent" in call.why
-        await core.decide(name, call.call_id, Decision(verdict="approved"))
+        await core.decide(name, call.call_id, ApprovalDecision(verdict="approved"))
         outcome = await core.wait(name)
         assert outcome and outcome.run.state == "completed", "leave is for this run"
     session = await core.session()
@@ -370,7 +370,7 @@ async def test_who_is_refused_more_keeps_what_was_executed() -> None:
     await asyncio.sleep(100)
     assert (await core.run("run")).usage == before, "waiting costs nothing"
     (call,) = await core.pending("run")
-    await core.decide("run", call.call_id, Decision(verdict="rejected", text="no"))
+    await core.decide("run", call.call_id, ApprovalDecision(verdict="rejected", text="no"))
     outcome = await core.wait("run")
     assert outcome and outcome.turn and (outcome.run.state, outcome.run.code) == ("failed", "budget")
     assert outcome.turn.output == (*LOOK, result("cat"))

@@ -41,7 +41,7 @@ from turnwise.memory.conversation.steps import steps_of
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.extraction import prompt as extraction, rerank as choosing
-from turnwise.memory.longterm.turn_items import Own, turn_item
+from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.providers.endpoints import PROFILES
 from turnwise.memory.providers.validation import CHAT, RESPONSES, check
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -675,7 +675,7 @@ def test_the_same_key_with_another_type_is_a_conflict() -> None:
 def test_what_was_sent_back_is_not_remembered() -> None:
     said, result = sent_back([Text(text=MINUS)], "people: wrong", "1")
     blocks = [User(text="What of Paris?"), *said, result, Text(text=PARIS)]
-    found = turn_item(SESSION, Own(0, ()), (Span("log", 0, 4),), blocks)
+    found = turn_item(SESSION, TurnBlocks(0, ()), (Span("log", 0, 4),), blocks)
     assert found and found.text == f"user: What of Paris?\nassistant: {PARIS}"
     assert found.blocks == (blocks[0], blocks[3])
 

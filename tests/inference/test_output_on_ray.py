@@ -90,7 +90,7 @@ def test_both_families_give_instances_and_partial_objects_and_refuse_what_is_no_
 
     async def story() -> None:
         with QuirkServer(says(MINUS), says(PARIS)) as server:
-            settings: Any = {"engine": engine(server), "namespace": manager._realm.namespace}
+            settings: Any = {"engine": engine(server), "namespace": manager._client.namespace}
             async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
                 other = await opened.open("another")
                 run = await other.run("What of Paris?", output=Place)

@@ -25,7 +25,7 @@ from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.openai.fields import Asked
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.errors import EngineError, IdempotencyConflictError, InvalidInputError, RequestRefusedError
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.frozen_json import freeze
@@ -331,7 +331,7 @@ class Steered(Scripted):
         return await super().run(turn, context)
 
 
-APPROVED = Decision(verdict="approved")
+APPROVED = ApprovalDecision(verdict="approved")
 TWO_STEPS: list[list[Block]] = [[use("1", "look", at="a")], [Text(text="done")]]
 
 

@@ -20,7 +20,7 @@ from turnwise.actors.inference.openai.runner import OpenAIRunner
 from turnwise.actors.inference.tools.tool import external_tool
 from turnwise.errors import ConfigError, ContextOverflowError, EngineError
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
-from turnwise.memory.conversation.transcript import settle
+from turnwise.memory.conversation.transcript import repair
 
 HEALTHY = {
     "chat": (200, EVENTS, events(*STREAM, chunk("stop"))),
@@ -48,7 +48,7 @@ def test_a_quirk_gives_the_answer_or_an_error_that_says_what_was_said(quirk: Qui
             said = [Text(text=context.text)] if context.text else []
         # The conversation goes on with a healthy server.
         results = [ToolResult(call_id=use.call_id, text="Sun") for use in said if isinstance(use, ToolUse)]
-        history = [User(text="Hello"), *settle([*said, *results], why="it broke off", interrupted=True)]
+        history = [User(text="Hello"), *repair([*said, *results], why="it broke off", interrupted=True)]
         again, _ = answer(chosen, *history, User(text="And now?"))
         assert again == HI
 

@@ -13,7 +13,7 @@ from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepC
 from turnwise.actors.inference.tools.loop import LOST, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import Outcome
@@ -221,7 +221,7 @@ async def test_time_counts_while_a_run_is_running_and_not_while_it_waits() -> No
         for call in "ab":
             await stage.until(stage.awaits)
             await asyncio.sleep(100)
-            await stage.core.decide("run", call, Decision(verdict="approved"))
+            await stage.core.decide("run", call, ApprovalDecision(verdict="approved"))
             if call == "a":
                 await asyncio.sleep(7)
         return await stage.outcome()
@@ -352,14 +352,14 @@ async def test_a_call_that_needs_a_word_waits_for_it_across_processes() -> None:
     stage.new_core()
     assert await stage.core.pending("run") == [pending] and not called
     for _ in range(2):
-        await stage.core.decide("run", "a", Decision(verdict="approved"))
+        await stage.core.decide("run", "a", ApprovalDecision(verdict="approved"))
     outcome = await stage.outcome()
     assert called == ["/etc"] and results(outcome)[0].text == "deleted /etc"
-    await stage.core.decide("run", "a", Decision(verdict="approved"))
+    await stage.core.decide("run", "a", ApprovalDecision(verdict="approved"))
     with pytest.raises(CallDecidedError, match="approved"):
-        await stage.core.decide("run", "a", Decision(verdict="rejected"))
+        await stage.core.decide("run", "a", ApprovalDecision(verdict="rejected"))
     with pytest.raises(CallNotFoundError):
-        await stage.core.decide("run", "b", Decision(verdict="approved"))
+        await stage.core.decide("run", "b", ApprovalDecision(verdict="approved"))
 
 
 async def test_an_id_that_comes_again_is_another_call_and_needs_a_word_of_its_own() -> None:
@@ -374,12 +374,12 @@ async def test_an_id_that_comes_again_is_another_call_and_needs_a_word_of_its_ow
     stage = Stage(engine)
     await stage.start()
     await stage.until(stage.awaits)
-    await stage.core.decide("run", "call_0", Decision(verdict="rejected", text="no"))
+    await stage.core.decide("run", "call_0", ApprovalDecision(verdict="rejected", text="no"))
     await asyncio.sleep(1)
     pending = [(call.call_id, call.input["path"]) for call in await stage.core.pending("run")]
     assert pending == [("call_0_2", "/home"), ("call_0_3", "/tmp/x")] and not called
-    await stage.core.decide("run", "call_0_2", Decision(verdict="rejected", text="no"))
-    await stage.core.decide("run", "call_0_3", Decision(verdict="approved"))
+    await stage.core.decide("run", "call_0_2", ApprovalDecision(verdict="rejected", text="no"))
+    await stage.core.decide("run", "call_0_3", ApprovalDecision(verdict="approved"))
     outcome = await stage.outcome()
     assert called == ["/tmp/x"] and outcome.run.state == "completed"
     assert [result.text for result in results(outcome)] == ["rejected: no", "rejected: no", "deleted /tmp/x"]
@@ -388,14 +388,14 @@ async def test_an_id_that_comes_again_is_another_call_and_needs_a_word_of_its_ow
 @pytest.mark.parametrize(
     ("decision", "result", "ran"),
     [
-        (Decision(verdict="rejected", text="never"), "rejected: never", []),
-        (Decision(verdict="provided", text="it is gone"), "it is gone", []),
-        (Decision(verdict="approved", input={"path": "/tmp/x"}), "deleted /tmp/x", ["/tmp/x"]),
+        (ApprovalDecision(verdict="rejected", text="never"), "rejected: never", []),
+        (ApprovalDecision(verdict="provided", text="it is gone"), "it is gone", []),
+        (ApprovalDecision(verdict="approved", input={"path": "/tmp/x"}), "deleted /tmp/x", ["/tmp/x"]),
     ],
     ids=["rejected", "provided", "edited"],
 )
 async def test_a_decision_is_what_the_model_and_the_history_see(
-    decision: Decision, result: str, ran: list[str]
+    decision: ApprovalDecision, result: str, ran: list[str]
 ) -> None:
     engine, called = approving()
     stage = Stage(engine)
@@ -429,13 +429,13 @@ async def test_edited_arguments_that_do_not_fit_the_tool_store_nothing_and_can_b
     events, record = await stage.events(), await stage.core.run("run")
     for wrong in WRONG_EDITS:
         with pytest.raises(InvalidInputError, match=r"input=.*'delete'.*(path|force)"):
-            await stage.core.decide("run", "a", Decision(verdict="approved", input=wrong))
+            await stage.core.decide("run", "a", ApprovalDecision(verdict="approved", input=wrong))
     assert await stage.events() == events and await stage.core.run("run") == record
     for _ in range(2):
-        await stage.core.decide("run", "a", Decision(verdict="approved", input={"path": "/tmp"}))
+        await stage.core.decide("run", "a", ApprovalDecision(verdict="approved", input={"path": "/tmp"}))
     assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
     with pytest.raises(CallDecidedError):
-        await stage.core.decide("run", "a", Decision(verdict="approved", input={"path": 7}))
+        await stage.core.decide("run", "a", ApprovalDecision(verdict="approved", input={"path": 7}))
 
 
 async def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() -> None:
@@ -450,7 +450,7 @@ async def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() 
     assert await stage.core.leave()
     stage.engine = Unbuildable(engine.script, engine.registry)
     stage.new_core()
-    edit = Decision(verdict="approved", input={"path": "/tmp"})
+    edit = ApprovalDecision(verdict="approved", input={"path": "/tmp"})
     with pytest.raises(EngineError, match=r"'delete' cannot be checked: .*SystemExit"):
         await stage.core.decide("run", "a", edit)
     assert [call.call_id for call in await stage.core.pending("run")] == ["a"]
@@ -503,7 +503,7 @@ async def test_two_edits_at_once_build_one_engine_which_is_closed() -> None:
     assert await stage.core.leave()
     slow = Slow(engine.script, engine.registry)
     stage.core = SessionCore(SESSION, stage.store, slow, off_loop=off_loop)
-    edits = [Decision(verdict="approved", input={"path": path}) for path in ("/a", "/a")]
+    edits = [ApprovalDecision(verdict="approved", input={"path": path}) for path in ("/a", "/a")]
     await asyncio.gather(*(stage.core.decide("run", "a", edit) for edit in edits))
     await stage.outcome()
     assert await stage.core.leave()
@@ -519,14 +519,14 @@ async def test_a_waiting_run_can_be_cancelled_and_keeps_what_was_decided() -> No
     stage = Stage(Scripted([calls, [Text(text="done")]], ToolRegistry(act)))
     await stage.start()
     await stage.until(stage.awaits)
-    await stage.core.decide("run", "a", Decision(verdict="provided", text="by hand"))
+    await stage.core.decide("run", "a", ApprovalDecision(verdict="provided", text="by hand"))
     assert await stage.awaits(), "it goes on when all is decided"
     stage.new_core()
     assert await stage.core.cancel("enough") is True
     outcome = await stage.outcome()
     assert [result.text for result in results(outcome)] == ["by hand", "cancelled: enough"]
     with pytest.raises(CallDecidedError, match="cancelled"):
-        await stage.core.decide("run", "b", Decision(verdict="approved"))
+        await stage.core.decide("run", "b", ApprovalDecision(verdict="approved"))
 
 
 async def test_decisions_that_fit_no_call_of_the_kind_are_refused() -> None:
@@ -538,6 +538,6 @@ async def test_decisions_that_fit_no_call_of_the_kind_are_refused() -> None:
     await stage.until(stage.awaits)
     assert [call.wants for call in await stage.core.pending("run")] == ["result"]
     with pytest.raises(InvalidInputError, match="provide"):
-        await stage.core.decide("run", "a", Decision(verdict="approved"))
-    await stage.core.decide("run", "a", Decision(verdict="provided", text="42"))
+        await stage.core.decide("run", "a", ApprovalDecision(verdict="approved"))
+    await stage.core.decide("run", "a", ApprovalDecision(verdict="provided", text="42"))
     assert results(await stage.outcome())[0].text == "42"

@@ -25,7 +25,7 @@ from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.vector import sqlite_rows as full_text_rows
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.working.sql import SQLNotes
 from turnwise.testing.embedding import HashEmbedding
@@ -55,7 +55,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     def make() -> LongTermMemory:
         if request.param == "vector":
             index = VectorIndex(ChromaFolder(tmp_path / "chroma"), HashEmbedding(), name=name)
-            return VectorMemory(FullText(f"sqlite:///{tmp_path}/memory.db"), index)
+            return VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index)
         facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
         return LexicalMemory(facts) if request.param == "lexical" else ExtractiveMemory(Model(), facts)
 
@@ -64,7 +64,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 def vector_memory(folder: Path, place: ChromaPlace) -> VectorMemory:
     return VectorMemory(
-        FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding(), name=f"test-{new_id()}")
+        SQLiteItems(f"sqlite:///{folder}/memory.db"), VectorIndex(place, HashEmbedding(), name=f"test-{new_id()}")
     )
 
 
@@ -335,7 +335,7 @@ def test_to_erase_one_user_of_many_makes_nothing_of_others_anew(
         nonlocal read
         embedding = FlakyEmbedding()
         index = VectorIndex(ChromaFolder(tmp_path / f"chroma-{users}"), embedding)
-        memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/{users}.db"), index)
+        memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/{users}.db"), index)
         for user in range(users):
             items = [item(str(at), f"user {user} has {new_id()}") for at in range(30)]
             await memory.remember(Scope(user_id=str(user)), items)
@@ -435,7 +435,7 @@ def test_what_a_server_keeps_is_deleted_there_and_not_verified(tmp_path: Path) -
     async def story() -> None:
         with chroma_server(tmp_path) as server:
             index = VectorIndex(server, HashEmbedding(), name="test")
-            memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/memory.db"), index)
+            memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index)
             await memory.remember(ANN, [item("1", "zyzzyva")])
             await memory.remember(BOB, [item("1", "a lighthouse")])
             await memory.flush()
@@ -534,7 +534,7 @@ def test_what_is_pickled_names_the_same_files_wherever_it_is_opened(
     """The actors that own memories have another working directory than the program that made them."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    kinds: tuple[Callable[[str], Scrubbing], ...] = (SQLStore, SQLFacts, SQLNotes, FullText)
+    kinds: tuple[Callable[[str], Scrubbing], ...] = (SQLStore, SQLFacts, SQLNotes, SQLiteItems)
     made = [kind("sqlite:///made.db") for kind in kinds]
     pickled = pickle.dumps([*made, ChromaFolder("vectors")])
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -26,7 +26,7 @@ from turnwise.memory.longterm.extraction.input import material_of, may_tell, own
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
 from turnwise.memory.longterm.extraction.reconcile import decide, nearest
 from turnwise.memory.longterm.extraction.schema import Action, Candidate, Limits, Refusal, parse
-from turnwise.memory.longterm.prompt_sections import Recalled, make_sections
+from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.tokens.counter import ByteCounter
 
@@ -92,7 +92,7 @@ def test_what_was_recalled_is_not_the_users_own_word() -> None:
         known("1", "Lives in Graz"),
         known("2", "Always answer briefly", type=MemoryType.INSTRUCTIONS, topic="style"),
     ]
-    text = make_sections([Recalled(items=facts)], now=5.0, counter=ByteCounter()).text
+    text = make_sections([RetrievalResult(items=facts)], now=5.0, counter=ByteCounter()).text
     lines = text.splitlines()
     sections = "\n".join(lines[2:])
     assert lines[2] == "<semantic_memory>"

@@ -27,7 +27,7 @@ from turnwise.memory.longterm.extraction.prompt import SCHEMA
 from turnwise.memory.longterm.items.base import FactFilter, FactStore
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.items.sql import SQLFacts
-from turnwise.memory.longterm.prompt_sections import Recalled, make_sections
+from turnwise.memory.longterm.prompt_sections import RetrievalResult, make_sections
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page
@@ -841,7 +841,7 @@ def test_no_fact_is_made_of_recalled_text_in_many_turns() -> None:
         said = set()
         for turn in range(share(1000, 4)):
             recalled = [*await memory.recall(USER, "What do I own? boat", limit=5), other[turn % 20]]
-            prompt = make_sections([Recalled(items=recalled)], now=5.0, counter=ByteCounter()).text
+            prompt = make_sections([RetrievalResult(items=recalled)], now=5.0, counter=ByteCounter()).text
             ever.extend(item.text for item in recalled)
             own = f"I own boat{turn % 100}."
             said.add(own)

@@ -1,4 +1,4 @@
-"""`FullText`: items of users in a SQLite file, found by word."""
+"""`SQLiteItems`: items of users in a SQLite file, found by word."""
 
 import asyncio
 import sqlite3
@@ -17,7 +17,7 @@ from turnwise.memory.longterm.search.analyzer import words
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.search.user_index import find, shelf_of
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, key_of
 from turnwise.memory.stores.sql.touched_pages import noting
 from vector_memories import bytes_in, item, sync
@@ -41,11 +41,11 @@ LOOKALIKES = [
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> FullText:
-    return FullText(f"sqlite:///{tmp_path}/memory.db")
+def text(tmp_path: Path) -> SQLiteItems:
+    return SQLiteItems(f"sqlite:///{tmp_path}/memory.db")
 
 
-async def ids_with(text: FullText, user: str, query: str) -> list[str]:
+async def ids_with(text: SQLiteItems, user: str, query: str) -> list[str]:
     """Return the ids of the user's items that have a word of the query."""
     found = await text.load([user], {})
     items = [row.item for row in found[user].more]
@@ -54,7 +54,7 @@ async def ids_with(text: FullText, user: str, query: str) -> list[str]:
 
 
 @sync
-async def test_items_are_found_by_forms_accents_scripts_and_days(text: FullText) -> None:
+async def test_items_are_found_by_forms_accents_scripts_and_days(text: SQLiteItems) -> None:
     items = [
         item("go", "She goes hiking"),
         item("cafe", "Das Café ist zu"),
@@ -69,7 +69,7 @@ async def test_items_are_found_by_forms_accents_scripts_and_days(text: FullText)
 
 
 @sync
-async def test_nobody_finds_what_is_anothers(text: FullText) -> None:
+async def test_nobody_finds_what_is_anothers(text: SQLiteItems) -> None:
     await text.add([(Scope(user_id=user), [item("1", f"secret {at}")]) for at, user in enumerate(LOOKALIKES)])
     for at, user in enumerate(LOOKALIKES):
         found = await text.load([user], {})
@@ -79,7 +79,7 @@ async def test_nobody_finds_what_is_anothers(text: FullText) -> None:
 
 @sync
 async def test_ids_of_forgotten_items_are_known_for_ninety_days_and_do_not_add_up(
-    text: FullText, monkeypatch: pytest.MonkeyPatch
+    text: SQLiteItems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
@@ -97,7 +97,7 @@ async def test_ids_of_forgotten_items_are_known_for_ninety_days_and_do_not_add_u
 
 
 @sync
-async def test_items_come_out_as_they_went_in(text: FullText) -> None:
+async def test_items_come_out_as_they_went_in(text: SQLiteItems) -> None:
     whole = MemoryItem(
         id="'%_",
         text="NUL \0 and 🦀",
@@ -123,7 +123,7 @@ async def test_items_come_out_as_they_went_in(text: FullText) -> None:
 
 
 @sync
-async def test_an_id_is_kept_once_and_never_comes_back(text: FullText) -> None:
+async def test_an_id_is_kept_once_and_never_comes_back(text: SQLiteItems) -> None:
     assert len(await text.add([(ANN, [item("1"), item("1", "again"), item("2")])])) == 2
     assert await text.add([(ANN, [item("1", "again")])]) == []
     assert await text.forget(ANN, ["1", "3", "4"]) == 1
@@ -133,7 +133,7 @@ async def test_an_id_is_kept_once_and_never_comes_back(text: FullText) -> None:
 
 
 @sync
-async def test_one_bad_item_keeps_all_out(text: FullText) -> None:
+async def test_one_bad_item_keeps_all_out(text: SQLiteItems) -> None:
     for bad in (" ", "\ud800"):
         with pytest.raises(InvalidMemoryError):
             await text.add([(ANN, [item("1"), item("2", bad)])])
@@ -141,7 +141,7 @@ async def test_one_bad_item_keeps_all_out(text: FullText) -> None:
 
 
 @sync
-async def test_forgetting_a_session_or_a_user_leaves_the_rest(text: FullText) -> None:
+async def test_forgetting_a_session_or_a_user_leaves_the_rest(text: SQLiteItems) -> None:
     for user in ("ann", "bob"):
         items = [item(f"{name}{at}", source=Source(session_id=name)) for name in "st" for at in range(3)]
         await text.add([(Scope(user_id=user, agent="hr"), items)])
@@ -153,7 +153,7 @@ async def test_forgetting_a_session_or_a_user_leaves_the_rest(text: FullText) ->
 
 
 @sync
-async def test_agents_change_only_what_they_see(text: FullText) -> None:
+async def test_agents_change_only_what_they_see(text: SQLiteItems) -> None:
     hr, it = Scope(user_id="ann", agent="hr"), Scope(user_id="ann", agent="it")
     await text.add([(hr, [item("1", type=MemoryType.SKILL), item("2")])])
     assert await text.update(it, "1", "x", None, 9.0) is None
@@ -164,7 +164,7 @@ async def test_agents_change_only_what_they_see(text: FullText) -> None:
 
 
 @sync
-async def test_what_needs_vectors_is_told_until_it_has_them(text: FullText) -> None:
+async def test_what_needs_vectors_is_told_until_it_has_them(text: SQLiteItems) -> None:
     await text.add([(ANN, [item("1"), item("2")])])
     pending = await text.pending("a", 10)
     assert [one.key for one in pending] == [key_of("ann", "1", "A fact"), key_of("ann", "2", "A fact")]
@@ -178,7 +178,7 @@ async def test_what_needs_vectors_is_told_until_it_has_them(text: FullText) -> N
 
 
 @sync
-async def test_words_of_what_was_forgotten_are_in_no_file_either(text: FullText, tmp_path: Path) -> None:
+async def test_words_of_what_was_forgotten_are_in_no_file_either(text: SQLiteItems, tmp_path: Path) -> None:
     await text.add(
         [(ANN, [item(str(at), f"xylophone{at} quizzical") for at in range(50)] + [item("stays", "lighthouse")])]
     )
@@ -222,13 +222,13 @@ def as_it_was(path: Path, version: int) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @sync
-async def test_a_file_of_an_earlier_version_finds_the_same(text: FullText, tmp_path: Path, version: int) -> None:
+async def test_a_file_of_an_earlier_version_finds_the_same(text: SQLiteItems, tmp_path: Path, version: int) -> None:
     path = tmp_path / "memory.db"
     await text.add([(ANN, [item("go", "She hiked in Žilina", created_at=1683547200.0), item("x", "A xylophone")])])
     await text.add([(Scope(user_id="bob"), [item("go", "Bob hikes")])])
     await text.close()
     as_it_was(path, version)
-    later = FullText(f"sqlite:///{path}")
+    later = SQLiteItems(f"sqlite:///{path}")
     for query in ("hike", "zilina", "May", "2023"):
         assert await ids_with(later, "ann", query) == ["go"]
     assert await ids_with(later, "bob", "hiking") == ["go"]
@@ -244,12 +244,12 @@ async def test_to_delete_one_user_of_many_writes_what_that_user_has_and_no_more(
     """In pages of the file that were written, and in rows: as many when others have ten times as much."""
     counts = []
     for others in (10, 100):
-        text = FullText(f"sqlite:///{tmp_path}/{others}.db")
+        text = SQLiteItems(f"sqlite:///{tmp_path}/{others}.db")
         for user in range(others):
             items = [item(str(at), f"fact {at} of user {user}: the zyzzyva is a weevil {at}") for at in range(20)]
             await text.add([(Scope(user_id=f"user-{user}"), items)])
 
-        async def changes(text: FullText = text) -> int:
+        async def changes(text: SQLiteItems = text) -> int:
             return await text._read(lambda connection: cast(Any, connection.connection.dbapi_connection).total_changes)
 
         await text._on_thread(text._empty_log)
@@ -267,7 +267,7 @@ async def test_to_delete_one_user_of_many_writes_what_that_user_has_and_no_more(
 
 @sync
 async def test_many_items_are_deleted_in_transactions_between_which_others_write(
-    text: FullText, monkeypatch: pytest.MonkeyPatch
+    text: SQLiteItems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("turnwise.memory.longterm.vector.sqlite_items.AT_ONCE", 3)
     await text.add([(ANN, [item(str(at), f"xylophone {at}") for at in range(20)])])
@@ -289,7 +289,7 @@ async def test_many_items_are_deleted_in_transactions_between_which_others_write
 
 
 @sync
-async def test_a_corrupt_record_is_told(text: FullText, tmp_path: Path) -> None:
+async def test_a_corrupt_record_is_told(text: SQLiteItems, tmp_path: Path) -> None:
     await text.add([(ANN, [item("1")])])
     with sqlite3.connect(tmp_path / "memory.db") as database:
         database.execute("UPDATE turnwise_vector_items SET record = '{}'")
@@ -300,8 +300,8 @@ async def test_a_corrupt_record_is_told(text: FullText, tmp_path: Path) -> None:
 @sync
 async def test_other_databases_are_refused_and_closing_is_final(tmp_path: Path) -> None:
     with pytest.raises(StoreURLError):
-        FullText("postgresql://user@host/name")
-    text = FullText(f"sqlite:///{tmp_path}/memory.db")
+        SQLiteItems("postgresql://user@host/name")
+    text = SQLiteItems(f"sqlite:///{tmp_path}/memory.db")
     await text.close()
     with pytest.raises(StoreClosedError):
         await text.count()

@@ -15,7 +15,7 @@ from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.search.ranking import Weights
-from turnwise.memory.longterm.search.similarity import Nearness
+from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.types import MemoryType
 from vector_memories import FlakyEmbedding, sync
 
@@ -67,7 +67,7 @@ async def texts(memory: Any, query: str, **asked: Any) -> list[str]:
 
 @sync
 async def test_what_shares_no_word_is_found_by_its_vector_and_what_is_far_is_not() -> None:
-    words, both = (LexicalMemory(InMemoryFacts(), nearness=one) for one in (None, Nearness(Meaning())))
+    words, both = (LexicalMemory(InMemoryFacts(), similarity=one) for one in (None, Similarity(Meaning())))
     for memory in (words, both):
         await memory.remember(ANN, items())
     assert not await texts(words, "What is for dinner?")

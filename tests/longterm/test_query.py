@@ -134,11 +134,11 @@ def test_a_word_in_a_sentence_about_much_else_finds_nothing() -> None:
     ],
 )
 def test_a_vector_finds_what_is_similar_for_a_message_that_asks_something(
-    message: str, nearness: float, found: list[str]
+    message: str, similarity: float, found: list[str]
 ) -> None:
-    near = np.array([nearness, *[0.1] * (len(SAID) - 1)])
-    shelf = shelf_of(items(*SAID))
-    assert [item.id for item in find(shelf, message, limit=10, weights=FACTS, near=near)] == found
+    near = np.array([similarity, *[0.1] * (len(SAID) - 1)])
+    user_index = shelf_of(items(*SAID))
+    assert [item.id for item in find(user_index, message, limit=10, weights=FACTS, near=near)] == found
 
 
 def test_what_all_items_are_near_to_counts_for_none() -> None:

@@ -23,7 +23,7 @@ from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.chroma import ChromaInMemory, VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import item
 
@@ -60,7 +60,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
         facts._closed = False
         settings: dict[str, Any] = {"retention": Retention(KEEP_S, **changes), "clock": clock}
         if request.param == "vector":
-            return VectorMemory(FullText(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
+            return VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
         if request.param == "extractive":
             return ExtractiveMemory(Model(), facts, **settings)
         return LexicalMemory(
@@ -392,7 +392,7 @@ def test_what_was_read_is_not_read_again_when_its_record_is_swept(clock: Clock) 
 def test_a_memory_without_retention_keeps_all(tmp_path: Path, clock: Clock) -> None:
     async def story() -> None:
         text, index = (
-            FullText(f"sqlite:///{tmp_path}/memory.db"),
+            SQLiteItems(f"sqlite:///{tmp_path}/memory.db"),
             VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}"),
         )
         for memory in (LexicalMemory(InMemoryFacts(), clock=clock), VectorMemory(text, index, clock=clock)):
@@ -413,7 +413,7 @@ def test_what_expires_goes_along_with_the_settings(tmp_path: Path) -> None:
     assert kept.types == (MemoryType.CONTEXT, MemoryType.SKILL)
     facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
     text, index = (
-        FullText(f"sqlite:///{tmp_path}/memory.db"),
+        SQLiteItems(f"sqlite:///{tmp_path}/memory.db"),
         VectorIndex(ChromaInMemory(), HashEmbedding(), name="test"),
     )
     for memory in (

@@ -13,7 +13,7 @@ from hypothesis import example, given, strategies as st
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import System
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.prompt_sections import PREAMBLE, Recalled, bucket_of, make_sections
+from turnwise.memory.longterm.prompt_sections import PREAMBLE, RetrievalResult, bucket_of, make_sections
 from turnwise.memory.longterm.quoting import quote
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.stores.conformance.fixtures import TEXT
@@ -45,7 +45,7 @@ def item(
     return MemoryItem(id=id, text=text, created_at=at, type=type, topic=topic)
 
 
-def text_of(*recalled: Recalled) -> str:
+def text_of(*recalled: RetrievalResult) -> str:
     return make_sections(recalled, now=NOW, counter=COUNTER).text
 
 
@@ -84,7 +84,7 @@ def same(text: str) -> str:
 def test_whatever_items_say_they_say_it_in_their_own_line(said: list[tuple[str, MemoryType, float]]) -> None:
     """Case 56: reading the sections back gives the items' texts, exactly, each under its category and day."""
     items = [item(text, at, kind) for text, kind, at in said]
-    found = parse(text_of(Recalled(items=items)))
+    found = parse(text_of(RetrievalResult(items=items)))
     kept = {same(entry.text): entry for entry in reversed(items)}
     expected = sorted(
         (each.type.category, bucket_of(each.created_at, NOW), each.type, each.text) for each in kept.values()
@@ -94,10 +94,12 @@ def test_whatever_items_say_they_say_it_in_their_own_line(said: list[tuple[str, 
 
 @given(texts, texts)
 def test_no_text_or_topic_has_a_bracket_or_something_unseen_of_its_own(text: str, topic: str) -> None:
-    (line,) = [line for line in text_of(Recalled(items=[item(text, topic=topic)])).splitlines() if line.startswith("-")]
+    (line,) = [
+        line for line in text_of(RetrievalResult(items=[item(text, topic=topic)])).splitlines() if line.startswith("-")
+    ]
     assert not re.search("[<>＜＞‹›]", line)  # noqa: RUF001
     assert not [char for char in line if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
-    assert parse(text_of(Recalled(items=[item(text, topic=topic)])))[0][4:] == (topic, text)
+    assert parse(text_of(RetrievalResult(items=[item(text, topic=topic)])))[0][4:] == (topic, text)
 
 
 def test_every_character_that_could_be_taken_for_another_is_escaped() -> None:
@@ -140,7 +142,7 @@ def at(text: str) -> float:
 def test_days_begin_and_end_at_midnight_utc(created_at: float, bucket: str) -> None:
     """Case 57."""
     assert bucket_of(created_at, NOW) == bucket
-    assert [line[1] for line in parse(text_of(Recalled(items=[item("x", created_at)])))] == [bucket]
+    assert [line[1] for line in parse(text_of(RetrievalResult(items=[item("x", created_at)])))] == [bucket]
 
 
 def test_no_date_is_older_whatever_the_clock_says() -> None:
@@ -158,8 +160,8 @@ def test_items_stand_by_section_and_day_newest_first() -> None:
         item("a preference of noon", at("2026-03-10T12:00:00"), MemoryType.PREFERENCES),
         item("a talk", at("2026-03-05T10:00:00"), MemoryType.INTERACTION),
     ]
-    static = Recalled(items=[item("Sick leave is paid.", 0.0, MemoryType.GENERAL)], section="static")
-    assert text_of(static, Recalled(items=recalled)) == (
+    static = RetrievalResult(items=[item("Sick leave is paid.", 0.0, MemoryType.GENERAL)], section="static")
+    assert text_of(static, RetrievalResult(items=recalled)) == (
         f"""{PREAMBLE.format(today="2026-03-10")}
 
 <static_memory>
@@ -190,8 +192,8 @@ Yesterday:
 
 def test_a_text_stands_there_once() -> None:
     """Case 57: but for case and spaces, over all memories; the first that says it stays."""
-    first = Recalled(items=[item("Likes  tea"), item("likes tea\n"), item("likes teas")])
-    second = Recalled(items=[item("LIKES TEA"), item("STRASSE"), item("straße"), item("more")], section="vector")
+    first = RetrievalResult(items=[item("Likes  tea"), item("likes tea\n"), item("likes teas")])
+    second = RetrievalResult(items=[item("LIKES TEA"), item("STRASSE"), item("straße"), item("more")], section="vector")
     made = make_sections([first, second], now=NOW, counter=COUNTER)
     assert [[each.text for each in items] for items in made.items] == [
         ["Likes  tea", "likes teas"],
@@ -200,10 +202,11 @@ def test_a_text_stands_there_once() -> None:
     assert [line[5] for line in parse(made.text)] == ["Likes  tea", "likes teas", "STRASSE", "more"]
 
 
-def size_of(recalled: Sequence[Recalled], some: Collection[MemoryItem]) -> int:
+def size_of(recalled: Sequence[RetrievalResult], some: Collection[MemoryItem]) -> int:
     """Return what the sections of these items take."""
     alone = [
-        Recalled(items=[each for each in memory.items if each in some], section=memory.section) for memory in recalled
+        RetrievalResult(items=[each for each in memory.items if each in some], section=memory.section)
+        for memory in recalled
     ]
     text = text_of(*alone)
     return COUNTER.count(System(text=text.partition("\n\n")[2])) if text else 0
@@ -218,7 +221,7 @@ offers = st.lists(
 def test_all_memories_share_one_budget(offered: list[list[tuple[str, MemoryType, float | None]]], most: int) -> None:
     """Case 57: see `make_sections`, line by line."""
     recalled = [
-        Recalled(
+        RetrievalResult(
             items=[
                 replace(item(text, NOW - 50_000 * n, kind, id=f"{memory} {n}"), score=score)
                 for n, (text, kind, score) in enumerate(items)
@@ -260,7 +263,7 @@ def test_twelve_good_facts_do_not_crowd_out_what_happened_nor_another_memory() -
     facts = [replace(item(f"The user owns crate {n}. {'x' * 80}", id=f"f{n}"), score=0.9) for n in range(12)]
     event = replace(item("The user moved a crate.", type=MemoryType.INTERACTION, id="e"), score=0.1)
     rule = item("Crates stay closed.", type=MemoryType.INSTRUCTIONS, id="r")
-    recalled = [Recalled(items=[*facts, event]), Recalled(items=[rule], section="static")]
+    recalled = [RetrievalResult(items=[*facts, event]), RetrievalResult(items=[rule], section="static")]
     most = size_of(recalled, [*facts[:2], event, rule]) + 50
     made = make_sections(recalled, now=NOW, counter=COUNTER, max_tokens=most)
     assert made.items == ((*facts[:2], event), (rule,))
@@ -270,7 +273,9 @@ def test_twelve_good_facts_do_not_crowd_out_what_happened_nor_another_memory() -
 def test_what_is_left_of_the_budget_goes_by_score_whichever_memory_it_is_of() -> None:
     scores = {"a": (0.9, 0.2, 0.1), "b": (0.8, 0.7, 0.6)}
     recalled = [
-        Recalled(items=[replace(item(f"{name} {n} {'x' * 80}", id=f"{name}{n}"), score=s) for n, s in enumerate(each)])
+        RetrievalResult(
+            items=[replace(item(f"{name} {n} {'x' * 80}", id=f"{name}{n}"), score=s) for n, s in enumerate(each)]
+        )
         for name, each in scores.items()
     ]
     four = [each for memory in recalled for each in memory.items if each.id not in ("a1", "a2")]
@@ -280,22 +285,24 @@ def test_what_is_left_of_the_budget_goes_by_score_whichever_memory_it_is_of() ->
 
 def test_nothing_recalled_is_no_text() -> None:
     assert make_sections([], now=NOW, counter=COUNTER).text == ""
-    made = make_sections([Recalled(items=[]), Recalled(items=[item("x")])], now=NOW, counter=COUNTER, max_tokens=3)
+    made = make_sections(
+        [RetrievalResult(items=[]), RetrievalResult(items=[item("x")])], now=NOW, counter=COUNTER, max_tokens=3
+    )
     assert (made.text, made.items) == ("", ((), ()))
 
 
 def test_a_section_has_a_name_that_can_be_a_tag() -> None:
     for name in ("", "a b", "x><y", "Static", "1a", "é", "a\n"):
         with pytest.raises(ConfigError, match="must be of a-z"):
-            Recalled(items=[], section=name)
+            RetrievalResult(items=[], section=name)
 
 
 def test_categories_are_the_sections_of_what_names_none() -> None:
-    lines = parse(text_of(Recalled(items=[item(f"of {kind}", type=kind) for kind in MemoryType])))
+    lines = parse(text_of(RetrievalResult(items=[item(f"of {kind}", type=kind) for kind in MemoryType])))
     assert {(section, kind) for section, _, _, kind, _, _ in lines} == {(kind.category, kind) for kind in MemoryType}
     assert list(dict.fromkeys(line[0] for line in lines)) == list(MemoryCategory)
 
 
 def test_a_time_out_of_the_calendar_breaks_nothing() -> None:
     for time in (-1e300, 1e300, -62135596801.0, 253402300800.0):
-        assert len(parse(text_of(Recalled(items=[item("x", time)])))) == 1
+        assert len(parse(text_of(RetrievalResult(items=[item("x", time)])))) == 1

@@ -1,4 +1,4 @@
-"""`Shelf`: one user's items, laid out to be ranked."""
+"""`UserIndex`: one user's items, laid out to be ranked."""
 
 import numpy as np
 from hypothesis import given, strategies as st
@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from turnwise.memory.longterm.base import Source
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, vectors_of
 from turnwise.memory.longterm.search.ranking import FACTS
-from turnwise.memory.longterm.search.user_index import Shelf, find
+from turnwise.memory.longterm.search.user_index import UserIndex, find
 from turnwise.memory.longterm.vector.sqlite_rows import Revision, Row
 from vector_memories import item
 
@@ -20,9 +20,9 @@ def test_a_shelf_that_grew_is_one_that_was_made_at_once(data: st.DataObject) -> 
         text = data.draw(st.sampled_from(["Ann: hello", "Bob: a walrus", "no name"]))
         rows.append(Row(row=at, agent=None, item=item(str(at), text, source=source), key=str(at)))
     vectors = {row.key: np.full(3, row.row, np.float32) for row in rows if row.row % 3}
-    once = Shelf().grown(Revision(1, 0, len(rows)), rows)
+    once = UserIndex().grown(Revision(1, 0, len(rows)), rows)
     once.take(vectors)
-    grown = Shelf()
+    grown = UserIndex()
     for at in [*data.draw(st.lists(st.integers(0, len(rows)), max_size=4).map(sorted)), len(rows)]:
         grown = grown.grown(Revision(1, 0, at), rows[grown.revision.rows : at])
         grown.take(vectors)
@@ -45,33 +45,33 @@ def test_passages_of_a_long_item_have_vectors_of_their_own_and_that_of_the_item_
     row = long("0", 60, "key")
     keys = [key for key, _ in vectors_of(row.key, row.item.text)]
     assert len(keys) > 2
-    shelf = Shelf().grown(Revision(1, 0, 1), [row])
-    assert shelf.missing() == keys
-    shelf.take({keys[1]: np.array([0.0, 1.0], np.float32)})
-    near = shelf.near(np.array([0.0, 1.0], np.float32))
+    user_index = UserIndex().grown(Revision(1, 0, 1), [row])
+    assert user_index.missing() == keys
+    user_index.take({keys[1]: np.array([0.0, 1.0], np.float32)})
+    near = user_index.near(np.array([0.0, 1.0], np.float32))
     assert near is not None and near[1] == 1 and np.isnan(np.delete(near, 1)).all()
-    shelf.take({"key": np.array([1.0, 0.0], np.float32)})
-    near = shelf.near(np.array([1.0, 0.0], np.float32))
+    user_index.take({"key": np.array([1.0, 0.0], np.float32)})
+    near = user_index.near(np.array([1.0, 0.0], np.float32))
     assert near is not None and near.tolist() == [1.0, 0.0] + [1.0] * (len(keys) - 2)
-    assert not shelf.missing()
+    assert not user_index.missing()
 
 
 def test_a_text_of_any_length_has_a_bounded_number_of_vectors() -> None:
     row = long("0", 30_000, "key")
     assert len(row.item.text) > 1 << 20
-    shelf = Shelf().grown(Revision(1, 0, 1), [row])
-    assert len(shelf.missing()) == len(vectors_of("key", row.item.text)) == MOST_VECTORS
-    assert len(shelf.rows) > MOST_VECTORS
+    user_index = UserIndex().grown(Revision(1, 0, 1), [row])
+    assert len(user_index.missing()) == len(vectors_of("key", row.item.text)) == MOST_VECTORS
+    assert len(user_index.rows) > MOST_VECTORS
 
 
 def test_of_two_shelves_that_grew_from_one_each_has_the_vectors_of_what_is_in_it() -> None:
-    first = Shelf().grown(Revision(1, 0, 1), [Row(row=0, agent=None, item=item("0", "a walrus"), key="0")])
+    first = UserIndex().grown(Revision(1, 0, 1), [Row(row=0, agent=None, item=item("0", "a walrus"), key="0")])
     first.take({"0": np.array([1.0, 0.0], np.float32)})
     grown = []
     for name in ("1", "2"):
         more = Row(row=1, agent=None, item=item(name, "a crab"), key=name)
         grown.append(first.grown(Revision(1, 0, 2), [more]))
-    assert [shelf.missing() for shelf in (first, *grown)] == [[], ["1"], ["2"]]
+    assert [user_index.missing() for user_index in (first, *grown)] == [[], ["1"], ["2"]]
     grown[0].take({"1": np.array([0.0, 1.0], np.float32)})
-    near = [shelf.near(np.array([0.0, 1.0], np.float32)) for shelf in (first, *grown)]
+    near = [user_index.near(np.array([0.0, 1.0], np.float32)) for user_index in (first, *grown)]
     assert [None if each is None else np.isnan(each).tolist() for each in near] == [[False], [False] * 2, [False, True]]

@@ -30,7 +30,7 @@ from turnwise.memory.longterm.vector.chroma import (
     VectorIndex,
 )
 from turnwise.memory.longterm.vector.memory import Recall, VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.longterm.vector.sqlite_rows import key_of
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.testing.embedding import HashEmbedding
@@ -51,7 +51,7 @@ def make(tmp_path: Path) -> MakeMemory:
 
     def make(embedding: Any = None, place: ChromaPlace | None = None, **settings: Any) -> VectorMemory:
         index = VectorIndex(place or ChromaFolder(tmp_path / "chroma"), embedding or HashEmbedding(), name=name)
-        return VectorMemory(FullText(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
+        return VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
 
     return make
 
@@ -361,7 +361,7 @@ async def test_few_are_held_in_memory_and_all_are_found(make: MakeMemory) -> Non
         for scope in scopes:
             await memory.remember(scope, [item("1", "a walrus")])
             assert await ids(memory, "walrus", scope) == ["1"]
-            assert len(memory._shelves) == 1
+            assert len(memory._user_indexes) == 1
     await memory.close()
 
 
@@ -395,7 +395,7 @@ def test_no_text_and_no_query_breaks_it(tmp_path_factory: pytest.TempPathFactory
     @sync
     async def check() -> None:
         index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
-        memory = VectorMemory(FullText(f"sqlite:///{folder}/memory.db"), index)
+        memory = VectorMemory(SQLiteItems(f"sqlite:///{folder}/memory.db"), index)
         kept = [item(str(at), text) for at, text in enumerate(texts) if text.strip()]
         await memory.remember(ANN, kept)
         assert memory.trouble is None
@@ -605,7 +605,7 @@ async def test_a_user_with_100_000_items_is_answered_and_items_that_come_cost_no
         add(words, more)
 
     monkeypatch.setattr(user_index._Words, "_add", counted)
-    memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/many.db"), embedding=None)
+    memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/many.db"), embedding=None)
     rng = random.Random(1)
     for first in range(0, 100_000, 5_000):
         texts = [f"Note k{at}x tells of {' '.join(rng.choices(NOUNS, k=12))}" for at in range(first, first + 5_000)]
@@ -615,7 +615,7 @@ async def test_a_user_with_100_000_items_is_answered_and_items_that_come_cost_no
     await memory.remember(ANN, [item("new", "A walrus has come")])
     assert await ids(memory, "Which walrus came?", limit=1) == ["new"]
     assert made == 100_001, "nothing is made anew"
-    assert memory._shelves["ann"].bytes < 512 << 20
+    assert memory._user_indexes["ann"].bytes < 512 << 20
     assert await ids(memory, " ".join(NOUNS)) and len(await memory.recall(ANN, "note", limit=10)) <= 10
     await memory.close()
 

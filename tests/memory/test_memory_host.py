@@ -18,7 +18,7 @@ from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.testing.embedding import HashEmbedding
 
 pytestmark = pytest.mark.usefixtures("restless")
@@ -151,5 +151,5 @@ async def _stuck(_: FileSearch) -> None:
 
 def _vector_memory(folder: Path) -> VectorMemory:
     return VectorMemory(
-        FullText(f"sqlite:///{folder}/memory.db"), VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
+        SQLiteItems(f"sqlite:///{folder}/memory.db"), VectorIndex(ChromaFolder(folder / "chroma"), HashEmbedding())
     )

@@ -43,7 +43,7 @@ from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
-from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.flush import FlushToMemory
@@ -170,7 +170,7 @@ async def test_the_async_family_changes_and_pins_what_the_other_has_saved(
     manager = make_manager(**settings)
     kept = manager.open("c", user_id="ada").memory.save("Folds paper cranes.", type=MemoryType.SKILL, name="Origami")
 
-    settings["namespace"] = manager._realm.namespace
+    settings["namespace"] = manager._client.namespace
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
         chat = await opened.open("d", user_id="ada")
 
@@ -275,7 +275,7 @@ async def test_a_memory_in_its_actor_keeps_all_laws_at_once(
     memory: LongTermMemory = LexicalMemory(SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
     if kind == "vector":
         vectors = VectorIndex(ChromaFolder(tmp_path / "vectors"), HashEmbedding())
-        memory = VectorMemory(FullText(f"sqlite:///{tmp_path}/words.db", lock_timeout_s=60.0), vectors)
+        memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/words.db", lock_timeout_s=60.0), vectors)
 
     async def check(law: Law) -> None:
         await check_law(law, lambda: Tenant(remote(memory, deadline_s=250.0, recall_s=250.0), law.__name__))

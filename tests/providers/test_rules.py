@@ -23,7 +23,7 @@ from turnwise.memory.conversation.blocks import (
     Unknown,
     User,
 )
-from turnwise.memory.conversation.transcript import Message, messages_of, settle
+from turnwise.memory.conversation.transcript import Message, messages_of, repair
 from turnwise.memory.providers import anthropic, openai_chat as chat, openai_responses as responses
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, Rules, check, fit
 from wire_rules import check_anthropic, check_chat, check_responses
@@ -340,7 +340,7 @@ RUNS = st.lists(st.tuples(PROMPTS, OUTPUTS, st.booleans()), max_size=4)
 def history_of(runs: list[tuple[list[Block], list[Block], bool]]) -> list[Block]:
     history: list[Block] = [System(text="Be brief."), CacheCheckpoint()]
     for prompts, output, interrupted in runs:
-        history += [HELLO, *prompts, *settle(output, why="enough", interrupted=interrupted)]
+        history += [HELLO, *prompts, *repair(output, why="enough", interrupted=interrupted)]
     return history
 
 
@@ -376,7 +376,7 @@ def test_in_the_middle_of_a_run_the_next_request_is_valid_for_all(
 ) -> None:
     """Acceptance 24, 26."""
     said = [thought] if thought else []
-    asked = settle([*output, *said, use("z"), result("z")], why="enough", interrupted=False)
+    asked = repair([*output, *said, use("z"), result("z")], why="enough", interrupted=False)
     check_everywhere([*history_of(runs), HELLO, *asked])
 
 

@@ -84,8 +84,8 @@ def test_a_sweeper_whose_clock_is_ahead_deletes_nothing_that_is_in_use(monkeypat
         store = InMemoryStore(clock=time.time)
         await store.create(a_session(ttl_s=60.0))
         await run(store, "hello")
-        real, realm = time.time, NoProcesses()
-        asked: Any = realm
+        real, client = time.time, NoProcesses()
+        asked: Any = client
         monkeypatch.setattr(time, "time", lambda: real() + 300.0)
         assert await carry_out_async(sweep(asked, store, None, memory=False)) == Swept()
         store._clock = lambda: real() + 300.0  # the store's own

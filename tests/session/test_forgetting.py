@@ -224,7 +224,7 @@ async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
     stage.new_core()
     await stage.say("I keep bees")
     await stage.core.wait_for_memory()
-    desk = stage.core.desk()
+    desk = stage.core.memory_access()
     await desk.merge_notes("bees")
     await desk.save("Ada keeps bees", id="kept")
     book.held.clear()
@@ -499,9 +499,9 @@ async def test_notes_outlive_a_turn_that_is_forgotten() -> None:
     stage.working = WorkingMemory(InMemoryNotes())
     stage.new_core()
     await stage.say("one")
-    await stage.core.desk().merge_notes("bees")
+    await stage.core.memory_access().merge_notes("bees")
     assert (await stage.core.forget_turn(0)).notes == 0
-    assert "bees" in await stage.core.desk().read_notes()
+    assert "bees" in await stage.core.memory_access().read_notes()
 
 
 async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so_do_all_where_memory_is_disabled() -> (
@@ -520,7 +520,7 @@ async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so
     assert (await stage.core.forget_turn(0)).items == {"memory 0": 1, "flushed": 1}
     disabled = replace(stage.config, memory=MemoryConfig(enabled=False))
     notes = WorkingMemory(InMemoryNotes())
-    await notes.replace(stage.core.desk()._scope, "a note")
+    await notes.replace(stage.core.memory_access()._scope, "a note")
     stage.core.use(stage.engine, disabled, flush, slots, notes)
     done = await stage.core.delete()
     assert done.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and done.notes == 1

@@ -13,9 +13,9 @@ import pytest
 
 from scale import share
 from turnwise.actors.client import actor_lookup as homes_module, cluster_client as realm_module
-from turnwise.actors.client.actor_lookup import _HomesOfOne
-from turnwise.actors.client.cluster_client import CACHED_BYTES, CACHED_SESSIONS, Realm
-from turnwise.actors.client.request_batching import _BUNDLERS, Bundler
+from turnwise.actors.client.actor_lookup import _LookupOfOne
+from turnwise.actors.client.cluster_client import CACHED_BYTES, CACHED_SESSIONS, ClusterClient
+from turnwise.actors.client.request_batching import _BUNDLERS, RequestBatcher
 from turnwise.actors.client.requests import Call
 from turnwise.actors.client.session import Session
 from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, StartAnswer
@@ -40,7 +40,7 @@ TRACED = 3_000
 """Of how many steps the memory is traced, which makes them slow."""
 
 
-class Homes(_HomesOfOne):
+class Lookup(_LookupOfOne):
     """Homes of actors that are but names."""
 
     looked_up = 0
@@ -57,8 +57,8 @@ class Cluster:
     """Answers what a client asks: each session is a conversation whose requests show its last `window` turns."""
 
     def __init__(self, window: int = 10, prompt: str = "What is the weather like? ") -> None:
-        self.realm: Any = Realm("namespace", "realm")
-        self.realm._homes = self.homes = Homes("namespace", "realm")
+        self.client: Any = ClusterClient("namespace", "realm")
+        self.client._lookup = self.lookup = Lookup("namespace", "realm")
         self.window = window
         self.prompt = prompt
         self.turns: dict[str, int] = {}
@@ -66,7 +66,7 @@ class Cluster:
 
     def talk(self, session_id: str) -> Turn:
         """Run a prompt and wait for its turn, as a client does."""
-        chat = Session(self.realm, session_id, "default", None)
+        chat = Session(self.client, session_id, "default", None)
         started = self.carry_out(chat._start((self.prompt,), "reject", None, **NOTHING))
         assert started.outcome and started.outcome.turn
         turn: Turn = started.outcome.turn
@@ -110,7 +110,7 @@ class Cluster:
 
     @property
     def held_bytes(self) -> int:
-        return sum(cache.size_bytes for cache in self.realm._caches.values())
+        return sum(cache.size_bytes for cache in self.client._caches.values())
 
 
 NOTHING: dict[str, Any] = {
@@ -140,8 +140,8 @@ def test_a_client_of_thousands_of_sessions_holds_no_more_than_of_the_last_few(
 ) -> None:
     cluster = Cluster(prompt="What is the weather like? " * 40)
     growth_bytes = growth(lambda number: _talk_and_leave(cluster, f"chat-{number}"))
-    assert len(cluster.realm._caches) == CACHED_SESSIONS
-    assert len(cluster.homes._actors) == homes_module.NOTED
+    assert len(cluster.client._caches) == CACHED_SESSIONS
+    assert len(cluster.lookup._actors) == homes_module.NOTED
     assert growth_bytes < 4 << 20, "as much as the last few take, which were not counted when they came"
 
 
@@ -172,14 +172,14 @@ def test_the_caches_of_all_sessions_have_one_bound_and_the_last_one_that_was_use
     for number in range(200):
         cluster.talk(f"chat-{number % 100}")
         assert cluster.held_bytes <= 1 << 20
-    assert list(cluster.realm._caches)[-1] == "chat-99" and 10 < len(cluster.realm._caches) < 100
+    assert list(cluster.client._caches)[-1] == "chat-99" and 10 < len(cluster.client._caches) < 100
 
 
 def test_a_turn_that_is_larger_than_the_bound_can_be_read_and_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 20)
     cluster = Cluster(prompt="x" * 100_000)
     turns = [cluster.talk("chat") for _ in range(20)]
-    assert not cluster.realm._caches
+    assert not cluster.client._caches
     assert [len(turn.blocks) for turn in turns] == [2 * min(10, number + 1) for number in range(20)]
 
 
@@ -188,36 +188,36 @@ def test_a_turn_keeps_its_blocks_whatever_the_client_lets_go_of_meanwhile(monkey
     monkeypatch.setattr(realm_module, "CACHED_SESSIONS", 2)
     cluster = Cluster()
     cluster.talk("chat")
-    asking = cluster.realm.start("chat", ("prompt",), {})
+    asking = cluster.client.start("chat", ("prompt",), {})
     step = next(asking)
     answer = pickle.dumps(cluster.answer(*pickle.loads(step.request)))
     for number in range(5):
         cluster.talk(f"other-{number}")
     with pytest.raises(StopIteration) as done:
         asking.send(answer)
-    assert "chat" not in cluster.realm._caches
+    assert "chat" not in cluster.client._caches
     assert len(done.value.value.outcome.turn.blocks) == 4
 
 
 def test_a_client_holds_nothing_of_a_session_that_it_has_deleted() -> None:
     cluster = Cluster()
     cluster.talk("chat")
-    cluster.carry_out(cluster.realm.delete("chat", memory=False, verify=False))
-    assert not cluster.realm._caches
+    cluster.carry_out(cluster.client.delete("chat", memory=False, verify=False))
+    assert not cluster.client._caches
 
 
 def test_an_actor_that_is_noted_no_more_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(homes_module, "NOTED", 3)
-    homes = Homes("namespace", "realm")
+    lookup = Lookup("namespace", "realm")
     for name in "abcad":
-        homes.actor(name)
-    assert homes.looked_up == 4 and list(homes._actors) == ["c", "a", "d"]
-    assert homes.actor("b") == "the actor of b" and homes.looked_up == 5
+        lookup.actor(name)
+    assert lookup.looked_up == 4 and list(lookup._actors) == ["c", "a", "d"]
+    assert lookup.actor("b") == "the actor of b" and lookup.looked_up == 5
 
 
 async def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:
     for number in range(MANY):
-        Bundler.of(f"host {number}")
+        RequestBatcher.of(f"host {number}")
     assert len(_BUNDLERS[asyncio.get_running_loop()]) == 1
 
 

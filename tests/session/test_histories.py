@@ -28,7 +28,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse, encode
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.transcript import Ledger, settle
+from turnwise.memory.conversation.transcript import Ledger, repair
 
 LIVES = share(20_000, 20)
 
@@ -133,7 +133,7 @@ async def check_life(world: AgentWorld) -> None:
         assert Ledger.replay(told).blocks() == list(turn.output), "the run log tells what the turn holds"
         for count in world.random.sample(range(len(told)), min(1, len(told))):
             before = [*turn.blocks[: len(turn.blocks) - len(turn.output)]]
-            so_far = settle(Ledger.replay(told[:count]).blocks(), why="cut", interrupted=True)
+            so_far = repair(Ledger.replay(told[:count]).blocks(), why="cut", interrupted=True)
             check_request([*before, *so_far, *next_request(turn)[-1:]])
 
 

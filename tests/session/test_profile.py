@@ -16,7 +16,7 @@ from test_compacting import Talker
 from test_recalling import Parrot, opened
 from turnwise.actors.cluster.memory_actor import MemoryHost
 from turnwise.actors.memory.config import MemoryConfig
-from turnwise.actors.memory.session_memory import Desk
+from turnwise.actors.memory.session_memory import SessionMemoryAccess
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError, NoMemoryError, ReadOnlyMemoryError
 from turnwise.memory.conversation.blocks import Block, Image, Recalled
@@ -224,13 +224,13 @@ async def test_a_pin_holds_in_every_process_and_goes_over_to_what_takes_its_plac
 async def test_programs_pin_and_what_cannot_be_pinned_is_said() -> None:
     memory = memory_of(await known(*WHO))
     slots = (await chat(Parrot(), memory)).engines.current.memories
-    desk = Desk(ADA, slots, None)
+    desk = SessionMemoryAccess(ADA, slots, None)
     assert await desk.pin("w1", True) and not await desk.pin("nothing", True)
     assert (await memory.recall_with_profile(ADA, "")).profile[0].id == "w1"
     with pytest.raises(ReadOnlyMemoryError):
-        await Desk(ADA, slots, None, is_reading=True).pin("w1", True)
+        await SessionMemoryAccess(ADA, slots, None, is_reading=True).pin("w1", True)
     with pytest.raises(NoMemoryError, match="profiles"):
-        await Desk(ADA, slots[:1], None).pin("w1", True)
+        await SessionMemoryAccess(ADA, slots[:1], None).pin("w1", True)
     host = MemoryHost(b"")
     host._opening = asyncio.create_task(asyncio.sleep(0, memory))
     assert (await host.do_recall_with_profile(ADA, "")).profile[0].id == "w1"

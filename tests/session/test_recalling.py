@@ -18,7 +18,7 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
-from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidPromptError
@@ -131,7 +131,7 @@ async def test_memories_are_asked_once_for_a_run_whatever_it_waits_for() -> None
     await core.start(["pay it"], run_id="run")
     while (await core.run("run")).state != "awaiting_approval":
         await asyncio.sleep(0.1)
-    await core.decide("run", "call", Decision(verdict="approved"))
+    await core.decide("run", "call", ApprovalDecision(verdict="approved"))
     outcome = await core.wait("run")
     assert outcome and outcome.run.state == "completed" and len(memory.asked) == 1
     assert [sum(isinstance(block, Recalled) for block in given) for given in engine.given] == [1, 1]

@@ -20,7 +20,7 @@ from audit import check_session
 from packed_hosts import Hosting
 from scale import share
 from schedules import World, spread, texts
-from turnwise.actors.client.cluster_client import Realm
+from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.cluster.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
@@ -462,28 +462,28 @@ def test_a_caller_does_not_show_what_it_has_seen_of_places_that_a_restore_has_em
     """The log of the session is the same, and other blocks stand at the same places."""
 
     async def story() -> None:
-        box, realm = OfMemory(), Realm("namespace", "name")
+        box, client = OfMemory(), ClusterClient("namespace", "name")
         hosting = Hosting(box.store, EchoEngine())
         ref = SessionRef.of(await box.store.create(a_session()))
 
         async def ask(prompt: str) -> Turn:
-            cache = realm.cache(ref)
+            cache = client.cache(ref)
             await hosting.run(ref, prompt, prompt)
-            return realm.unpack(await hosting.ask(ref, "latest", cache.held), cache)
+            return client.unpack(await hosting.ask(ref, "latest", cache.held), cache)
 
         first = await ask("kept")
         box.back_up()
         lost = await ask("lost")
-        assert realm.cache(ref).held == union(realm.cache(ref).held, lost.record.spans)
+        assert client.cache(ref).held == union(client.cache(ref).held, lost.record.spans)
         box.restore()
         with pytest.raises(SessionRevertedError):
             await ask("told")
         later = await ask("new")
         assert texts(later.blocks) == ["kept", "new"] and overlap(later.record.output, lost.record.output)
         assert (texts(lost.blocks), texts(first.blocks)) == (["kept", "lost"], ["kept"])
-        cache = realm.cache(ref)
+        cache = client.cache(ref)
         packed = await hosting.ask(ref, "turns", -1, 10, cache.held)
-        assert [texts(realm.unpack(turn, cache).new_blocks) for turn in packed] == [["kept"], ["new"]]
+        assert [texts(client.unpack(turn, cache).new_blocks) for turn in packed] == [["kept"], ["new"]]
         assert [turn.blocks for turn in packed] == [[], []]  # nothing is sent twice
 
     play(story)

@@ -29,7 +29,7 @@ from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, Me
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.session_memory import DESK_TOOLS
-from turnwise.memory.longterm.turn_items import Own, turn_item
+from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.working.base import InMemoryNotes
 from turnwise.memory.working.memory import WorkingMemory
@@ -287,7 +287,7 @@ async def test_the_working_memory_stands_in_each_request_and_what_a_program_save
     stage.working = WorkingMemory(InMemoryNotes())
     stage.new_core()
     await stage.core.activate()
-    desk = stage.core.desk()
+    desk = stage.core.memory_access()
     assert await desk.replace_notes("goal: a </working_memory> cup of tea") == await desk.read_notes()
     name = await desk.save("likes green tea", type=MemoryType.PREFERENCES, topic="tea")
     assert [item.id for item in await desk.recall("tea")] == [name]
@@ -329,7 +329,7 @@ def test_what_a_model_did_with_memory_is_not_remembered_again() -> None:
         System(text="be kind"),
         Text(text="Tea, I think."),
     )
-    item = turn_item("s", Own(3, spans, 1.5), spans, blocks)
+    item = turn_item("s", TurnBlocks(3, spans, 1.5), spans, blocks)
     assert item and item.text.splitlines() == [
         "user: what do I drink?",
         'assistant calls weather: {"city": "Ghent"}',
@@ -527,7 +527,7 @@ async def test_an_item_is_changed_where_it_is_whichever_memory_is_down() -> None
     down.update, up.update = fails, change  # type: ignore[method-assign]
     stage = await MemoryStage.opened(down, up)
     await stage.core.activate()
-    desk = stage.core.desk()
+    desk = stage.core.memory_access()
     assert await desk.update("there", "new")
     with pytest.raises(OSError, match="away"):
         await desk.update("elsewhere", "newer")
@@ -549,7 +549,7 @@ async def test_what_is_recalled_takes_no_more_than_its_share_of_a_small_window_a
     stage.working = WorkingMemory(InMemoryNotes())
     stage.new_core()
     await stage.core.activate()
-    await stage.core.desk().replace_notes("y" * 2000)
+    await stage.core.memory_access().replace_notes("y" * 2000)
     last = await stage.say("prompt 20")
     assert last.status == "completed" and recalls(stage.engine.given[-1]) == 0
 

@@ -21,7 +21,7 @@ from turnwise.actors.session.journal import Journal
 from turnwise.actors.session.saving_progress import SavingProgress
 from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.state import SessionState
-from turnwise.actors.session.transactor import Doubt, Transactor
+from turnwise.actors.session.transactor import Transactor, UnknownOutcome
 from turnwise.errors import SessionFencedError, StoreError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -127,7 +127,7 @@ class Bench:
         self.recovered.append(found)
         self.state.journal.log.publish()
 
-    async def change(self, doubt: Doubt | None = None, **changes: Any) -> None:
+    async def change(self, doubt: UnknownOutcome | None = None, **changes: Any) -> None:
         async def commit() -> None:
             if not (doubt and doubt.stored):
                 session = replace(self.state.journal.session, **changes)

@@ -25,7 +25,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.deletion import erase
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
-from turnwise.memory.longterm.vector.sqlite_items import FullText
+from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
@@ -238,21 +238,21 @@ def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(
     async def index(column: str, damage: str, ids: list[str] | None) -> None:
         of_turn = replace(scope, session_id="s")
         kept = [replace(item, id=f"{item.id} {column} {damage} {ids}", source=Source(session_id="s")) for item in items]
-        text = FullText(url)
+        text = SQLiteItems(url)
         await text.add([(scope, kept), (Scope(user_id="bob"), items)])
         with sqlite3.connect(tmp_path / "memory.db") as connection:
             new = DAMAGES[damage].format(column)
             connection.execute(f"UPDATE turnwise_vector_items SET {column} = {new} WHERE id = ?", (kept[0].id,))
         connection.close()
         with pytest.raises(CorruptRecordError) as raised:
-            await text.doomed(scope, [kept[0].id] if ids else None, None)
+            await text.to_delete(scope, [kept[0].id] if ids else None, None)
         check_quiet(raised.value)
         assert len((await text.keys("no vectors"))[1]) >= 3 and len(await text.pending("no vectors", 9)) >= 3
         assert await text.keeps([SECRET, "said by nobody"]) == {SECRET}
         if ids:
             assert await text.forget(scope, [kept[0].id]) == 1
         assert await text.forget(of_turn if column == "text" else scope, None) == 2 - bool(ids)
-        assert await text.count() == 2 and not await text.doomed(scope, None, None)
+        assert await text.count() == 2 and not await text.to_delete(scope, None, None)
         loaded = await text.load(["ada", "bob"], {})
         assert [len(loaded[user].more) for user in ("ada", "bob")] == [0, 2]
         await text.close()

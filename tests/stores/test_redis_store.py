@@ -88,12 +88,12 @@ def everything(server: RedisServer) -> dict[str, Any]:
 def audit(server: RedisServer) -> int:
     """Return how many sessions there are; fails unless every key says the same of each and there is no other key."""
     keys = everything(server)
-    homes = {number: home for number, home in keys.items() if number.isdigit()}
+    lookup = {number: home for number, home in keys.items() if number.isdigit()}
     expected: dict[str, Any] = {"meta": keys.get("meta", {}), "ids": {}, "runs": {}, "unsettled": {}, "expiring": {}}
-    expected |= homes
+    expected |= lookup
     spent: dict[str, Usage] = {}
     lent: dict[str, dict[str, str]] = {}
-    for number, home in homes.items():
+    for number, home in lookup.items():
         member, places = number.zfill(16), home["places"].split()
         row = json.loads(home["row"].encode("latin-1"))
         expected["ids"][home["id"].encode("latin-1").decode()] = number
@@ -138,12 +138,12 @@ def audit(server: RedisServer) -> int:
         numbers = [[int(number) for number in text.split()] for text in spans.values()]
         kept = {at for each in numbers for first in range(0, len(each), 2) for at in range(*each[first : first + 2])}
         blocks = keys[f"{log}:log"]
-        assert kept <= set(map(int, blocks)) and (log in homes or kept == set(map(int, blocks)))
+        assert kept <= set(map(int, blocks)) and (log in lookup or kept == set(map(int, blocks)))
         expected[f"{log}:log"] = blocks
     sums = {place: unpack_usage(packed.encode("latin-1")) for place, packed in keys.pop("spent", {}).items()}
     assert sums == {place: usage for place, usage in spent.items() if usage != Usage()}
     assert keys == {name: values for name, values in expected.items() if values}
-    return len(homes)
+    return len(lookup)
 
 
 # It is what the store in memory is

@@ -258,7 +258,7 @@ def audit(manager: SessionManager, session_id: str, *, drops: bool = False) -> l
     """
 
     async def check() -> list[Turn]:
-        store: Any = manager._realm.open_store()
+        store: Any = manager._client.open_store()
 
         async def read(spans: Spans) -> tuple[AnyBlock, ...]:
             return tuple(map(decode_block, await store.blocks(spans)))
@@ -339,7 +339,7 @@ def test_forty_turns_in_a_small_window(bench: Bench, ray_session: ModuleType, tm
 
     # Earlier turns read as they were sent, in another process too, and each stands for all that was said.
     address = ray_session.get_runtime_context().gcs_address
-    reader = python(READ, address, f"sqlite:///{tmp_path}/chats.db", manager._realm.namespace)
+    reader = python(READ, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace)
     turns = audit(manager, "chat")
     summary = summary_of(turns[-1])
     behind = chat.expand(summary)
@@ -364,7 +364,7 @@ async def test_the_async_family_explains_compacts_and_expands(bench: Bench, tmp_
     """And a summary may come from the other API."""
     manager = bench.manager(bench.summarize())
 
-    settings: Any = {"engine": bench.engine(), "namespace": manager._realm.namespace}
+    settings: Any = {"engine": bench.engine(), "namespace": manager._client.namespace}
     small = bench.engine(SMALL, api="responses")
     early = Summarize(small, max_summary_tokens=150, trigger_ratio=0.5)
     async with AsyncSessionManager(
@@ -608,7 +608,7 @@ def flushed(chat: Session, notebook: Notebook, manager: SessionManager) -> list[
     kept = notebook.kept()
 
     async def texts() -> list[str]:
-        store = manager._realm.open_store()
+        store = manager._client.open_store()
         found = [
             "\n".join(f"{who}: {text}" for who, text in facts_of(map(decode_block, await store.blocks(spans))))
             for spans in ([Span(*span) for span in item["spans"]] for item in kept)

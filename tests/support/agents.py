@@ -19,7 +19,7 @@ from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool, external_tool, tool
-from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import RequestRefusedError, StoreError
@@ -247,10 +247,14 @@ class AgentWorld:
         for call in (await self.ask("pending", run_id))[:1]:
             decision = self.random.choice(
                 [
-                    Decision(verdict="rejected", text="no"),
-                    Decision(verdict="provided", text="here it is"),
-                    *([Decision(verdict="approved")] * 2 if call.wants == "approval" else []),
-                    *([Decision(verdict="approved", input={"thing": "edited"})] if call.wants == "approval" else []),
+                    ApprovalDecision(verdict="rejected", text="no"),
+                    ApprovalDecision(verdict="provided", text="here it is"),
+                    *([ApprovalDecision(verdict="approved")] * 2 if call.wants == "approval" else []),
+                    *(
+                        [ApprovalDecision(verdict="approved", input={"thing": "edited"})]
+                        if call.wants == "approval"
+                        else []
+                    ),
                 ]
             )
             if decision.verdict == "approved":

@@ -377,15 +377,15 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
         chat = manager.open("away")
         chat.memory.save("Ada fears wasps.", id="wasps")
         manager.close()
-        return pickle.dumps(("away", chat._realm.name))
+        return pickle.dumps(("away", chat._client.name))
 
     pickled = await there.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
         box.urls.format("away"), str(box.folder)
     )
-    from turnwise.actors.client.cluster_client import Realm
+    from turnwise.actors.client.cluster_client import ClusterClient
 
     namespace, name = pickle.loads(pickled)
-    return AsyncSession(Realm(namespace, name), "away", "default", None)
+    return AsyncSession(ClusterClient(namespace, name), "away", "default", None)
 
 
 async def drivers_leave(box: Box) -> dict[str, Any]:

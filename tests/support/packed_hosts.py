@@ -9,9 +9,9 @@ from typing import Any
 
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import Refused
-from turnwise.actors.hosting.engine_overrides import Adopted
-from turnwise.actors.hosting.packed_host import Elder, PackedHost
-from turnwise.actors.hosting.worker_resources import Equipment, Supplies
+from turnwise.actors.hosting.engine_overrides import EngineOverride
+from turnwise.actors.hosting.packed_host import PackedHost, PreviousHost
+from turnwise.actors.hosting.worker_resources import Equipment, WorkerResources
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -20,8 +20,8 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.testing.schedules import inline
 
 
-class OpenSupplies(Supplies):
-    """Supplies that are there already, so that no thread is needed."""
+class OpenSupplies(WorkerResources):
+    """Resources that are there already, so that no thread is needed."""
 
     def __init__(self, store: Any, equipment: dict[str, Equipment], engine_id: str) -> None:
         super().__init__(lambda: store, lambda: None, engine_id, b"")
@@ -40,7 +40,7 @@ class OpenSupplies(Supplies):
             await asyncio.sleep(0)
             self.hold(session_id, engine_id, self.sent[engine], engine)
 
-    def make_core(self, session_id: str, adopted: Adopted) -> SessionCore:
+    def make_core(self, session_id: str, adopted: EngineOverride) -> SessionCore:
         store, _ = self._kit
         builder, config, *_ = self.given(adopted.engine_id)[0]
         clock = asyncio.get_running_loop().time
@@ -62,19 +62,19 @@ class Hosting:
         *,
         config: SessionConfig | None = None,
         others: Mapping[str, EngineBuilder] | None = None,
-        elders: Sequence[Elder] = (),
-        adopted: dict[str, Adopted] | None = None,
+        elders: Sequence[PreviousHost] = (),
+        adopted: dict[str, EngineOverride] | None = None,
     ) -> None:
         self.store = store
         self.config = config or SessionConfig(idle_s=1e9, cancel_grace_s=0.5)
         engines = {"first": engine, **(others or {})}
         equipment: dict[str, Equipment] = {name: (each, self.config, None, (), None) for name, each in engines.items()}
-        self.adopted: dict[str, Adopted] = adopted if adopted is not None else {}
+        self.adopted: dict[str, EngineOverride] = adopted if adopted is not None else {}
         self.has_left = asyncio.Event()
-        self._supplies = OpenSupplies(store, equipment, "first")
-        self.sent = self._supplies.sent
+        self._resources = OpenSupplies(store, equipment, "first")
+        self.sent = self._resources.sent
         self.host = PackedHost(
-            self._supplies,
+            self._resources,
             limits or Packed(hosts=1),
             node_id="here",
             keep=self._keep,
@@ -86,7 +86,7 @@ class Hosting:
 
     def bring(self, engine_id: str, engine: EngineBuilder) -> None:
         """Have another manager's engine come by, as for a session that takes it over."""
-        self._supplies.hold("another", engine_id, (engine, self.config, None, (), None), b"")
+        self._resources.hold("another", engine_id, (engine, self.config, None, (), None), b"")
 
     async def create(self, *session_ids: str) -> None:
         for session_id in session_ids:
@@ -110,7 +110,7 @@ class Hosting:
     def _drop(self, session_id: str) -> None:
         self.adopted.pop(session_id, None)
 
-    async def _keep(self, session_id: str, adopted: Adopted, engines: Mapping[str, bytes]) -> None:
+    async def _keep(self, session_id: str, adopted: EngineOverride, engines: Mapping[str, bytes]) -> None:
         self.adopted[session_id] = adopted
 
 

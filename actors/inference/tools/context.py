@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from turnwise.actors.inference.engine import SessionView
 from turnwise.memory.conversation.frozen_json import FrozenDict
-from turnwise.memory.longterm.session_memory import MemoryDesk
+from turnwise.memory.longterm.session_memory import MemoryAccess
 
 
 class CancelSignal:
@@ -100,7 +100,7 @@ class ToolContext:
     cancelled: CancelSignal = field(default_factory=CancelSignal, compare=False)
     """Set when the run is cancelled, when the try has taken too long, and when it has ended."""
 
-    memory: MemoryDesk | None = field(default=None, compare=False, repr=False)
+    memory: MemoryAccess | None = field(default=None, compare=False, repr=False)
     """What the session's memories do for the call; None if there are none, or the run goes without.
 
     For tools that are coroutine functions: its verbs are for their event loop.

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from turnwise.memory.longterm.extraction import support as bearing
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, flat, gives_orders, subjects
 from turnwise.memory.longterm.extraction.grammatical_person import RETRACTS, TAKES_BACK
-from turnwise.memory.longterm.extraction.input import Material, Said
+from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
 from turnwise.memory.longterm.extraction.schema import Candidate, Limits, Refusal
 from turnwise.memory.longterm.search.analyzer import words
 from turnwise.memory.longterm.search.word_frequency import COMMON, log_frequency
@@ -23,7 +23,7 @@ from turnwise.memory.longterm.types import MemoryType
 class Verdict:
     """What a user said of a fact."""
 
-    said: Said
+    said: UserStatement
     place: tuple[int, int]
     """Which of what was said it is, and where in it."""
     quote: str | None = None
@@ -55,7 +55,7 @@ def _inner(text: str) -> str:
     return " ".join(text.replace('"', "'").split())
 
 
-def judge(candidate: Candidate, material: Material, limits: Limits) -> Verdict | Refusal:
+def judge(candidate: Candidate, material: ExtractionInput, limits: Limits) -> Verdict | Refusal:
     """Return where the user says that, and whether it is so or only said; or why it is nothing about the user.
 
     It is so if a sentence that is quoted as evidence bears it out, see `bearing`, and nothing around that sentence says
@@ -73,7 +73,7 @@ def judge(candidate: Candidate, material: Material, limits: Limits) -> Verdict |
     return _look(candidate, material, QUOTED * limits.max_chars)
 
 
-def said_names(candidate: Candidate, said: Said, material: Material) -> tuple[str, ...]:
+def said_names(candidate: Candidate, said: UserStatement, material: ExtractionInput) -> tuple[str, ...]:
     """Return those of a candidate's names that the user wrote in the turn that says it, the name first.
 
     In another turn does not count: a fact that is forgotten with its turn takes its names along, and no others. A name
@@ -92,7 +92,7 @@ def _has(text: str, part: str) -> bool:
     return bool(part) and next(_places(text, part), None) is not None
 
 
-def _look(candidate: Candidate, material: Material, most: int) -> Verdict | Refusal:
+def _look(candidate: Candidate, material: ExtractionInput, most: int) -> Verdict | Refusal:
     why = Refusal.NO_EVIDENCE
     only_said: Verdict | None = None
     quoted = flat(candidate.evidence)
@@ -118,7 +118,7 @@ QUOTED = 4
 
 
 def _verdict(
-    candidate: Candidate, claimed: frozenset[str], said: Said, place: tuple[int, int]
+    candidate: Candidate, claimed: frozenset[str], said: UserStatement, place: tuple[int, int]
 ) -> Verdict | Refusal | None:
     """Return that the words at a place bear the candidate out, or why they say nothing of it; None if in between."""
     kind = MemoryType(candidate.type)
@@ -143,7 +143,7 @@ def _verdict(
     return None if is_near else Refusal.UNSUPPORTED
 
 
-def _quotation(candidate: Candidate, said: Said, place: tuple[int, int], most: int) -> Verdict | None:
+def _quotation(candidate: Candidate, said: UserStatement, place: tuple[int, int], most: int) -> Verdict | None:
     """Return what the user says there, with the question that it answers; None if it is too long."""
     _, start = place
     begin, end = _sentences(said, start, start + len(flat(candidate.evidence)))
@@ -151,7 +151,7 @@ def _quotation(candidate: Candidate, said: Said, place: tuple[int, int], most: i
     return Verdict(said, place, quote, question) if max(len(quote), len(question)) <= most else None
 
 
-def _sentences(said: Said, start: int, stop: int) -> tuple[int, int]:
+def _sentences(said: UserStatement, start: int, stop: int) -> tuple[int, int]:
     """Return which sentences have a part between two places, as a range of their numbers."""
     begin = bisect_right(said.sentences, start, key=lambda sentence: sentence[1])
     return begin, max(bisect_left(said.sentences, stop, key=lambda sentence: sentence[0]), begin + 1)
@@ -161,13 +161,13 @@ _SENTENCES = 8
 """How many sentences of a quote are looked at."""
 
 
-def _is_agreed(said: Said, claim: str) -> bool:
+def _is_agreed(said: UserStatement, claim: str) -> bool:
     start, stop = said.sentences[0]
     is_plain = not TAKES_BACK.intersection(bearing.tokens(said.text[start:stop])) and _is_asserted(said, 0)
     return is_plain and bearing.agrees(said.question, claim)
 
 
-def _is_borne_out(said: Said, number: int, claim: str, kind: MemoryType) -> bool:
+def _is_borne_out(said: UserStatement, number: int, claim: str, kind: MemoryType) -> bool:
     start, stop = said.sentences[number]
     sentence = said.text[start:stop].strip()
     if not _is_asserted(said, number):
@@ -175,7 +175,7 @@ def _is_borne_out(said: Said, number: int, claim: str, kind: MemoryType) -> bool
     return bearing.bears_out(sentence, claim) or (kind in ORDERS and bearing.bears_out_order(sentence, claim))
 
 
-def _is_asserted(said: Said, number: int) -> bool:
+def _is_asserted(said: UserStatement, number: int) -> bool:
     """Return whether nothing around a sentence says that it is another's words, made up, or taken back."""
     start, stop = said.sentences[number]
     before = said.text[:start]
@@ -189,7 +189,7 @@ def _is_asserted(said: Said, number: int) -> bool:
     return not RETRACTS.match(said.text[stop:].lstrip())
 
 
-def _quote(said: Said, begin: int, end: int, most: int) -> str:
+def _quote(said: UserStatement, begin: int, end: int, most: int) -> str:
     """Return the sentences, with what around them says how they are meant, if that is not too long."""
     first, last = begin, end
     if said.made_up and len(said.raw) <= most and not gives_orders(said.text):

@@ -33,7 +33,7 @@ _FACTS, _RULES = MemoryType.FACTS, MemoryType.INSTRUCTIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class UserStatement:
     """A stretch of a user's own words, without differences of case, quotes and spaces."""
 
     item: MemoryItem
@@ -80,15 +80,15 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class ExtractionInput:
     """What facts are looked for in."""
 
-    said: tuple[Said, ...]
+    said: tuple[UserStatement, ...]
     lines: tuple[tuple[str, str], ...]
     """Who said it, and what, in order."""
 
 
-def material_of(items: Sequence[MemoryItem], limits: Limits) -> Material:
+def material_of(items: Sequence[MemoryItem], limits: Limits) -> ExtractionInput:
     """Return what the user said in these items, and the assistant's answers around it; O(their text).
 
     Nothing else of them: no instructions, summaries, files or results of tools, and nothing that was recalled before.
@@ -104,8 +104,8 @@ def material_of(items: Sequence[MemoryItem], limits: Limits) -> Material:
         if text := line.text[: most[line.who]]:
             lines.append((line.who, text))
             if line.who == "user":
-                said.append(Said.of(line.item, line.source, text, line.asked, line.beside))
-    return Material(tuple(said), tuple(lines))
+                said.append(UserStatement.of(line.item, line.source, text, line.asked, line.beside))
+    return ExtractionInput(tuple(said), tuple(lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ _RECALLED = re.compile(
 )
 
 
-def may_tell(material: Material) -> bool:
+def may_tell(material: ExtractionInput) -> bool:
     """Return whether anything in it could bear out a fact: of greetings and questions alone nobody need be asked."""
     return any(said.asked or any(clause.rules and clause.about for clause in said.clauses) for said in material.said)
 

@@ -19,15 +19,15 @@ from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
 from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.extraction import rerank as choosing
-from turnwise.memory.longterm.extraction.input import Material, material_of, may_tell
+from turnwise.memory.longterm.extraction.input import ExtractionInput, material_of, may_tell
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
-from turnwise.memory.longterm.extraction.reconcile import Accepted, Decision, decide, nearest
+from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
 from turnwise.memory.longterm.extraction.schema import Limits, parse
 from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, kept
 from turnwise.memory.longterm.keyword import LexicalMemory, profile_of
 from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.similarity import Nearness
+from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 
@@ -110,8 +110,8 @@ class ExtractiveMemory:
                 raise ConfigError(f"ExtractiveMemory.{name}", value, f"must be at least {minimum}")
         if not prompt.strip():
             raise ConfigError("ExtractiveMemory.prompt", prompt, "must say what to do")
-        nearness = None if embedding is None else Nearness(embedding)
-        self._found = LexicalMemory(facts, weights=weights, nearness=nearness, retention=retention, clock=clock)
+        similarity = None if embedding is None else Similarity(embedding)
+        self._found = LexicalMemory(facts, weights=weights, similarity=similarity, retention=retention, clock=clock)
         self._chooses = chooses
         self._profile = _types(profile)
         self._settings: dict[str, Any] = {
@@ -265,7 +265,7 @@ class ExtractiveMemory:
         """Return texts and topics of all that `forget` would delete if it were called so, superseded ones too."""
         if ids is not None:
             ids = {*ids, *await self._made(scope, {_key(name) for name in ids})}
-        return texts_of(item for item in await self._found.doomed(scope, ids, turn_index) if not is_record(item.id))
+        return texts_of(item for item in await self._found.to_delete(scope, ids, turn_index) if not is_record(item.id))
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
@@ -299,7 +299,7 @@ class ExtractiveMemory:
         now = self._clock()
         items = await self._unread(scope, items, now)
         material = await asyncio.to_thread(material_of, items, self._limits)
-        decision = await self._ask(scope, material) if may_tell(material) else Decision(())
+        decision = await self._ask(scope, material) if may_tell(material) else ReconcileResult(())
         if items:
             # Whole, also if nobody waits for it any more: what was forgotten meanwhile is taken back at its end.
             await asyncio.shield(self._keep(scope, items, decision, now))
@@ -317,7 +317,7 @@ class ExtractiveMemory:
         await self._finish(scope, {name: there[name] for key in begun for name in [_done(key)] if name in there})
         return unread
 
-    async def _ask(self, scope: Scope, material: Material) -> Decision:
+    async def _ask(self, scope: Scope, material: ExtractionInput) -> ReconcileResult:
         if not isinstance(self.model, TextModel):
             raise ConfigError("ExtractiveMemory.model", self.model, "is nobody who can be asked: bind() a TextModel")
         known = await self._found.items(scope)
@@ -342,7 +342,7 @@ class ExtractiveMemory:
         self._counts.update(decision.counts)
         return decision
 
-    async def _keep(self, scope: Scope, items: Sequence[MemoryItem], decision: Decision, now: float) -> None:
+    async def _keep(self, scope: Scope, items: Sequence[MemoryItem], decision: ReconcileResult, now: float) -> None:
         """Make facts durable, together with that the items were read; take them back if an item is gone by now.
 
         Args:

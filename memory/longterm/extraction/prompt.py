@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.memory.conversation.blocks import Block, System, User
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.extraction.input import Material
+from turnwise.memory.longterm.extraction.input import ExtractionInput
 from turnwise.memory.longterm.extraction.schema import Action
 from turnwise.memory.longterm.quoting import quote
 from turnwise.memory.longterm.types import MemoryType
@@ -72,7 +72,7 @@ SCHEMA: Mapping[str, Any] = {
 """The shape of an answer, in the part of JSON schema that providers take for structured output."""
 
 
-def request(prompt: str, material: Material, known: Mapping[str, MemoryItem]) -> tuple[Block, ...]:
+def request(prompt: str, material: ExtractionInput, known: Mapping[str, MemoryItem]) -> tuple[Block, ...]:
     """Return what the model is shown: instructions, known facts by their short names, the material; as data."""
     rows = [
         _row(known=name, type=str(item.type), topic=item.topic, text=item.text[:_KNOWN_CHARS])

@@ -10,12 +10,12 @@ from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.clauses import NEUTRAL, flat, subjects
 from turnwise.memory.longterm.extraction.contradiction import contradict
 from turnwise.memory.longterm.extraction.grounding import Verdict, judge, quoted_in, said_names
-from turnwise.memory.longterm.extraction.input import Material, Said
+from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
 from turnwise.memory.longterm.extraction.schema import Action, Candidate, Limits, Refusal
 from turnwise.memory.longterm.search.ranking import FACTS
 
 
-def nearest(material: Material, known: Sequence[MemoryItem], *, count: int, recent: int) -> list[MemoryItem]:
+def nearest(material: ExtractionInput, known: Sequence[MemoryItem], *, count: int, recent: int) -> list[MemoryItem]:
     """Return the facts that are to be shown: those nearest to what was said, then the newest; each once.
 
     Args:
@@ -46,14 +46,14 @@ class Accepted:
     """A fact, where the user says it, and what it stands in the place of, or the other way round if it is older."""
 
     candidate: Candidate
-    said: Said
+    said: UserStatement
     instead_of: tuple[MemoryItem, ...] = ()
     instead_of_new: tuple[int, ...] = ()
     """Facts of the same answer that it contradicts and that were said before it, by their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ReconcileResult:
     """What becomes of an answer."""
 
     accepted: tuple[Accepted, ...]
@@ -66,13 +66,13 @@ class Decision:
 
 def decide(
     candidates: Sequence[Candidate | Refusal],
-    material: Material,
+    material: ExtractionInput,
     known: Sequence[MemoryItem],
     shown: Mapping[str, MemoryItem],
     limits: Limits,
     *,
     now: float = 0.0,
-) -> Decision:
+) -> ReconcileResult:
     """Return which facts are new, and which stand in the place of others.
 
     A quotation takes the place of nothing but a quotation: what the user said may mean something else. A fact takes the
@@ -83,7 +83,7 @@ def decide(
         shown: what the model was shown, by short name.
         now: the time of what was said without one, in seconds since the epoch.
     """
-    deciding = _Deciding(known)
+    deciding = _Reconciling(known)
     for number, candidate in enumerate(candidates):
         if len(deciding.accepted) >= limits.max_facts or number >= _READ * limits.max_facts:
             deciding.counts[Refusal.TOO_MANY] += len(candidates) - number
@@ -102,10 +102,10 @@ def decide(
             name = candidate.name if candidate.name in names else None
             own = {"name": name, "aliases": tuple(each for each in names if each != name)}
             deciding.take(number, candidate.model_copy(update=own), verdict, of, now)
-    return Decision(tuple(deciding.accepted), frozenset(deciding.again), deciding.counts)
+    return ReconcileResult(tuple(deciding.accepted), frozenset(deciding.again), deciding.counts)
 
 
-class _Deciding:
+class _Reconciling:
     """What was decided of the candidates of an answer so far."""
 
     def __init__(self, known: Sequence[MemoryItem]) -> None:

@@ -37,13 +37,13 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
 from turnwise.memory.stores.sql.database import insert_into
 from turnwise.memory.stores.sql.rows import to_json
-from turnwise.memory.stores.sql.secure_delete import ErasingDatabase
+from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 
 _AT_ONCE = 500
 """How many rows are named in a statement: databases take only so many values with one."""
 
 
-class SQLFacts(ErasingDatabase):
+class SQLFacts(SecureDeleteDatabase):
     """Keeps facts in tables of its own through SQLAlchemy Core.
 
     Those who write a user's facts wait for each other, so that of a put and a deletion at once none undoes the other.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Nearness:
+class Similarity:
     """Vectors of short texts, made when they are first needed. For threads; pickles as its settings.
 
     Args:
@@ -29,7 +29,7 @@ class Nearness:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _nearness, (self._embedding, self._held)
+        return _similarity, (self._embedding, self._held)
 
     def of(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
         """Return the cosine of the query and each text, from -1 to 1. Makes what it has no vector of, in one call.
@@ -62,8 +62,8 @@ class Nearness:
 _WHY_CHARS = 300
 
 
-def _nearness(embedding: Any, held: int) -> Nearness:
-    return Nearness(embedding, held=held)
+def _similarity(embedding: Any, held: int) -> Similarity:
+    return Similarity(embedding, held=held)
 
 
 def _unit(vector: Any) -> NDArray[np.float32]:

@@ -48,7 +48,7 @@ _ROOM = 64
 """For how many vectors there is room at least."""
 
 
-class Shelf:
+class UserIndex:
     """One user's items as of a revision: those of a session together, in their order. Changes only in its vectors.
 
     Made empty; `grown` makes the next.
@@ -72,9 +72,9 @@ class Shelf:
         self._items = 0
         self._text_bytes = 0
 
-    def grown(self, revision: Revision, more: Sequence[Row]) -> Shelf:
+    def grown(self, revision: Revision, more: Sequence[Row]) -> UserIndex:
         """Return the shelf of a later revision, with these rows added, each of a number above all that are here."""
-        new = Shelf()
+        new = UserIndex()
         came = [each for row in more for each in _passages(row)]
         placed = sorted((_place(row, passage), at) for at, (row, passage, _) in enumerate(came))
         order = [at for _, at in placed]
@@ -209,17 +209,17 @@ class Shelf:
         )
 
 
-def shelf_of(items: Sequence[MemoryItem]) -> Shelf:
+def shelf_of(items: Sequence[MemoryItem]) -> UserIndex:
     """Return a shelf of items that are asked for all."""
     rows = [Row(row=at, agent=None, item=item, key=str(at)) for at, item in enumerate(items)]
-    return Shelf().grown(Revision(1, 0, len(rows)), rows)
+    return UserIndex().grown(Revision(1, 0, len(rows)), rows)
 
 
 def find(
-    shelf: Shelf, query: str, *, limit: int, weights: Weights, near: NDArray[np.float64] | None = None
+    user_index: UserIndex, query: str, *, limit: int, weights: Weights, near: NDArray[np.float64] | None = None
 ) -> list[MemoryItem]:
     """Return up to `limit` items of a shelf that bear on the query, the best first, whoever's and whenever they are."""
-    return shelf.rank(parse(query), Scope(user_id=""), _EVER, limit=limit, weights=weights, near=near)
+    return user_index.rank(parse(query), Scope(user_id=""), _EVER, limit=limit, weights=weights, near=near)
 
 
 _EVER = FactFilter(superseded=True)

@@ -33,14 +33,14 @@ from turnwise.memory.longterm.vector.chroma import (
     VectorIndex,
 )
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
-from turnwise.memory.longterm.vector.sqlite_items import FullText, Loaded
+from turnwise.memory.longterm.vector.sqlite_items import Loaded, SQLiteItems
 from turnwise.memory.longterm.vector.sqlite_rows import Pending
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from turnwise.memory.longterm.search.user_index import Shelf
+    from turnwise.memory.longterm.search.user_index import UserIndex
 
     _Vectors = tuple[NDArray[np.float32] | None, str | None]
     _Rows = Sequence[NDArray[np.float32]]
@@ -122,7 +122,7 @@ class VectorMemory:
 
     def __init__(
         self,
-        text: FullText | str | Path,
+        text: SQLiteItems | str | Path,
         index: VectorIndex | None = None,
         *,
         embedding: EmbeddingFunction | None = DEFAULT,
@@ -135,7 +135,7 @@ class VectorMemory:
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._text = text if isinstance(text, FullText) else FullText(_url(text))
+        self._text = text if isinstance(text, SQLiteItems) else SQLiteItems(_url(text))
         if index is None:
             index = NoVectors() if embedding is None else VectorIndex(_folder_of(self._text), embedding)
         elif embedding is not DEFAULT:
@@ -143,7 +143,7 @@ class VectorMemory:
         self._index = index
         self._weights = weights or Weights()
         self._cache_bytes = cache_bytes
-        self._shelves: dict[str, Shelf] = {}
+        self._user_indexes: dict[str, UserIndex] = {}
         """The least recently used first."""
         self._sizes: dict[str, int] = {}
         self._held_bytes = 0
@@ -254,7 +254,7 @@ class VectorMemory:
             self._keeper.cancel()
         await self.flush()
         with self._lock:
-            for user in list(self._shelves):
+            for user in list(self._user_indexes):
                 self._take_down(user)
         await self._uses.close()
         await self._text.close()
@@ -285,8 +285,10 @@ class VectorMemory:
         if not batch:
             return []
         with self._lock:
-            held = {user: self._shelves[user] for one in batch if (user := one.scope.user_id) in self._shelves}
-        known = {user: shelf.revision for user, shelf in held.items()}
+            held = {
+                user: self._user_indexes[user] for one in batch if (user := one.scope.user_id) in self._user_indexes
+            }
+        known = {user: user_index.revision for user, user_index in held.items()}
         users = dict.fromkeys(one.scope.user_id for one in batch)
         now = self._clock()
         made, loaded = await asyncio.gather(
@@ -339,7 +341,7 @@ class VectorMemory:
         await asyncio.to_thread(self._index.scrub)
         await self._text.unmark()
         with self._lock:
-            for user in list(self._shelves):
+            for user in list(self._user_indexes):
                 self._take_down(user)
         while await self.catch_up():
             pass
@@ -357,14 +359,16 @@ class VectorMemory:
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
         """Return texts and topics of all that `forget` would delete if it were called so."""
-        return texts_of(row.item for row in await self._text.doomed(scope, ids, turn_index))
+        return texts_of(row.item for row in await self._text.to_delete(scope, ids, turn_index))
 
     async def keys(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
         """Return the keys of the vectors of all that `forget` would delete if it were called so."""
-        doomed = await self._text.doomed(scope, ids, turn_index)
-        keys = [key for row in doomed for key in (row.key, *(name for name, _ in vectors_of(row.key, row.item.text)))]
+        to_delete = await self._text.to_delete(scope, ids, turn_index)
+        keys = [
+            key for row in to_delete for key in (row.key, *(name for name, _ in vectors_of(row.key, row.item.text)))
+        ]
         return list(dict.fromkeys(keys))
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
@@ -568,65 +572,67 @@ class VectorMemory:
         batch: Sequence[Recall],
         loaded: Mapping[str, Loaded],
         made: _Vectors,
-        held: dict[str, Shelf],
+        held: dict[str, UserIndex],
     ) -> list[ProfiledRecall]:
         rows, trouble = made
         vectors = iter(()) if rows is None else iter(rows)
         now = self._clock()
-        shelves, troubles = self._lay_out(loaded, held)
+        user_indexes, troubles = self._lay_out(loaded, held)
         answers: list[ProfiledRecall] = []
         for one in batch:
             user = one.scope.user_id
             which = FactFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
             expired = loaded[user].expired
-            found = shelves[user].rank(
+            found = user_indexes[user].rank(
                 parse(one.query),
                 one.scope,
                 which,
                 limit=one.limit,
                 weights=self._weights,
-                near=shelves[user].near(next(vectors, None) if one.query else None),
+                near=user_indexes[user].near(next(vectors, None) if one.query else None),
                 expired=expired,
             )
-            profile = profile_of(shelves[user].pinned(one.scope, which, expired), ()) if one.with_profile else []
+            profile = profile_of(user_indexes[user].pinned(one.scope, which, expired), ()) if one.with_profile else []
             answers.append(ProfiledRecall(profile=profile, found=recalled(found, trouble or troubles.get(user))))
         return answers
 
-    def _lay_out(self, loaded: Mapping[str, Loaded], held: dict[str, Shelf]) -> tuple[dict[str, Shelf], dict[str, str]]:
+    def _lay_out(
+        self, loaded: Mapping[str, Loaded], held: dict[str, UserIndex]
+    ) -> tuple[dict[str, UserIndex], dict[str, str]]:
         """Return the users' shelves as of the revisions that were loaded, with all the vectors that can be had.
 
         Also why there are vectors that could not be had, by user.
         """
-        from turnwise.memory.longterm.search.user_index import Shelf
+        from turnwise.memory.longterm.search.user_index import UserIndex
 
-        shelves: dict[str, Shelf] = {}
+        user_indexes: dict[str, UserIndex] = {}
         for user, found in loaded.items():
             old = held.get(user)
             if old is not None and found.base == old.revision:
-                shelves[user] = old.grown(found.revision, found.more) if found.more else old
+                user_indexes[user] = old.grown(found.revision, found.more) if found.more else old
             else:
-                shelves[user] = Shelf().grown(found.revision, found.more)
+                user_indexes[user] = UserIndex().grown(found.revision, found.more)
                 if old is not None:
-                    shelves[user].take(old.by_key())
-        lacking, trouble = self._give_vectors(shelves) if self._index.is_ready else ([], None)
+                    user_indexes[user].take(old.by_key())
+        lacking, trouble = self._give_vectors(user_indexes) if self._index.is_ready else ([], None)
         with self._lock:
-            for user, shelf in shelves.items():
+            for user, user_index in user_indexes.items():
                 self._take_down(user)
-                self._shelves[user] = shelf
-                self._sizes[user] = shelf.bytes
+                self._user_indexes[user] = user_index
+                self._sizes[user] = user_index.bytes
                 self._held_bytes += self._sizes[user]
-            while self._held_bytes > self._cache_bytes and len(self._shelves) > 1:
-                self._take_down(next(iter(self._shelves)))
-        return shelves, {} if trouble is None else dict.fromkeys(lacking, trouble)
+            while self._held_bytes > self._cache_bytes and len(self._user_indexes) > 1:
+                self._take_down(next(iter(self._user_indexes)))
+        return user_indexes, {} if trouble is None else dict.fromkeys(lacking, trouble)
 
-    def _give_vectors(self, shelves: Mapping[str, Shelf]) -> tuple[list[str], str | None]:
+    def _give_vectors(self, user_indexes: Mapping[str, UserIndex]) -> tuple[list[str], str | None]:
         """Let shelves have the vectors that they lack; return the users whose Chroma was asked for, and its error."""
         lacking: dict[str, set[str]] = {}
-        for user, shelf in shelves.items():
-            if missing := shelf.missing():
-                shelf.take(self._held_vectors(missing))
+        for user, user_index in user_indexes.items():
+            if missing := user_index.missing():
+                user_index.take(self._held_vectors(missing))
                 # An item of earlier versions has one vector as a whole, until each of its passages has its own.
-                if left := {name for key in shelf.missing() for name in (key, item_key(key))}:
+                if left := {name for key in user_index.missing() for name in (key, item_key(key))}:
                     lacking[user] = left
         if not lacking or self._pauses():
             return [*lacking], self.trouble if self._pauses() else None
@@ -636,15 +642,15 @@ class VectorMemory:
             self._pause(error)
             return [*lacking], str(error)
         for user, keys in lacking.items():
-            shelves[user].take({key: vectors[key] for key in keys if key in vectors})
+            user_indexes[user].take({key: vectors[key] for key in keys if key in vectors})
         return [*lacking], None
 
     async def _lay_out_again(self, users: Collection[str]) -> None:
         """Bring what is held of these users up to date, so that it need not be done when they recall."""
         with self._lock:
-            held = {user: self._shelves[user] for user in users if user in self._shelves}
+            held = {user: self._user_indexes[user] for user in users if user in self._user_indexes}
         if held:
-            loaded = await self._text.load(held, {user: shelf.revision for user, shelf in held.items()})
+            loaded = await self._text.load(held, {user: user_index.revision for user, user_index in held.items()})
             await asyncio.to_thread(self._lay_out, loaded, held)
 
     def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
@@ -653,7 +659,7 @@ class VectorMemory:
         return {key: vector for key, (_, vectors) in held.items() if (vector := vectors.get(key)) is not None}
 
     def _take_down(self, user: str) -> None:
-        if self._shelves.pop(user, None) is not None:
+        if self._user_indexes.pop(user, None) is not None:
             self._held_bytes -= self._sizes.pop(user)
 
 
@@ -673,7 +679,7 @@ def _url(path: str | Path) -> str:
     return path if isinstance(path, str) and "://" in path else f"sqlite:///{Path(path).expanduser().absolute()}"
 
 
-def _folder_of(text: FullText) -> ChromaFolder:
+def _folder_of(text: SQLiteItems) -> ChromaFolder:
     """Return where the vectors of items in a file are kept."""
     return ChromaFolder(f"{text.paths()[0]}-vectors")
 

@@ -1,4 +1,4 @@
-"""What a vector memory keeps in a SQLite file: its items. What they say is indexed in memory, see `Shelf`."""
+"""What a vector memory keeps in a SQLite file: its items. What they say is indexed in memory, see `UserIndex`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turnwise.memory.longterm.search.passages import LONG, vectors_of
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, Pending, Revision, Row, Rows, key_of
 from turnwise.memory.longterm.vector.sqlite_schema import SCHEMA, dropped, items
-from turnwise.memory.stores.sql.secure_delete import ErasingDatabase
+from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 
 AT_ONCE = 200
 """How many items are deleted in one transaction."""
@@ -44,7 +44,7 @@ class Loaded:
     """Those that nobody finds any more."""
 
 
-class FullText(ErasingDatabase):
+class SQLiteItems(SecureDeleteDatabase):
     """Items of users in a SQLite file. Several processes may share it.
 
     Each verb is one transaction; one that writes is on disk when it returns. A user's rows are numbered within a range
@@ -68,7 +68,7 @@ class FullText(ErasingDatabase):
 
     def __reduce__(self) -> tuple[Any, ...]:
         url, lock_timeout_s, _ = self._settings
-        return partial(FullText, lock_timeout_s=lock_timeout_s), (url,)
+        return partial(SQLiteItems, lock_timeout_s=lock_timeout_s), (url,)
 
     async def add(
         self, additions: Sequence[tuple[Scope, Sequence[MemoryItem]]], *, at: float | None = None
@@ -171,15 +171,15 @@ class FullText(ErasingDatabase):
 
         def work_numbers(connection: sa.Connection, some: Sequence[int]) -> int:
             rows = _rows(connection)
-            doomed = rows.numbered(scope.user_id, some)
-            rows.forget(scope.user_id, doomed)
-            return len(doomed)
+            to_delete = rows.numbered(scope.user_id, some)
+            rows.forget(scope.user_id, to_delete)
+            return len(to_delete)
 
         def work_ids(connection: sa.Connection, some: Sequence[str]) -> int:
             rows = _rows(connection)
-            doomed = rows.find(scope, some, damaged=True)
-            rows.forget(scope.user_id, doomed, set(some) - rows.there(scope.user_id, some))
-            return len(doomed)
+            to_delete = rows.find(scope, some, damaged=True)
+            rows.forget(scope.user_id, to_delete, set(some) - rows.there(scope.user_id, some))
+            return len(to_delete)
 
         def leave(connection: sa.Connection) -> int:
             _rows(connection).leave(scope.user_id)
@@ -219,14 +219,14 @@ class FullText(ErasingDatabase):
         (swept,) = await self._erase(work)
         return swept
 
-    async def doomed(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Sequence[Row]:
+    async def to_delete(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Sequence[Row]:
         """Return the rows that `forget` would delete if it were called so.
 
         Raises:
             CorruptRecordError: one of them cannot be read; `forget` deletes it all the same.
         """
         check_turn(scope.session_id, turn_index, ids)
-        return await self._read(lambda connection: _doomed(_rows(connection), scope, ids, turn_index))
+        return await self._read(lambda connection: _to_delete(_rows(connection), scope, ids, turn_index))
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
         """Return those of these texts that are a part of what some item says, or of its record: O(all)."""
@@ -339,7 +339,7 @@ def _rows(connection: sa.Connection) -> Rows:
     return Rows(_cursor(connection))
 
 
-def _doomed(rows: Rows, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Sequence[Row]:
+def _to_delete(rows: Rows, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Sequence[Row]:
     if ids is not None:
         return rows.find(scope, ids)
     which = _which(scope, turn_index)

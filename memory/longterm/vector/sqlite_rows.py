@@ -1,4 +1,4 @@
-"""The rows of `FullText`, within a transaction."""
+"""The rows of `SQLiteItems`, within a transaction."""
 
 from __future__ import annotations
 

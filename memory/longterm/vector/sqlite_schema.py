@@ -1,4 +1,4 @@
-"""The tables of `FullText`, in SQLite."""
+"""The tables of `SQLiteItems`, in SQLite."""
 
 from __future__ import annotations
 

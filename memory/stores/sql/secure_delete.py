@@ -26,7 +26,7 @@ _EMPTYING_MS = 1000
 """How long to wait for those who read, until the log of SQLite can be emptied."""
 
 
-class ErasingDatabase(SQLDatabase):
+class SecureDeleteDatabase(SQLDatabase):
     """Base of stores of what people said. Pickles as its settings, with the password that the URL may have.
 
     What is deleted from a file of SQLite is overwritten there, and its log emptied, unless another process is reading.

@@ -55,7 +55,7 @@ from turnwise.memory.stores.sql.rows import (
     session_row,
     turn_row,
 )
-from turnwise.memory.stores.sql.secure_delete import ErasingDatabase
+from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement, Statements
 
 Result = TypeVar("Result")
@@ -92,12 +92,12 @@ def _time(of_server: float | None) -> float:
     return time.time() if of_server is None else float(of_server)
 
 
-class SQLStore(ErasingDatabase):
+class SQLStore(SecureDeleteDatabase):
     """Keeps sessions in an SQL database through SQLAlchemy Core.
 
     Commits of several sessions that come while a transaction is under way share the next one; each is refused on its
     own. Many processes may use one database at once; a SQLite file belongs to one machine. The tables are made, or
-    migrated, at first use. What is deleted is overwritten, see `ErasingDatabase`.
+    migrated, at first use. What is deleted is overwritten, see `SecureDeleteDatabase`.
 
     Args:
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from turnwise.actors.inference.engine import EngineBuilder
-from turnwise.actors.session.approvals import Decision
+from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
@@ -118,7 +118,7 @@ class World:
         """Cancel a run; return whether it ended so."""
         return cast(bool, await self.ask("cancel", "stop", run_id))
 
-    async def decide(self, run_id: str, call_id: str, decision: Decision) -> None:
+    async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
         """Decide about a call that waits."""
         await self.ask("decide", run_id, call_id, decision)
 

@@ -75,7 +75,7 @@ lint: $(READY) ## format, lint, types
 
 .PHONY: check
 check: lint ## lint, and house rules, what is in the wheel, what the README shows
-	$(BIN)/python -m pytest tests/project/test_house.py tests/project/test_wheel.py tests/project/test_readme.py
+	$(BIN)/python -m pytest tests/project/test_house.py tests/project/test_wheel.py tests/project/test_readme.py tests/project/test_types.py
 
 # 740 MB, which take a minute, and nothing of it is turnwise's: so it has an environment of its own.
 LITELLM := .venv-litellm

@@ -10,32 +10,20 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from local_provider import LocalProvider
+from markdown_blocks import Block, blocks_of
 from turnwise.cli import app
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 
 
-class Block(NamedTuple):
-    """A fenced block: what its fence says, the line it begins at, counted from 1, and its text."""
-
-    kind: str
-    line: int
-    text: str
-
-
-def blocks_of(text: str) -> list[Block]:
-    found = re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [Block(m[1].strip(), text.count("\n", 0, m.start(2)) + 1, m[2]) for m in found]
-
-
-BLOCKS = blocks_of(README.read_text(encoding="utf-8"))
+BLOCKS = blocks_of(README)
 
 
 def those(kind: str) -> list[object]:
@@ -70,11 +58,6 @@ def environment() -> Iterator[dict[str, str]]:
             yield env | {"RAY_ADDRESS": address, "PYTHONIOENCODING": "utf-8"}
 
 
-def at_its_lines(block: Block) -> str:
-    """Return the text so that a traceback names the lines of the README."""
-    return "\n" * (block.line - 1) + block.text
-
-
 def test_every_block_is_of_a_kind_that_is_tested_or_plain_text() -> None:
     assert {block.kind for block in BLOCKS} <= {"python", "python no-run", "console", "text", "mermaid"}
     assert "python" in {block.kind for block in BLOCKS}
@@ -84,7 +67,7 @@ def test_every_block_is_of_a_kind_that_is_tested_or_plain_text() -> None:
 def test_a_python_block_runs_by_itself(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
     """In a process of its own."""
     script = tmp_path / "readme.py"
-    script.write_text(at_its_lines(block), encoding="utf-8")
+    script.write_text(block.at_its_lines, encoding="utf-8")
     ran = subprocess.run(
         [sys.executable, script.name],
         cwd=tmp_path,
@@ -99,7 +82,7 @@ def test_a_python_block_runs_by_itself(block: Block, environment: dict[str, str]
 
 @pytest.mark.parametrize("block", those("python no-run"))
 def test_a_python_block_that_is_not_run_is_python(block: Block) -> None:
-    compile(at_its_lines(block), str(README), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    compile(block.at_its_lines, str(README), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
 @pytest.mark.parametrize("block", those("console"))

@@ -1,0 +1,127 @@
+"""Programs that use turnwise are typed: those that the documentation shows, and those that read events and blocks."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from markdown_blocks import blocks_of
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+NARROWED = """
+from collections.abc import Sequence
+from typing import assert_type
+
+from turnwise import (
+    AnyBlock,
+    AnyEvent,
+    AsyncExecutionHandle,
+    AsyncSession,
+    ExecutionHandle,
+    IfBusy,
+    Page,
+    Prompt,
+    RunState,
+    Session,
+    Turn,
+    __version__,
+    blocks,
+    events,
+)
+from turnwise.engines import InferenceRunner, StepContext
+from turnwise.stores import HistoryStore, SessionStore
+
+
+def sync(execution: ExecutionHandle, session: Session) -> None:
+    for event in execution.events():
+        assert_type(event, AnyEvent)
+        if event.kind == "text_delta":
+            assert_type(event, events.TextDelta)
+            assert_type(event.text, str)
+        elif event.kind == "tool_ended":
+            assert_type(event.seconds, float)
+            assert_type(event.blocks, tuple[AnyBlock, ...])
+        elif event.kind == "unknown":
+            assert_type(event, events.UnknownEvent)
+            assert_type(event.stored_kind, str)
+    assert_type(session.events(), list[AnyEvent])
+    assert_type(session.expand(blocks.Summary(text="")), tuple[AnyBlock, ...])
+    assert_type(execution.status(), RunState)
+    answered(execution.wait())
+
+
+async def asynchronous(execution: AsyncExecutionHandle, session: AsyncSession) -> None:
+    async for event in execution.events():
+        assert_type(event, AnyEvent)
+        if event.kind == "run_completed":
+            assert_type(event.text, str)
+    assert_type(await session.events(), list[AnyEvent])
+    assert_type(await session.expand(blocks.Summary(text="")), tuple[AnyBlock, ...])
+    answered(await execution)
+
+
+async def stored(store: SessionStore, history: HistoryStore) -> None:
+    assert_type(await store.events("s"), list[AnyEvent])
+    assert_type(await history.events("s"), list[AnyEvent])
+
+
+def answered(turn: Turn) -> None:
+    for block in (*turn.blocks, *turn.new_blocks, *turn.output, *turn.asked):
+        assert_type(block, AnyBlock)
+        if block.kind == "tool_use":
+            assert_type(block, blocks.ToolUse)
+            assert_type(block.name, str)
+        elif block.kind == "unknown":
+            assert_type(block.stored_kind, str)
+    assert_type(turn.parse(int), int)
+
+
+def named(session: Session, prompts: Sequence[Prompt], if_busy: IfBusy, page: Page[Turn]) -> None:
+    session.run(*prompts, if_busy=if_busy)
+    assert_type(__version__, str)
+"""
+
+WRONG = """
+from turnwise import AnyEvent, SesionManager
+from turnwise.stores import InMemoryStor
+
+
+def read(event: AnyEvent) -> None:
+    print(event.text)
+    if event.kind == "text_deltas":
+        print("never")
+    print(SesionManager, InMemoryStor)
+"""
+
+
+def test_the_documentation_is_typed_and_what_is_wrong_is_found(tmp_path: Path) -> None:
+    """One process of mypy, by the project's settings, checks all of it, with the cache that `make lint` has filled."""
+    texts = {
+        f"{page.stem.lower()}_{block.line}": block.at_its_lines
+        for page in PAGES
+        for block in blocks_of(page)
+        if block.kind.startswith("python")
+    }
+    assert len(texts) > 20
+    for name, text in (texts | {"narrowed": NARROWED, "wrong": WRONG}).items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--hide-error-context", "--no-pretty", *sorted(map(str, tmp_path.iterdir()))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    errors = re.findall(r"^(?:.*[/\\])?(\w+)\.py:(\d+): error: .*\[([a-z-]+)\]$", checked.stdout, re.MULTILINE)
+    assert checked.returncode == 1, checked.stdout + checked.stderr
+    assert not [error for error in errors if error[0] != "wrong"], checked.stdout
+    assert {(int(line), code) for _, line, code in errors} == {
+        (2, "attr-defined"),
+        (3, "attr-defined"),
+        (7, "union-attr"),
+        (8, "comparison-overlap"),
+        (9, "unreachable"),
+    }, checked.stdout

@@ -169,7 +169,7 @@ class ExecutionHandle(_Handle):
         """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.
 
         One Ray call every ten seconds, or none if the run had ended when its start was acknowledged. Ends at the run's
-        end, which is durable by then and has freed the session.
+        end, which is durable by then and has freed the session. Leaving or cancelling the wait does not cancel the run.
 
         Args:
             timeout_s: give up after so many seconds; the run goes on.
@@ -256,7 +256,11 @@ class ExecutionHandle(_Handle):
 
 
 class AsyncExecutionHandle(_Handle):
-    """`ExecutionHandle` with its verbs as coroutines; `await handle` is `await handle.wait()`."""
+    """`ExecutionHandle` with its verbs as coroutines; `await handle` is `await handle.wait()`.
+
+    Pickles as its ids. In another process of the cluster it works as long as the session is live, or a manager of the
+    same store is open there.
+    """
 
     __slots__ = ()
 
@@ -264,47 +268,80 @@ class AsyncExecutionHandle(_Handle):
         return self.wait().__await__()
 
     async def wait(self, timeout_s: float | None = None) -> Turn:
-        """See `ExecutionHandle.wait`. Cancelling the wait does not cancel the run."""
+        """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.
+
+        One Ray call every ten seconds, or none if the run had ended when its start was acknowledged. Ends at the run's
+        end, which is durable by then and has freed the session. Leaving or cancelling the wait does not cancel the run.
+
+        Args:
+            timeout_s: give up after so many seconds; the run goes on.
+
+        Raises:
+            RunCancelledError, RunFailedError, RunInterruptedError: `.turn` is what was kept.
+            OutputInvalidError, OutputRefusedError, OutputCutError: likewise, of a run with `output=` (RunFailedError).
+            WaitTimeoutError: the run has not ended.
+            OverloadedError: likewise, and too many others wait: for all of `timeout_s`, or for a minute without one.
+        """
         return await carry_out_async(self._wait(timeout_s))
 
     async def cancel(self, reason: str = "cancelled by the caller") -> bool:
-        """See `ExecutionHandle.cancel`."""
+        """Cancel the run; return whether it ended as cancelled. When this returns, the session is free.
+
+        Idempotent; a run that has ended is left as it is.
+        """
         return await carry_out_async(self._cancel(reason))
 
     async def pending(self) -> list[PendingCall]:
-        """See `ExecutionHandle.pending`."""
+        """Return the calls of the run that wait for a decision, in the order in which they were made."""
         return await carry_out_async(self._pending())
 
     async def approve(self, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:
-        """See `ExecutionHandle.approve`."""
+        """Let a call be made, with other arguments if `input` is given; durable on return.
+
+        The model's call is replaced by the edited one in the history. The run goes on when nothing is left to decide.
+        The same decision again changes nothing; a call is made at most once for it.
+
+        Raises:
+            CallNotFoundError: no such call waits or waited.
+            CallDecidedError: it was decided otherwise, or the run has ended.
+            InvalidInputError: the tool does not take such arguments; says where. Nothing was stored: correct them.
+            EngineError: they cannot be checked, since the engine cannot be built. Nothing was stored.
+        """
         await carry_out_async(self._approve(call_id, input))
 
     async def reject(self, call_id: str, reason: str = "") -> None:
-        """See `ExecutionHandle.reject`."""
+        """Let the model know that the call was not made, and why; durable on return. Otherwise like `approve`."""
         await carry_out_async(self._reject(call_id, reason))
 
     async def provide(self, call_id: str, result: str, *, is_error: bool = False) -> None:
-        """See `ExecutionHandle.provide`."""
+        """Give the result of a call that was made outside; durable on return. Otherwise like `approve`."""
         await carry_out_async(self._provide(call_id, result, is_error))
 
     async def is_running(self) -> bool:
-        """See `ExecutionHandle.is_running`."""
+        """Return whether the run has the session's claim now."""
         return await self.status() == "running"
 
     async def status(self) -> RunState:
-        """See `ExecutionHandle.status`."""
+        """Return the state of the run."""
         return (await self.info()).state
 
     async def info(self) -> RunRecord:
-        """See `ExecutionHandle.info`."""
+        """Return the run's record: state, finish class, labels, times, what it has spent up to now."""
         return await carry_out_async(self._record())
 
     async def steps(self) -> list[Step]:
-        """See `ExecutionHandle.steps`."""
+        """Return the run's calls of the model and of tools up to now, with their times, in order."""
         return await carry_out_async(self._steps())
 
     async def events(self, after: int = 0) -> AsyncIterator[AnyEvent]:
-        """See `ExecutionHandle.events`."""
+        """Yield the run's events with a number above `after`, live and to its terminal event, without gap or duplicate.
+
+        After the run, what is stored is replayed: all but the deltas, and the terminal event carries the text. Deltas
+        are replayed too until the run after the next one starts. Leaving the iteration cancels nothing.
+
+        Raises:
+            OverloadedError: there is nothing new, and for a minute too many others wait.
+        """
         done = False
         while not done:
             events, after, done = await carry_out_async(self._page(after))
@@ -312,7 +349,12 @@ class AsyncExecutionHandle(_Handle):
                 yield event
 
     async def partials(self) -> AsyncIterator[dict[str, Any]]:
-        """See `ExecutionHandle.partials`."""
+        """Yield the object that the model answers with, as far as it has come, whenever it has grown; at last, whole.
+
+        For runs with `output=`. A text at the end of the object may be cut short; other values are there when they are
+        whole, and nothing is checked. An answer that was sent back begins anew. Ends with the run, however that ends:
+        `wait()` says how. Raises as `events`, which it reads; parsing happens here, for those who ask only.
+        """
         partials = Partials()
         async for event in self.events():
             for found in partials.add((event,)):

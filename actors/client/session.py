@@ -379,15 +379,25 @@ class Session(_Session):
 
 
 class AsyncSession(_Session):
-    """`Session` with its verbs as coroutines."""
+    """`Session` with its verbs as coroutines: any number at once, from any process; they take effect one at a time.
+
+    Each is one Ray call; `run` and `start` are durable when they return. A verb whose argument has the wrong type, or
+    is out of its range, raises InvalidInputError, which names the argument, and does nothing.
+    """
 
     @property
     def memory(self) -> AsyncSessionMemory:
-        """See `Session.memory`."""
+        """What long-term memories have for its user, and its working memory."""
         return AsyncSessionMemory(self._client, self._stored_id)
 
     async def append(self, *prompts: Prompt) -> int:
-        """See `Session.append`."""
+        """Store prompts for the next run to take up; return the index of its turn.
+
+        They are in the history in the order in which appends return. A run that is active is not changed.
+
+        Raises:
+            EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
+        """
         return await carry_out_async(self._append(prompts))
 
     async def start(
@@ -403,7 +413,7 @@ class AsyncSession(_Session):
         output: type[Any] | None = None,
         output_retries: int = 2,
     ) -> AsyncExecutionHandle:
-        """See `Session.start`."""
+        """Run what was appended: `run` without a prompt of its own."""
         return await self.run(
             if_busy=if_busy,
             idempotency_key=idempotency_key,
@@ -429,7 +439,35 @@ class AsyncSession(_Session):
         output: type[Any] | None = None,
         output_retries: int = 2,
     ) -> AsyncExecutionHandle:
-        """See `Session.run`."""
+        """Run what was appended and these prompts; on return the run is durable and started, or queued.
+
+        Args:
+            if_busy: while a run is active, `reject` (SessionBusyError), `enqueue` (wait behind it, in order of
+                arrival), `interrupt` (cancel it and all that is queued, keep their prompts and text, then run) or
+                `rollback` (cancel them and leave no trace, then run).
+            idempotency_key: the same key with the same prompts returns the run that it started, however often.
+            timeout_s: the run fails when it has taken so many seconds.
+            labels: kept with the run; see `max_labels` and `max_label_chars` of `SessionConfig`.
+            memory: what it does with long-term memory: `on`, or True, to recall, and have its turn saved; `read` to
+                recall only; `off`, or False, for neither. As the session if left out.
+            model: the model it asks; the session's if left out, and the engine's own if that has none.
+            params: what it asks of the model, such as `{"temperature": 0.2}`: each in place of the session's and of
+                the engine's; None for one takes the session's out. Recorded with the run, so they hold for all of its
+                steps, whichever process goes on with it; `tool_choice` makes the model call a tool in the first step
+                only.
+            output: a pydantic model, or what else pydantic makes a schema of an object for, such as a dataclass or a
+                TypedDict: the model answers with such an object, after any tools, and `turn.parsed` is an instance.
+                Its JSON schema is recorded with the run, which is checked by that in every process that goes on with
+                it; what the class checks beside that is checked by `turn.parsed`.
+            output_retries: how often, 0 to 100, an answer that does not fit is sent back with what is wrong with it;
+                each is a step of the run. Then the run fails with OutputInvalidError.
+
+        Raises:
+            InvalidInputError: a parameter is wrong, or the engine does not take it; no schema of an object can be made
+                of `output`, or the engine gives no answers of a type; nothing was stored.
+            SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
+            IdempotencyConflictError: nothing was stored.
+        """
         request = self._start(
             prompts,
             if_busy,
@@ -448,59 +486,100 @@ class AsyncSession(_Session):
         )
 
     async def latest(self) -> Turn | None:
-        """See `Session.latest`."""
+        """Return the newest turn, pending prompts included; None while there is none."""
         return await carry_out_async(self._latest())
 
     async def turn(self, index: int) -> Turn:
-        """See `Session.turn`."""
+        """Return a turn, whole.
+
+        Raises:
+            TurnNotFoundError: there is none of this index.
+        """
         return await carry_out_async(self._turn(index))
 
     async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
-        """See `Session.turns`."""
+        """Return up to `limit` turns with an index above `after`, by index."""
         return await carry_out_async(self._turns(after, limit))
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
-        """See `Session.runs`."""
+        """Return up to `limit` runs with a turn index above `after`, by turn index."""
         return await carry_out_async(self._runs(after, limit))
 
     async def events(self, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        """See `Session.events`."""
+        """Return up to `limit` events with a number above `after`, by number, without waiting for any."""
         return await carry_out_async(self._events(after, limit))
 
     async def cancel(self, reason: str = "cancelled by the caller") -> bool:
-        """See `Session.cancel`."""
+        """Cancel the active run; return whether it ended as cancelled.
+
+        Raises:
+            NoActiveRunError: none is active.
+        """
         return await carry_out_async(self._cancel(reason))
 
     async def execution(self, run_id: str) -> AsyncExecutionHandle:
-        """See `Session.execution`."""
+        """Return the handle of a run of this session.
+
+        Raises:
+            RunNotFoundError: it has no such run.
+        """
         record = await carry_out_async(self._execution(run_id))
         return AsyncExecutionHandle(self._client, self._stored_id, run_id, record.turn_index)
 
     async def fork(self, at: int | None = None, session_id: str | None = None) -> AsyncSession:
-        """See `Session.fork`."""
+        """Return a new session that continues from the turn `at`, or from the last that ended; this one is untouched.
+
+        Raises:
+            TurnNotFoundError: there is no such turn, or it has not ended.
+            SessionExistsError: `session_id` is taken.
+        """
         return await carry_out_async(self._fork(at, session_id))
 
     async def compact(self, *, explain: bool = False) -> Compaction | None:
-        """See `Session.compact`."""
+        """Have the overflow strategy look at the window now; return what it did, None if there is none or all stays.
+
+        It does so by itself at the end of runs, and before a request that would not fit. What a turn has held it holds
+        for good; what the next one goes on with becomes less, in one commit.
+
+        Args:
+            explain: say what would go, what would stay, and why, and do nothing.
+
+        Raises:
+            StrategyError, CompactionError, WindowOverflowError: nothing was changed.
+        """
         return await carry_out_async(self._compact(explain))
 
     async def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
-        """See `Session.expand`."""
+        """Return what a summary stands for, in order; summaries that were folded into it are expanded too.
+
+        Raises:
+            InvalidInputError: it is none of this session's.
+        """
         return await carry_out_async(self._expand(summary))
 
     async def refresh(self) -> None:
-        """See `Session.refresh`."""
+        """Let the session's `ttl_s` count from now, as if it had been used; durable on return."""
         await carry_out_async(self._ask("refresh"))
 
     async def end(self) -> None:
-        """See `Session.end`."""
+        """Take no more runs and cancel those there are; ending twice is fine."""
         await carry_out_async(self._client.end(self._stored_id))
 
     async def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
-        """See `Session.delete`."""
+        """Delete the session for good, and what this manager's memories have of it; its forks stay whole.
+
+        Args:
+            memory: whether memories forget it too.
+            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
+                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
+
+        Raises:
+            SessionBusyError: a run is active or queued.
+            LongTermMemoryError: memories failed; names them. The session was not deleted: repeat it.
+        """
         return await carry_out_async(self._delete(memory, verify))
 
     async def info(self) -> SessionInfo:
-        """See `Session.info`."""
+        """Return the session's row, what runs and waits, and which process hosts it, if one does."""
         info: SessionInfo = await carry_out_async(self._ask("info"))
         return info

@@ -271,7 +271,16 @@ class SessionMemory(_SessionMemory):
 
 
 class AsyncSessionMemory(_SessionMemory):
-    """`SessionMemory` with its verbs as coroutines."""
+    """`SessionMemory` with its verbs as coroutines.
+
+    User, session and agent are the session's and no arguments. Each verb is one Ray call to the session, and one from
+    there to each memory.
+
+    Raises, beside what the verbs say:
+        InvalidInputError: an argument has the wrong type, or is out of its range; nothing was done.
+        NoMemoryError: the manager has no such memory.
+        LongTermMemoryError: a memory failed.
+    """
 
     async def save(
         self,
@@ -284,7 +293,18 @@ class AsyncSessionMemory(_SessionMemory):
         aliases: Sequence[str] = (),
         expires_at: float | None = None,
     ) -> str:
-        """See `SessionMemory.save`."""
+        """Keep a text in the first memory that may be written; return its id.
+
+        Args:
+            topic: what it is about, in a word or two.
+            id: what to keep it under; what is there under it, or was deleted, stays as it is. A new one if left out.
+            name: its own name, and `aliases` other names of the same, by which it is found first.
+            expires_at: from when on it is not recalled, in seconds since the epoch; never if left out.
+
+        Raises:
+            InvalidMemoryError: it cannot be kept.
+            ReadOnlyMemoryError: all memories are for reading.
+        """
         return str(
             await carry_out_async(
                 self._save(text, type, topic=topic, id=id, name=name, aliases=aliases, expires_at=expires_at)
@@ -294,47 +314,101 @@ class AsyncSessionMemory(_SessionMemory):
     async def recall(
         self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
     ) -> list[MemoryItem]:
-        """See `SessionMemory.recall`."""
+        """Return up to `limit` items that bear on the query, the best first; of several memories by turns.
+
+        Each says by `memory`, `score`, `words` and `passage` which memory it is of, how well it bears on the query, and
+        by which words and passage. A memory that fails is left out.
+
+        Args:
+            types: only those; all if left out.
+            as_of: what held at this time, in seconds since the epoch.
+        """
         return list(await carry_out_async(self._recall(query, limit, types, as_of)))
 
     async def update(
         self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
     ) -> bool:
-        """See `SessionMemory.update`."""
+        """Change what is given of an item; return whether it was there. The rest stays, `created_at` too.
+
+        Args:
+            type: its type, and with it the category and whose it is.
+            changes: `topic`, `name`, `expires_at` in seconds since the epoch: None takes away what was there.
+                `aliases`: all that it is to have. `status`: "resolved", and it is not recalled any more, or "active".
+                A topic or name that only the old text has is taken away with that text, unless it is given.
+
+        Raises:
+            InvalidInputError: an argument has the wrong type, or nothing is to be changed.
+            InvalidMemoryError: it could not be kept.
+            ReadOnlyMemoryError: all memories are for reading.
+        """
         return bool(await carry_out_async(self._update(id, text, type, changes)))
 
     async def pin(self, id: str) -> bool:
-        """See `SessionMemory.pin`."""
+        """Take an item into the user's profile, which is in every request of theirs; return whether it was there.
+
+        It stays there until it is unpinned, forgotten, or expired. A fact that takes its place is pinned too.
+
+        Raises:
+            NoMemoryError: no memory of the manager has profiles.
+            ReadOnlyMemoryError: all memories are for reading.
+        """
         return bool(await carry_out_async(self._pin(id, True)))
 
     async def unpin(self, id: str) -> bool:
-        """See `SessionMemory.unpin`."""
+        """Undo `pin`; return whether it was there. It stays in the profile if its type belongs there."""
         return bool(await carry_out_async(self._pin(id, False)))
 
     async def delete(self, *ids: str) -> int:
-        """See `SessionMemory.delete`."""
+        """Delete items; return how many were there.
+
+        They do not come back, also if they are saved again within 90 days.
+
+        Raises:
+            ReadOnlyMemoryError: all memories are for reading.
+        """
         return int(await carry_out_async(self._delete(ids)))
 
     async def forget(self, turn_index: int, *, verify: Verify = False) -> Forgotten:
-        """See `SessionMemory.forget`."""
+        """Forget what a turn added; return what was removed.
+
+        Nothing that memories have made of it stays, no summary that stands for it, and no later request holds it. The
+        history shows it as it was until the session is deleted. May be repeated.
+
+        Args:
+            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
+                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
+
+        Raises:
+            TurnNotFoundError: there is no such turn, or it has not ended.
+            SessionBusyError: a run is active.
+            LongTermMemoryError: memories failed; names them. Repeat it.
+        """
         return await carry_out_async(self._forget(turn_index, verify))
 
     async def use(self, use: MemoryUse | bool) -> None:
-        """See `SessionMemory.use`."""
+        """Say what later runs do with long-term memory if they do not say: `on`, `read` or `off`. Durable."""
         await carry_out_async(self._use(use))
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """See `SessionMemory.wait`."""
+        """Wait until memories have all turns that have ended; return whether they have."""
         return await carry_out_async(self._wait(timeout_s))
 
     async def read_notes(self) -> str:
-        """See `SessionMemory.read_notes`."""
+        """Return what the working memory says."""
         return str(await carry_out_async(self._desk("read_notes")))
 
     async def replace_notes(self, content: Any) -> str:
-        """See `SessionMemory.replace_notes`."""
+        """Put the content in the place of what the working memory says; return that.
+
+        Raises:
+            WorkingMemoryError: it would not be of its form, or too long; it stays as it was.
+        """
         return str(await carry_out_async(self._note("replace_notes", content)))
 
     async def merge_notes(self, content: Any) -> str:
-        """See `SessionMemory.merge_notes`."""
+        """Add the content to the working memory, as its form says; return what it says then.
+
+        Raises:
+            WorkingMemoryError: it would not be of its form, or too long; it stays as it was.
+        """
         return str(await carry_out_async(self._note("merge_notes", content)))

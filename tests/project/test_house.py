@@ -10,7 +10,21 @@ from types import ModuleType
 import pytest
 
 import turnwise
-from turnwise import conformance, engines, errors, memories, stores, strategies
+from turnwise import (
+    AsyncExecutionHandle,
+    AsyncSession,
+    AsyncSessionManager,
+    ExecutionHandle,
+    Session,
+    SessionManager,
+    conformance,
+    engines,
+    errors,
+    memories,
+    stores,
+    strategies,
+)
+from turnwise.memories import AsyncSessionMemory, SessionMemory
 
 ROOT = Path(__file__).parents[2]
 FLOORS = ["errors", "memory", "strategies", "actors", "testing"]
@@ -148,6 +162,35 @@ def sample(cls: type[errors.TurnwiseError]) -> errors.TurnwiseError:
         name: 7001 + at for at, name in enumerate(cls.fields) if re.search(r"\b(int|float)\b", str(hints.get(name)))
     }
     return cls(*(numbers.get(name, f"<the {name}>") for name in cls.fields))
+
+
+FAMILIES = [
+    (SessionManager, AsyncSessionManager),
+    (Session, AsyncSession),
+    (ExecutionHandle, AsyncExecutionHandle),
+    (SessionMemory, AsyncSessionMemory),
+]
+
+
+@pytest.mark.parametrize(("sync", "asynchronous"), FAMILIES)
+def test_the_verbs_of_both_families_have_the_same_docstrings(sync: type, asynchronous: type) -> None:
+    """In the source, where editors look for them."""
+    verbs = _verbs_of(sync)
+    assert verbs and verbs == _verbs_of(asynchronous)
+    for name in verbs:
+        assert inspect.getdoc(getattr(sync, name)), name
+        assert inspect.getdoc(getattr(asynchronous, name)) == inspect.getdoc(getattr(sync, name)), name
+    assert _part("Args", asynchronous) == _part("Args", sync)
+
+
+def _verbs_of(cls: type) -> list[str]:
+    """Return its public methods and properties."""
+    found = inspect.getmembers(cls, lambda member: inspect.isfunction(member) or isinstance(member, property))
+    return [name for name, _ in found if not name.startswith("_")]
+
+
+def _part(heading: str, thing: object) -> str:
+    return (inspect.getdoc(thing) or "").partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
 
 
 def test_the_tree_of_errors_is_drawn_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Work beside what callers wait for: none of it fails without a word, and what must go on is tried again."""
+"""Background tasks: errors are logged, and work that must not stop is retried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from turnwise.errors import TurnwiseError
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-"""How long work that failed is left alone, in seconds; doubled after each failure, up to the second."""
+"""First and longest pause before a retry, in seconds. The pause doubles after each failure."""
 
 Result = TypeVar("Result")
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def watch(task: asyncio.Future[Any], what: str) -> None:
-    """Log the error that a task ends with, with its traceback. For a task whose result nobody takes.
+    """Log the error that a task ends with, with its traceback. For a task whose result nobody awaits.
 
     Args:
         what: the task and its ids, such as `session 'chat': saving`.
@@ -37,7 +37,7 @@ async def shielded(task: asyncio.Task[Result], what: str) -> Result:
 
 
 async def ended(task: asyncio.Task[Any], what: str) -> None:
-    """Wait until a task has ended, however. If the caller is cancelled the task goes on, and its error is logged."""
+    """Wait until a task is done or failed. If the caller is cancelled, the task goes on and its error is logged."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
@@ -46,10 +46,10 @@ async def ended(task: asyncio.Task[Any], what: str) -> None:
 
 
 def log_failure(what: str, error: BaseException, then: str = "") -> None:
-    """Log an error: a typed one by its message, which names ids and remedy, any other with its traceback.
+    """Log an error: a turnwise error by its message, which names ids and remedy; any other with its traceback.
 
     Args:
-        then: what happens next.
+        then: text appended to the log line that says what happens next.
     """
     if isinstance(error, TurnwiseError):
         _log.warning("%s failed%s: %s", what, then, error)
@@ -60,17 +60,17 @@ def log_failure(what: str, error: BaseException, then: str = "") -> None:
 async def retry(
     work: Callable[[], Awaitable[None]], what: str, *, until: Callable[[BaseException], bool] = lambda error: False
 ) -> None:
-    """Carry out `work`; whatever it raises is logged, and it is carried out again after a pause that grows.
+    """Call `work` until it succeeds. Each error is logged, and the pause before the next call grows.
 
     Args:
-        what: as of `watch`.
-        until: whether an error is final: it is logged, and that is the end.
+        what: the task and its ids, as for `watch`.
+        until: returns true for a final error: that error is logged and `work` is not called again.
     """
     pause_s = FIRST_PAUSE_S
     while True:
         try:
             return await work()
-        except Exception as error:  # noqa: BLE001 - it is logged, and the work goes on whoever's error it is
+        except Exception as error:  # noqa: BLE001 - every error is logged and retried
             if until(error):
                 return log_failure(what, error)
             log_failure(what, error, f", and is tried again in {pause_s:g} s")

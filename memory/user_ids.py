@@ -1,7 +1,7 @@
-"""Sessions whose ids are each user's own: two users may both have a session "chat".
+"""Session ids per user: two users may both have a session "chat".
 
-Such a session is stored under `own_id(user_id, session_id)`, and callers see `public_id` of that. Other sessions are
-stored under the id that callers see.
+A session of such an id is stored under `own_id(user_id, session_id)`; callers see the `public_id` of that stored id.
+All other sessions are stored under the id that callers see.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from turnwise.memory.stores.sharing import RayId, Shared, rivals
 
 
 async def get_of_user(store: SessionStore, stored_id: str, user_id: str) -> SessionRecord | None:
-    """Return the session that is stored under this id, or None if there is none of this user's."""
-    read_of_user = getattr(type(store), "get_of_user", None)  # an encrypted store has it
+    """Return the session stored under this id, or None if there is none or it belongs to another user."""
+    read_of_user = getattr(type(store), "get_of_user", None)  # only an encrypted store defines it
     try:
         found: SessionRecord = await (read_of_user(store, stored_id, user_id) if read_of_user else store.get(stored_id))
     except SessionNotFoundError:
@@ -39,9 +39,9 @@ async def get_of_user(store: SessionStore, stored_id: str, user_id: str) -> Sess
 
 
 async def find_session(store: SessionStore, user_id: str, session_id: str) -> SessionRecord | None:
-    """Return a user's session by the id that callers know, as it is stored; None if the user has none of this id.
+    """Return the stored record of a user's session, by its public id; None if the user has no such session.
 
-    Reads the same rows whether or not another user has a session of this id, so no delay tells.
+    Reads the same rows whether or not another user has a session of this id, so the time it takes does not reveal that.
     """
     own, plain = await asyncio.gather(
         get_of_user(store, own_id(user_id, session_id), user_id), get_of_user(store, session_id, user_id)
@@ -50,18 +50,18 @@ async def find_session(store: SessionStore, user_id: str, session_id: str) -> Se
 
 
 def other_id(user_id: str, stored_id: str) -> str:
-    """Return the other id under which the session could be stored that this user knows by the same id."""
+    """Return the second stored id that has the same public id for this user: the per-user id or the plain one."""
     return public_id(stored_id) if is_own_id(stored_id) else own_id(user_id, stored_id)
 
 
 def public_record(session: SessionRecord) -> SessionRecord:
-    """Return a session's row with the id that callers know."""
+    """Return a session's row with its public id."""
     shown = public_id(session.session_id)
     return session if shown == session.session_id else replace(session, session_id=shown)
 
 
 class _Names:
-    """The two ids of one session: the one that it is stored under, and the one that it shows."""
+    """The stored id and the public id of one session, and the translation of records between them."""
 
     def __init__(self, stored_id: str) -> None:
         self._stored = stored_id
@@ -89,16 +89,16 @@ class _Names:
 def by_public_id(
     stored_id: str, store: SessionStore, history: HistoryStore | None
 ) -> tuple[str, SessionStore, HistoryStore | None]:
-    """Return the id of a session that callers know, and the store and the history in which it is called that."""
+    """Return a session's public id, and views of the store and the history that address it by that id."""
     if is_own_id(stored_id):
         return public_id(stored_id), PublicIdStore(store, stored_id), history and PublicIdHistory(history, stored_id)
     return stored_id, store, history
 
 
 class PublicIdStore(Shared):
-    """A store as the process of one session sees it, whose id is its user's own: by the id that callers know.
+    """View of a store in which one session with a per-user id has its public id.
 
-    Other sessions keep the ids that they are stored under, so none is taken for this one.
+    Other sessions keep their stored ids, so none can be mistaken for this one.
     """
 
     def __init__(self, inner: SessionStore, stored_id: str) -> None:
@@ -106,7 +106,7 @@ class PublicIdStore(Shared):
         self._names = _Names(stored_id)
 
     def own(self, ray: RayId) -> None:
-        """See `Shared`. The inner store has been told."""
+        """See `Shared`. Does nothing: the inner store was called already."""
 
     async def rivals(self) -> Sequence[str]:
         """See `Shared`."""

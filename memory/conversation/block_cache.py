@@ -1,4 +1,4 @@
-"""The part of some block logs that this process holds."""
+"""In-memory cache of blocks, by log and position."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.spans import Span, Spans, overlap, subtract, union
 
 BLOCK_BYTES = 600
-"""What a block takes in memory beside what it says, in bytes, roughly."""
+"""Estimated memory of a block without its content, in bytes."""
 
 
 class BlockCache:
-    """Blocks by log and position; only ever grows, so what reads it may share it.
+    """Blocks by log and position. Blocks are added and never removed, so readers may share a cache.
 
-    Who has to bound it puts `only` a part of it in its place: those who share the old one still have all of that.
-    A block that came encoded is decoded when it is first read.
+    To bound memory, replace the cache by `only` a part of it; readers of the old cache keep all of its blocks.
+    A block that was added encoded is decoded when it is first read.
 
     Args:
-        source: names the cache of the session's process that the blocks are from. Those of another may differ at the
-            same places: a store that went back in time fills them anew.
+        source: names the cache, in the session's process, that the blocks come from. Caches of different sources may
+            hold different blocks at the same position: a restored store writes new blocks at old positions.
     """
 
     def __init__(self, source: str = "") -> None:
         self._logs: dict[str, dict[int, AnyBlock | str]] = {}
         self.source = source
         self.held: Spans = (Span(source, 0, 1),) if source else ()
-        """What is in here, sorted; and a span that is nowhere, named as the source: see `is_of`."""
+        """The spans held, sorted, and one empty marker span whose log is the source: see `is_of`."""
         self.size_bytes = 0
-        """What it takes in memory, roughly."""
+        """Estimated memory, in bytes."""
 
     def add(self, log: str, start: int, blocks: Sequence[Block | str]) -> None:
         """Hold `blocks`, decoded or encoded, from position `start` of `log` on."""
         self.add_spans((Span(log, start, start + len(blocks)),), blocks)
 
     def only(self, spans: Iterable[Span]) -> BlockCache:
-        """Return a cache of the same source that holds what this one does of `spans`. O(what that is)."""
+        """Return a cache of the same source with the blocks of `spans` that this one holds. O(blocks returned)."""
         cache = BlockCache(self.source)
         kept = overlap(union(spans), self.held)
         cache.add_spans(kept, [self._logs[span.log][at] for span in kept for at in range(span.start, span.stop)])
         return cache
 
     def over(self, log: str, blocks: Sequence[Block]) -> BlockCache:
-        """Return a cache that holds what this one does now, and these blocks as a log of their own."""
+        """Return a cache that holds this one's current blocks, and `blocks` as the log `log`."""
         cache = BlockCache()
         added: dict[int, Any] = dict(enumerate(blocks))
         cache._logs = {**self._logs, log: added}
@@ -69,7 +69,7 @@ class BlockCache:
         return Span(self.source, 0, 1) in held
 
     def missing(self, spans: Iterable[Span]) -> Spans:
-        """Return what of `spans` is not held."""
+        """Return the parts of `spans` that the cache does not hold."""
         return subtract(spans, self.held)
 
     def read(self, spans: Iterable[Span]) -> tuple[AnyBlock, ...]:
@@ -93,7 +93,7 @@ class BlockCache:
 
     def _block(self, log: str, at: int) -> AnyBlock:
         entry = self._entry(log, at)
-        if not isinstance(entry, Block):  # nor perhaps text: who knows what is in a damaged database
+        if not isinstance(entry, Block):  # a damaged database may hold values that are not text either
             try:
                 entry = self._logs[log][at] = decode(entry)
             except (ValueError, TypeError, RecursionError) as error:
@@ -102,7 +102,7 @@ class BlockCache:
 
 
 def _size(value: Any) -> int:
-    """Return what a block, or a part of one, takes in memory, roughly."""
+    """Return the estimated memory of a block or a part of one, in bytes."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Block):

@@ -1,8 +1,8 @@
 """Blocks: the immutable pieces that a conversation is made of.
 
-A block is one prompt, one stretch of answer, one tool call, one tool result. Its `kind` tells which; on the wire and
-on disk it is a JSON object of that kind. A kind this version does not know is kept as `Unknown` and written back as
-it came, so an older reader loses nothing.
+A block is one prompt, one piece of an answer, one tool call, or one tool result. `kind` says which; on the wire and
+on disk a block is a JSON object with that kind. A kind that this version does not know is read as `Unknown` and written
+back unchanged, so an older reader loses nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from turnwise.memory.conversation.frozen_json import MAX_DEPTH, FrozenDict, Json
 Role = Literal["system", "user", "assistant", "tool"]
 
 Str = Annotated[str, Strict()]
-"""Bytes are refused: pydantic would decode them, as if they had been text."""
+"""Text. Bytes are refused, since pydantic would decode them."""
 
 
 class Block(BaseModel):
-    """Base of all kinds. Frozen, nested payloads included; equal by value; fields it does not know are refused."""
+    """Base class of all blocks. Frozen, nested payloads too; equal by value; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: ClassVar[Role] = "user"
-    """Who speaks: the role of the provider's message that carries this block."""
+    """The role of the provider's message that carries this block."""
 
     kind: str
 
@@ -52,7 +52,7 @@ class User(Block):
 
 
 class Text(Block):
-    """A stretch of the model's answer. `interrupted`: the run ended before the model had finished it."""
+    """A piece of the model's answer. `interrupted`: the run ended before the model had finished this text."""
 
     role: ClassVar[Role] = "assistant"
     kind: Literal["text"] = "text"
@@ -61,7 +61,7 @@ class Text(Block):
 
 
 class Thinking(Block):
-    """The model's reasoning. `signature` is opaque and goes back unchanged; `redacted` holds what the provider hid."""
+    """The model's reasoning. `signature` is opaque and goes back unchanged; `redacted` is the encrypted reasoning."""
 
     role: ClassVar[Role] = "assistant"
     kind: Literal["thinking"] = "thinking"
@@ -82,7 +82,7 @@ class ToolUse(Block):
 
 
 class ToolResult(Block):
-    """What a tool call gave, or, with `is_error`, why it gave nothing."""
+    """The result of a tool call or, with `is_error`, why the call failed."""
 
     role: ClassVar[Role] = "tool"
     kind: Literal["tool_result"] = "tool_result"
@@ -92,7 +92,7 @@ class ToolResult(Block):
 
 
 class _Payload(Block):
-    """What both pictures and files need to say of what they hold."""
+    """The fields and checks that `Image` and `Document` share."""
 
     url: Str | None = None
     data: Str | None = None
@@ -107,7 +107,7 @@ class _Payload(Block):
 
     @model_validator(mode="after")
     def _is_sendable(self) -> Self:
-        """Refuse what no provider takes: it would make every later request invalid."""
+        """Refuse a block that no provider accepts: it would make every later request invalid."""
         if not (self.url or self.data or getattr(self, "text", None)):
             raise ValueError(f"a {self.kind} needs a url, or data with its media_type")
         if self.data and not self.media_type:
@@ -116,9 +116,9 @@ class _Payload(Block):
 
     @cached_property
     def flaw(self) -> str | None:
-        """Why no provider can take it: its base64, its media type or its url is none. None if nothing is wrong.
+        """Why no provider accepts the block (invalid base64, media type or url); None if nothing is wrong.
 
-        O(its data) when first asked. A block that is stored may have one: older versions did not look.
+        The first read is O(size of the data). Stored blocks may have a flaw, since older versions did not check.
         """
         if self.media_type and (flaw := self._flaw_of_type(self.media_type)):
             return flaw
@@ -152,7 +152,7 @@ def _is_url(text: str) -> bool:
         parts = urlsplit(text)
         is_web = parts.scheme in ("http", "https")
         return bool(_URL.fullmatch(text) and (parts.hostname if is_web else parts.netloc or parts.path))
-    except ValueError:  # of brackets that hold no address
+    except ValueError:  # brackets without an IP address in them
         return False
 
 
@@ -177,7 +177,7 @@ class Document(_Payload):
 
 
 class Citations(Block):
-    """The sources that the answer before it rests on, as the provider gave them."""
+    """The sources that the provider names for the answer before this block, in the provider's format."""
 
     role: ClassVar[Role] = "assistant"
     kind: Literal["citations"] = "citations"
@@ -185,10 +185,10 @@ class Citations(Block):
 
 
 class Summary(Block):
-    """A summary of what other blocks held: where the window is too small for them, it stands in their place.
+    """A summary that replaces other blocks in requests when the window is too small for them.
 
-    `of` has the spans of block logs (log, start, stop) that it stands for, in reading order, and `folded` the places
-    (log, position) of the summaries among them. They are all still there: `session.expand(summary)` returns them.
+    `of` has the spans of block logs (log, start, stop) that it replaces, in reading order, and `folded` the positions
+    (log, position) of the summaries among them. All these blocks stay stored: `session.expand(summary)` returns them.
     """
 
     kind: Literal["summary"] = "summary"
@@ -198,7 +198,7 @@ class Summary(Block):
 
 
 class Recalled(Block):
-    """What long-term memory has about a prompt, as sections of text. Stands in requests, never in a history."""
+    """Text from long-term memory that bears on a prompt. It is part of requests, never of a history."""
 
     kind: Literal["recalled"] = "recalled"
     text: Str
@@ -211,13 +211,13 @@ class CacheCheckpoint(Block):
 
 
 class Unknown(Block):
-    """A block of a kind that this version does not know. Kept and written back; never sent to a provider."""
+    """A block of a kind that this version does not know. Kept and written back unchanged; never sent to a provider."""
 
     kind: Literal["unknown"] = "unknown"
     stored_kind: str
     """Its kind on the wire and on disk."""
     payload: JsonObject = FrozenDict()
-    """Its other fields there."""
+    """Its other fields on the wire and on disk."""
 
     @model_validator(mode="after")
     def _is_unknown(self) -> Self:
@@ -256,7 +256,7 @@ _HOLDS_JSON = {"tool_use": "input", "citations": "items"}
 
 
 def is_too_deep(block: Block) -> bool:
-    """Return whether the block's JSON is nested deeper than `MAX_DEPTH`; readers of JSON take 200 levels."""
+    """Return whether the block's JSON is nested deeper than `MAX_DEPTH`. JSON parsers accept about 200 levels."""
     held = getattr(block, _HOLDS_JSON.get(block.kind, "payload"), None)
     return bool(held) and is_deeper(held, MAX_DEPTH)
 
@@ -265,7 +265,7 @@ def encode(block: Block) -> str:
     """Return the block as a JSON object on one line, without the fields that have their default value.
 
     Raises:
-        ValueError: it holds lone surrogates, or is too deep.
+        ValueError: the block holds lone surrogates, or is nested too deeply.
     """
     if is_too_deep(block):
         raise ValueError(f"its JSON is nested more than {MAX_DEPTH} levels deep")
@@ -288,12 +288,12 @@ def decode(encoded: str) -> AnyBlock:
         if cls := KINDS.get(kind):
             return cast(AnyBlock, cls.model_validate(data))
         return Unknown(stored_kind=kind, payload=freeze(data))
-    except TypeError as error:  # of lone surrogates, and of numbers that are none
+    except TypeError as error:  # lone surrogates, or numbers such as NaN
         raise ValueError(str(error)) from error
 
 
 def described(block: Image | Document) -> str:
-    """Return what a picture or a file is called where it is not shown: its kind, its name, its media type."""
+    """Return the text that stands for a picture or a file where it is not shown: kind, name, media type."""
     name = f" {block.name[:99]}" if isinstance(block, Document) and block.name else ""
     return f"{block.kind}{name}{f' ({block.media_type[:99]})' if block.media_type else ''}"
 

@@ -1,4 +1,4 @@
-"""Stored text that cannot be read: it is told where it stands and what is wrong with it, never what it says."""
+"""Errors about stored text that cannot be read: they say where it is and what is wrong, and never quote it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 
 class Undecodable:
-    """Stands for a stored text that is not UTF-8, in a row that is read all the same."""
+    """Placeholder for a stored text that is not UTF-8, so that the other columns of its row can be read."""
 
     def __repr__(self) -> str:
         return "<not UTF-8>"
@@ -18,7 +18,7 @@ UNDECODABLE = Undecodable()
 
 
 def text_or_undecodable(raw: bytes) -> str | Undecodable:
-    """Return stored text, or what stands for one that is not UTF-8."""
+    """Return the stored bytes as text, or an `Undecodable` if they are not UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -26,11 +26,11 @@ def text_or_undecodable(raw: bytes) -> str | Undecodable:
 
 
 class UnfitError(TypeError):
-    """A stored value is not one of its field; the message says what it has to be, and quotes nothing of it."""
+    """A stored value does not fit its field. The message says what it must be, and does not quote it."""
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return what is wrong with a stored text that cannot be read, without a word of it."""
+    """Return why a stored text cannot be read, without quoting it."""
     if isinstance(error, ValidationError):
         kinds = sorted({each["type"] for each in error.errors(include_url=False, include_context=False)})
         return f"it does not fit its kind ({', '.join(kinds)})"

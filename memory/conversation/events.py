@@ -1,7 +1,7 @@
 """Events: what happened in a session, in order.
 
-Every event has a sequence number of its session that only grows. Stored events are appended before they are published;
-the deltas of a running answer are live only, so stored numbers have gaps where deltas were.
+Every event has a sequence number that grows within its session. Events are stored before they are published; the deltas
+of a running answer are published but not stored, so stored sequence numbers have gaps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Event(BaseModel):
     turn_index: int | None = None
     run_id: str | None = None
     key: str | None = None
-    """Makes appending idempotent: a session stores one event of a key."""
+    """Makes appending idempotent: a session stores at most one event with this key."""
 
 
 class PromptAppended(Event):
@@ -44,13 +44,13 @@ class PromptAppended(Event):
 
 
 class RunQueued(Event):
-    """A run is accepted and waits for those before it."""
+    """A run is accepted and waits for the runs before it."""
 
     kind: Literal["run_queued"] = "run_queued"
 
 
 class RunStarted(Event):
-    """A run has the session's claim."""
+    """A run has left the queue and runs: a session has one running run at a time."""
 
     kind: Literal["run_started"] = "run_started"
 
@@ -73,29 +73,29 @@ class ThinkingDelta(Event):
 
 if TYPE_CHECKING:
     _Blocks = tuple[AnyBlock, ...]
-else:  # an engine may return a class of its own, which is `Unknown` when it is read again
+else:  # an engine may return its own class, which is read back as `Unknown`
     _Blocks = tuple[SerializeAsAny[Block], ...]
 
 
 class Appending(Event):
-    """Base of the events that add to the transcript. The blocks are in the session's log, and not stored again."""
+    """Base of the events that add blocks to the transcript. The blocks are stored once, in the session's log."""
 
     span: tuple[int, int] | None = None
-    """Where they are in the session's log: from the first position up to the second."""
+    """The positions of the blocks in the session's log: start, stop (exclusive)."""
     blocks: _Blocks = ()
 
 
 class ModelCallStarted(Event):
-    """The model is asked. What it streamed in an earlier call that came to nothing is void."""
+    """A call of the model begins. Deltas of an earlier call that failed are void."""
 
     kind: Literal["model_call_started"] = "model_call_started"
     live: ClassVar[bool] = True
     call: int
-    """Counts the run's calls of the model, from 0."""
+    """The number of this model call in the run, from 0."""
 
 
 class ModelCallEnded(Appending):
-    """The model has answered and wants tools called. Its last call ends with the run."""
+    """The model has answered and requests tool calls. The last model call has no such event: it ends with the run."""
 
     kind: Literal["model_call_ended"] = "model_call_ended"
     call: int
@@ -135,7 +135,7 @@ class ApprovalRequested(Event):
 
 
 class CallDecided(Appending):
-    """Somebody has decided about a call. `blocks`: the result that follows from it, or the call as it was edited."""
+    """A waiting call was decided. `blocks`: the result that follows from the decision, or the edited call."""
 
     kind: Literal["call_decided"] = "call_decided"
     call_id: str
@@ -143,7 +143,7 @@ class CallDecided(Appending):
 
 
 class RunResumed(Event):
-    """The run goes on: all is decided that it waited for, or its process was lost and another has it."""
+    """The run continues: all calls it waited for are decided, or another process took it over from a lost one."""
 
     kind: Literal["run_resumed"] = "run_resumed"
     why: str
@@ -159,31 +159,31 @@ class HookFailed(Event):
 
 
 LeftOut = Literal["duplicate", "token_budget", "window"]
-"""Why an item is not in a request: its text is there already, the budget of all memories is used up, or the model's
-window has no room for anything that was recalled."""
+"""Why an item is not in a request: its text is in the request already, the budget of all memories is used up, or the
+model's window has no room for recalled items."""
 
 
 class MemoryRecalled(Event):
-    """Long-term memories found something that bears on the prompt; says how much of it is in the run's requests.
+    """Long-term memories found items for the prompt; counts how many of them are in the run's requests.
 
-    Published again, with nothing sent, if all of it is left out later because the window has no room.
+    Published again, with nothing sent, if all of them are left out later because the window has no room.
     """
 
     kind: Literal["memory_recalled"] = "memory_recalled"
     live: ClassVar[bool] = True
     query: str = ""
-    """What the memories were asked."""
+    """The query that the memories got."""
     found: dict[str, int]
     """How many items each memory returned, by the name of the memory."""
     sent: dict[str, int]
     """How many of them are in the run's requests, by the name of the memory."""
     left_out: dict[str, dict[LeftOut, int]]
-    """How many of them are not, by the name of the memory and the reason. Only memories with such items."""
+    """How many found items are not in the requests, by memory and reason. Lists only memories with such items."""
     profile: dict[str, int] = {}
-    """How many items of the user's profile are in the run's requests, by the name of the memory. `found` has none of
-    these."""
+    """How many items of the user's profile are in the run's requests, by the name of the memory. `found` does not count
+    them."""
     profile_left_out: dict[str, dict[LeftOut, int]] = {}
-    """How many of the profile are not, likewise. Those may yet be among what was found."""
+    """How many profile items are not in the requests, by memory and reason. `found` may count them as well."""
 
 
 class MemoryFailed(Event):
@@ -196,7 +196,7 @@ class MemoryFailed(Event):
 
 
 class MemoryDegraded(Event):
-    """A long-term memory answers, but not as well as it should, such as by words alone; the run goes on."""
+    """A long-term memory answers with reduced quality, such as by keywords alone; the run goes on."""
 
     kind: Literal["memory_degraded"] = "memory_degraded"
     live: ClassVar[bool] = True
@@ -205,7 +205,7 @@ class MemoryDegraded(Event):
 
 
 class MemoryBehind(Event):
-    """Turns could not be saved in a long-term memory; they are given to it again until it has them."""
+    """Turns could not be saved in a long-term memory; saving is retried until it succeeds."""
 
     kind: Literal["memory_behind"] = "memory_behind"
     memory: str
@@ -213,14 +213,14 @@ class MemoryBehind(Event):
 
 
 class MemoryCaughtUp(Event):
-    """A long-term memory that was behind has all turns."""
+    """A long-term memory that was behind now has all turns."""
 
     kind: Literal["memory_caught_up"] = "memory_caught_up"
     memory: str
 
 
 class TurnNotSaved(Event):
-    """A long-term memory cannot keep a turn, and is not given it again. It stays in the history."""
+    """A long-term memory cannot save this turn, and saving is not retried. The turn stays in the history."""
 
     kind: Literal["turn_not_saved"] = "turn_not_saved"
     memory: str
@@ -228,24 +228,24 @@ class TurnNotSaved(Event):
 
 
 class TurnForgotten(Event):
-    """No later request holds what the turn added, and no memory is given it. The history keeps it."""
+    """The turn was forgotten: no later request or long-term memory gets its blocks. The history keeps them."""
 
     kind: Literal["turn_forgotten"] = "turn_forgotten"
 
 
 class RunEnded(Appending):
-    """Base of the four ends a run can have: exactly one of them is stored, as the run's last event."""
+    """Base of the four events that end a run. Exactly one of them is stored, as the run's last event."""
 
     terminal: ClassVar[bool] = True
 
     @property
     def text(self) -> str:
-        """The answer, whole or as far as it came."""
+        """The answer, complete or partial."""
         return answer_text(self.blocks)
 
 
 class RunCompleted(RunEnded):
-    """The answer is whole."""
+    """The run completed with a whole answer."""
 
     kind: Literal["run_completed"] = "run_completed"
     stop_reason: str | None = None
@@ -275,39 +275,39 @@ class RunInterrupted(RunEnded):
 
 
 class WindowCompacted(Event):
-    """An overflow strategy's plan was carried out: the next request holds less. The history holds what it did."""
+    """An overflow strategy made the next request smaller. The history is unchanged."""
 
     kind: Literal["window_compacted"] = "window_compacted"
     strategy: str
     tokens_before: int
     tokens_after: int
     summary: tuple[int, int] | None = None
-    """Where the new summary is in the session's log, if there is one: from the first position up to the second."""
+    """The positions of the new summary in the session's log (start, stop exclusive); None if there is none."""
     usage: Usage | None = None
-    """What it cost, failed attempts not included."""
+    """Usage of the compaction, without its failed attempts."""
 
 
 class CompactionFailed(Event):
-    """An attempt to carry an overflow strategy's plan out failed, or its outcome came too late; nothing was lost."""
+    """An attempt at a compaction failed, or its result came too late; nothing was lost."""
 
     kind: Literal["compaction_failed"] = "compaction_failed"
     strategy: str
     attempt: int
     """From 1."""
     of: int
-    """How many there are, at most."""
+    """The most attempts there can be."""
     why: str
     usage: Usage | None = None
 
 
 class SessionEnded(Event):
-    """The session takes no more runs."""
+    """The session has ended and accepts no more runs."""
 
     kind: Literal["session_ended"] = "session_ended"
 
 
 class SessionReverted(Event):
-    """The store went back to an earlier state of the session: turns that were acknowledged before this are missing."""
+    """The store was restored to an earlier state: turns of the session that were acknowledged are missing."""
 
     kind: Literal["session_reverted"] = "session_reverted"
 
@@ -319,7 +319,7 @@ class UnknownEvent(Event):
     stored_kind: str
     """Its kind in the store."""
     payload: JsonObject = FrozenDict()
-    """Its own fields there."""
+    """The fields of its kind, as stored."""
 
 
 KINDS: dict[str, type[Event]] = {
@@ -391,18 +391,18 @@ AnyEvent = Annotated[
 """All classes of events. A type checker narrows it by `event.kind` or by the class."""
 
 _OUTSIDE = {"kind", "blocks", "session_id", "seq", "at", "turn_index", "run_id", "key"}
-"""What of an event is stored in columns of its own, or elsewhere."""
+"""The fields of an event that are not in its JSON body: they have columns, or are stored elsewhere."""
 
 
 def encode_body(event: Event) -> tuple[str, str]:
-    """Return the kind and, as JSON, what is the event's own beside the fields that every event has."""
+    """Return the kind, and the fields of that kind as JSON, without the fields that every event has."""
     if isinstance(event, UnknownEvent):
         return event.stored_kind, pydantic_core.to_json(event.payload).decode()
     return event.kind, event.model_dump_json(exclude=_OUTSIDE, exclude_defaults=True)
 
 
 def decode_event(kind: str, body: str, **columns: Any) -> AnyEvent:
-    """Return the event that `encode_body` took apart; a kind not known here becomes `UnknownEvent`.
+    """Return the event that `encode_body` encoded; a kind that this version does not know becomes `UnknownEvent`.
 
     Raises:
         ValueError: the body is not JSON or does not fit the kind.

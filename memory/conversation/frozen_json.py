@@ -12,14 +12,14 @@ from pydantic import AfterValidator
 from turnwise.errors import InvalidInputError, shown
 
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1
-"""Integers from outside have 64 bits: databases, and other readers of JSON, have no larger ones."""
+"""Bounds of integers from callers: databases and other JSON parsers hold no more than 64 bits."""
 
 MAX_DEPTH = 100
-"""How deep JSON from outside may be nested."""
+"""How deep JSON from callers may be nested."""
 
 
 class FrozenDict(dict[str, Any]):
-    """A dict that refuses every change; equal to a plain dict of the same items, written as JSON like one."""
+    """An immutable dict. Equal to a plain dict with the same items, and encoded as JSON like one."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("this mapping is part of an immutable record: copy it with dict(...)")
@@ -35,7 +35,7 @@ class FrozenDict(dict[str, Any]):
 
 
 def freeze(value: Any) -> Any:
-    """Return `value` frozen. Takes what JSON can hold; anything else is a TypeError that names it or its type."""
+    """Return `value` frozen. Raises TypeError, naming the value or its type, for what JSON cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
         raise TypeError(f"{value} is not a JSON value")
     if isinstance(value, str | int | float | bool | None):
@@ -48,16 +48,16 @@ def freeze(value: Any) -> Any:
 
 
 def plain_json(field: str, given: object, max_bytes: int) -> Any:
-    """Return a copy of a JSON value from outside that is made of dicts, lists, text and numbers alone.
+    """Return a copy of a JSON value from a caller, made of plain dicts, lists, text and numbers.
 
-    Takes as long as `max_bytes` allow, also for a value that holds itself.
+    Time is bounded by `max_bytes`, also for a value that contains itself.
 
     Args:
-        field: what errors call it.
-        max_bytes: how large it may be, written as JSON in UTF-8.
+        field: the value's name in error messages.
+        max_bytes: the most bytes it may take as JSON in UTF-8.
 
     Raises:
-        InvalidInputError: JSON cannot hold it, or it is too large or too deep; names the place.
+        InvalidInputError: JSON cannot hold the value, or it is too large or too deep; names the place inside the value.
     """
     too_large = InvalidInputError(field, shown(given), f"must take at most {max_bytes} bytes as JSON")
     left = max_bytes
@@ -109,7 +109,7 @@ def plain_json(field: str, given: object, max_bytes: int) -> Any:
 
 
 def is_deeper(value: object, levels: int) -> bool:
-    """Return whether a frozen value is nested more than so many levels deep; an empty container is no level."""
+    """Return whether a frozen value is nested more than `levels` deep. An empty container does not count as a level."""
     layer: list[Any] = [value]
     for _ in range(levels + 1):
         held = (each.values() if isinstance(each, dict) else each for each in layer if isinstance(each, dict | tuple))
@@ -118,10 +118,10 @@ def is_deeper(value: object, levels: int) -> bool:
 
 
 def plain_text(value: str) -> str:
-    """Return the text as a `str` of no subclass.
+    """Return the text as a plain `str`, not a subclass.
 
     Raises:
-        ValueError: it holds a lone surrogate, which no store and no provider takes.
+        ValueError: it holds a lone surrogate, which no store and no provider accepts.
     """
     plain = str.__str__(value)
     try:

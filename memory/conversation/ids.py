@@ -1,4 +1,4 @@
-"""Ids: which ones may be used, and how new ones are made."""
+"""Ids: which are valid, and how new ones are made."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ MAX_LENGTH = 256
 
 
 def new_id() -> str:
-    """Return a fresh id of 24 hexadecimal digits; later ones sort behind earlier ones, to the millisecond."""
+    """Return a new id of 24 hexadecimal digits. Ids sort by the time they were made, to the millisecond."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(6)}"
 
 
 def new_key() -> int:
-    """Return a number of 63 bits that is given once, also if the store that it is for is restored to an earlier state.
+    """Return a unique 63-bit number. It stays unique if the store is restored to an earlier state.
 
-    It is made of the time in milliseconds and of random bits. Later numbers of a process are higher than earlier ones;
-    those of several processes are in the order of their clocks.
+    It is made of the time in milliseconds and of random bits. Numbers grow within a process; those of several processes
+    are ordered by their clocks.
     """
     return _keys.next()
 
 
 _RANDOM_BITS = 21
-"""Of a key: so many are left beside a time in milliseconds that lasts for a century."""
+"""Random bits of a key. The other bits hold a time in milliseconds, enough for a century."""
 
 
 class _Keys:
@@ -50,7 +50,7 @@ def check_id(kind: str, value: str) -> str:
     """Return `value` if it can be an id: 1 to 256 characters, none of them a control character or a lone surrogate.
 
     Raises:
-        InvalidIdError: it cannot; `kind` says in the message what it was to name.
+        InvalidIdError: it cannot. The message calls it an id of `kind`.
     """
     if not isinstance(value, str):
         raise InvalidIdError(kind, shown(value), "it is not a string")
@@ -65,21 +65,21 @@ def check_id(kind: str, value: str) -> str:
 
 
 def own_id(user_id: str, session_id: str) -> str:
-    """Return the id under which a session is stored whose id is its user's own.
+    """Return the stored id of a session whose public id is unique only within its user.
 
-    It is unambiguous and has at most 33 characters more than the session's id: `check_id` refuses the separator.
+    It is unambiguous, since `check_id` refuses the separator, and has at most 33 characters more than the session's id.
     """
     owner = hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{session_id}{_SEPARATOR}{owner[:32]}"
 
 
 def public_id(stored_id: str) -> str:
-    """Return the id of a session that callers know, of the one that it is stored under."""
+    """Return the id that callers see, from the stored id of a session."""
     return stored_id.partition(_SEPARATOR)[0]
 
 
 def is_own_id(stored_id: str) -> bool:
-    """Return whether a session's stored id is of its user's own."""
+    """Return whether a stored id was made by `own_id`."""
     return _SEPARATOR in stored_id
 
 
@@ -87,5 +87,5 @@ _SEPARATOR = "\x1f"
 
 
 def digest_of(user_id: str, id: str) -> bytes:
-    """Return what stands for a user's item of this id, in 16 bytes that do not tell either."""
+    """Return a 16-byte digest of a user's id and an item's id, which reveals neither."""
     return hashlib.blake2b(f"{len(user_id)}:{user_id}{id}".encode(errors="surrogatepass"), digest_size=16).digest()

@@ -1,18 +1,18 @@
-"""What a session or a run does with long-term memory."""
+"""The `memory` setting of a session or a run: whether it recalls from long-term memory, and whether it saves."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
 MemoryUse = Literal["on", "read", "off"]
-"""`on`: it recalls, and its turns are saved. `read`: it recalls, and nothing of it is saved. `off`: neither."""
+"""`on`: recalls, and its turns are saved. `read`: recalls, and saves nothing. `off`: neither recalls nor saves."""
 
 
 def memory_use(given: MemoryUse | bool) -> MemoryUse:
-    """Return what is meant; True is `on`, False `off`.
+    """Return the setting as a word: True is `on`, False is `off`.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: `given` is not one of these.
     """
     if isinstance(given, bool):
         return "on" if given else "off"

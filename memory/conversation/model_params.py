@@ -1,4 +1,4 @@
-"""What a run or a session asks of its model: parameters of requests, named as the client of `openai` names them."""
+"""`ModelParams`: the request parameters of a run or a session, named as the `openai` client names them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict  # pydantic reads that of the standard library from Python 3.12 on
+from typing_extensions import TypedDict  # pydantic supports typing.TypedDict from Python 3.12 on
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_json
 
 MAX_PARAMS_BYTES = 65_536
-"""The largest parameters of a run, as JSON in UTF-8: a schema is among them."""
+"""The most bytes that a run's parameters may take as JSON in UTF-8. They may include a JSON schema."""
 
 MAX_STOPS = 16
-"""How many texts may end an answer; OpenAI takes 4."""
+"""The most stop texts. OpenAI accepts 4."""
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-"""Of the metadata of a request: how many, and the most characters of a key and of a value, as OpenAI has them."""
+"""Limits of a request's metadata: entries, characters of a key, characters of a value. OpenAI has the same."""
 
 Stop = str | Sequence[str]
 
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any]
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-"""Of a function or of a schema."""
+"""A valid name of a function or of a schema."""
 
 
 def _stop(value: Any) -> list[str]:
@@ -92,10 +92,10 @@ _Word = Annotated[str, Field(min_length=1, max_length=512)]
 
 @with_config(ConfigDict(strict=True, extra="forbid"))
 class ModelParams(TypedDict, total=False):
-    """Parameters of each request of a run, named as the client of `openai` names them, whichever API is asked.
+    """Parameters of each request of a run, named as the `openai` client names them, for every API.
 
-    A run's take the place of its session's, name by name, and these of the engine's settings. None takes none: the
-    session's does not hold for the run then, and the engine's does.
+    A run's parameter overrides the session's parameter of the same name, which overrides the engine's setting. None
+    removes the session's parameter, so that the engine's setting applies.
     """
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
@@ -107,30 +107,30 @@ class ModelParams(TypedDict, total=False):
     presence_penalty: _Penalty | None
     """-2 to 2."""
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None
-    """What an answer may take, in tokens, thoughts included. Sent under the name that the server has for it."""
+    """The most tokens of an answer, reasoning included. Sent under the name that the server expects."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None
-    """The same gives the same answers, as far as the provider can."""
+    """The same seed gives the same answers, as far as the provider supports it."""
     stop: Annotated[Stop, PlainValidator(_stop)] | None
-    """A text, or up to 16, at which the answer ends."""
+    """One text, or up to 16 texts: the answer ends where one of them occurs."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
-    """How much a model thinks; each model knows some of these."""
+    """How much the model reasons. Each model supports some of these values."""
     verbosity: Literal["low", "medium", "high"] | None
     """How long answers are."""
     tool_choice: Annotated[ToolChoice, PlainValidator(_tool_choice)] | None
-    """`auto`, `none`, `required`, or `{"type": "function", "function": {"name": ...}}`. What makes the model call a
-    tool holds for the first step of a run; the later ones go with `auto`."""
+    """`auto`, `none`, `required`, or `{"type": "function", "function": {"name": ...}}`. A choice that forces a tool
+    call applies to the first step of a run; the later steps use `auto`."""
     parallel_tool_calls: bool | None
-    """Whether one answer may have several calls."""
+    """Whether one answer may have several tool calls."""
     response_format: Annotated[Mapping[str, Any], PlainValidator(_response_format)] | None
     """`{"type": "json_object"}`, or `{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}`."""
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "on_demand", "performance"] | None
-    """How fast, at which price; the last two are Groq's."""
+    """The provider's speed and price class. The last two are Groq's."""
     metadata: Annotated[Mapping[str, str], PlainValidator(_metadata)] | None
     """Up to 16 texts that the provider keeps with the request."""
     prompt_cache_key: _Word | None
-    """Requests that share it share the provider's cache of prompts."""
+    """Requests with the same key share the provider's prompt cache."""
     safety_identifier: _Word | None
-    """Tells the provider one user from another, without saying who it is."""
+    """An opaque id that lets the provider tell users apart."""
 
 
 PARAMS: tuple[str, ...] = tuple(ModelParams.__annotations__)
@@ -153,14 +153,14 @@ _ELSEWHERE = {
     "extra_body": "other fields are settings of the engine: OpenAIEngine(extra=...)",
     "extra_headers": "headers are settings of the engine: OpenAIEngine(default_headers=...)",
 }
-"""What users of `openai` pass to a request and not here, and what to do."""
+"""Parameters of the `openai` client that are not accepted here, and what to do instead."""
 
 
 def check_params(field: str, value: object) -> FrozenDict:
-    """Return parameters from outside, in one form each, with None for those that are to be as if nobody gave them.
+    """Return a caller's parameters, validated and normalized. None stands for a parameter to remove.
 
     Raises:
-        InvalidInputError: a name, a type or a value is wrong; names it.
+        InvalidInputError: a name, a type or a value is wrong; names the parameter.
     """
     if not isinstance(value, Mapping):
         raise InvalidInputError(field, shown(value), "must be a mapping, such as {'temperature': 0.2}")
@@ -183,15 +183,15 @@ def _adapter() -> TypeAdapter[ModelParams]:
 
 
 def merged(params: Mapping[str, Any], over: Mapping[str, Any]) -> FrozenDict:
-    """Return the parameters with others over them, name by name. A name that they give None is in neither."""
+    """Return `params` updated with `over`. A name whose value in `over` is None is removed."""
     return FrozenDict({name: value for name, value in {**params, **over}.items() if value is not None})
 
 
 def forces_call(tool_choice: object) -> bool:
-    """Return whether a choice leaves the model no answer without a call of a tool."""
+    """Return whether a tool choice forces the model to call a tool."""
     return tool_choice is not None and tool_choice not in ("auto", "none")
 
 
 def of_later_step(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of a run's steps behind its first: none has to call a tool, or no run would ever end."""
+    """Return the parameters for a run's later steps: without a forced tool call, since such a run would never end."""
     return FrozenDict({**params, "tool_choice": "auto"}) if forces_call(params.get("tool_choice")) else params

@@ -1,8 +1,7 @@
-"""Structured answers: the type that a run's answer is to be of, as a JSON schema, and what is checked by it.
+"""Structured answers: the JSON schema that a run's answer must fit, and the check of the answer.
 
-The schema stands for the type in the run's record, in the session's process and after a kill: it is data, so it can be
-stored, sealed and exported, which a class cannot. The class itself stays with the caller, whose `Turn.parsed` makes an
-instance of it.
+The run's record has the schema, not the class, since a schema can be stored, encrypted and exported, and is there after
+the process is killed. The class stays in the caller's process, where `Turn.parsed` makes an instance of it.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
     from jsonschema import FormatChecker  # type: ignore[import-untyped]
 
 ANSWER_TOOL = "final_answer"
-"""The tool by which a model answers where it is told of the type as of a tool."""
+"""The name of the tool by which a model answers, for models that get the schema as a tool."""
 
 MAX_RETRIES = 100
-"""How often an answer may be sent back at most."""
+"""The most times that an answer may be sent back to the model."""
 
 _SENT_BACK = "sent_back_"
-"""How the ids of calls begin that stand for answers which were sent back."""
+"""The prefix of the call ids that mark an answer which was sent back to the model."""
 
 _MOST_ERRORS, _MOST_CHARS = 10, 300
-"""How many errors of an answer are told, and how many characters of each."""
+"""The most errors of an answer that are reported, and the most characters of each."""
 
 _FORMATS: Mapping[str, Any] = {
     "date-time": datetime,
@@ -49,33 +48,33 @@ _FORMATS: Mapping[str, Any] = {
     "ipv4": IPv4Address,
     "ipv6": IPv6Address,
 }
-"""Formats of texts, and the types of pydantic's that have them in their schemas."""
+"""JSON schema formats of texts, and the pydantic types that produce them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputType:
-    """What a run's answer is to be: a JSON object of a schema."""
+    """The type of a run's answer: a JSON object that fits `schema`."""
 
     schema: FrozenDict
     """Of an object."""
     retries: int | None
-    """How often an answer that does not fit is sent back, from 0; None: nothing is checked."""
+    """The most times that an answer which does not fit is sent back, from 0. None: answers are not checked."""
 
     @classmethod
     def read(cls, record: Mapping[str, Any] | None) -> OutputType | None:
-        """Return the type that `record` wrote; None if there is none."""
+        """Return the output type that `record` wrote; None if `record` is None."""
         return cls(schema=freeze(record["schema"]), retries=record["retries"]) if record else None
 
     @staticmethod
     def is_record(value: Mapping[str, Any]) -> bool:
-        """Return whether a value from outside is what `record` may have written for a run."""
+        """Return whether a value, such as one of an imported archive, has the form that `record` writes."""
         retries = value.get("retries")
         is_count = isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= MAX_RETRIES
         return value.keys() == {"schema", "retries"} and isinstance(value["schema"], Mapping) and is_count
 
     @property
     def record(self) -> FrozenDict:
-        """It as a JSON object, for `RunRecord.output`."""
+        """Return the output type as a JSON object, for `RunRecord.output`."""
         return FrozenDict({"schema": self.schema, "retries": self.retries})
 
     def errors(self, text: str) -> str | None:
@@ -94,10 +93,10 @@ class OutputType:
 
 
 def read_answer(model: Any, text: str) -> Any:
-    """Return an answer as an instance of a model, or of what else pydantic's `TypeAdapter` takes.
+    """Return an answer as an instance of a pydantic model, or of another type that `TypeAdapter` accepts.
 
     Raises:
-        ValueError: it is none; says where, 10 errors at most.
+        ValueError: the answer does not fit; lists up to 10 errors and their places.
     """
     try:
         return TypeAdapter(model).validate_json(object_text(text))
@@ -107,16 +106,16 @@ def read_answer(model: Any, text: str) -> Any:
 
 
 def object_text(text: str) -> str:
-    """Return the JSON object within a text: some models write it in a fence, or between other words."""
+    """Return the JSON object within a text. Some models write it in a code fence or between other words."""
     first, last = text.find("{"), text.rfind("}")
     return text[first : last + 1] if 0 <= first < last else text
 
 
 def sent_back(answer: Sequence[Block], errors: str, call_id: str) -> tuple[list[Block], ToolResult]:
-    """Return an answer that does not fit as a call, and what is wrong with it as the result of that.
+    """Return a rejected answer as a tool call, and its errors as the result of that call.
 
-    So it stands in the history where every provider takes it, and is no part of the answer's text. `as_said` undoes it
-    for requests.
+    In this form every provider accepts the rejected answer in a history, and it is not part of the final answer's text.
+    `as_said` converts it back to text for requests.
     """
     text = "".join(block.text for block in answer if isinstance(block, Text))
     kept = [block for block in answer if not isinstance(block, Text)]
@@ -127,12 +126,12 @@ def sent_back(answer: Sequence[Block], errors: str, call_id: str) -> tuple[list[
 
 
 def is_sent_back(block: Block) -> bool:
-    """Return whether a block is of an answer that was sent back."""
+    """Return whether a block is part of an answer that was sent back."""
     return isinstance(block, ToolUse | ToolResult) and block.call_id.startswith(_SENT_BACK)
 
 
 def as_said(blocks: Iterable[Block]) -> list[Block]:
-    """Return the blocks with each answer that was sent back as the text that it was, and what was said to it."""
+    """Return the blocks with each answer that was sent back as text, followed by the errors as a user's text."""
     said: list[Block] = []
     for block in blocks:
         if isinstance(block, ToolUse) and is_sent_back(block):
@@ -160,7 +159,7 @@ def _validator(schema: FrozenDict) -> Any:
 
 
 def _check_pattern(_validator: Any, pattern: str, value: object, _schema: Any) -> Iterator[Exception]:
-    """Check a pattern as pydantic does, in linear time; one that it cannot read is Python's, or nobody's."""
+    """Check a pattern with pydantic's linear-time regex, else with Python's `re`, else not at all."""
     from jsonschema import ValidationError
 
     fits = _pattern(pattern)
@@ -189,7 +188,7 @@ def _pattern(pattern: str) -> Callable[[str], bool] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a frozen value with lists in the place of tuples, which a validator takes for no arrays."""
+    """Return a frozen value with lists instead of tuples, since the validator does not accept tuples as arrays."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, tuple | list) else value

@@ -1,4 +1,4 @@
-"""A structured answer as far as it has come, from the events of its run."""
+"""Partial structured answers, parsed from the events of a running run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnwise.memory.conversation.output_type import object_text
 
 
 class Partials:
-    """Takes the events of a run, in order, and says how much of the answer's object is there."""
+    """Takes the events of a run in order, and yields the JSON object of the answer as it grows."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -21,8 +21,8 @@ class Partials:
     def add(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         """Yield the object after each event that changes it.
 
-        A text at its end may be cut short; any other value is there when it is whole. An answer that was sent back
-        begins anew.
+        The last value may be an incomplete string; any other value appears only when it is complete. After an answer
+        was sent back, the object starts again empty.
         """
         for event in events:
             match event:
@@ -42,6 +42,6 @@ class Partials:
             return None
         try:
             found = pydantic_core.from_json(self._text[begin:].rstrip("` \n"), allow_partial="trailing-strings")
-        except ValueError:  # of other words behind it
+        except ValueError:  # other words follow the object
             return self._last
         return found if isinstance(found, dict) else None

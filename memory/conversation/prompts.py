@@ -30,10 +30,10 @@ _BLOCKS = {Unknown, *KINDS.values()}
 
 
 def plain_prompts(session_id: str, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
-    """Return the prompts as another process can take them: of no class that this turnwise does not have.
+    """Return the prompts as plain strings and turnwise's own block classes, so that another process can unpickle them.
 
     Raises:
-        InvalidPromptError: one is no text and no block, or is too deep for a pickle.
+        InvalidPromptError: a prompt is neither a string nor a block, or is nested too deeply for pickle.
     """
     for prompt in prompts:
         if not isinstance(prompt, str) and type(prompt) not in _BLOCKS:
@@ -46,11 +46,11 @@ def plain_prompts(session_id: str, prompts: Sequence[Prompt]) -> tuple[Prompt, .
 
 
 Refuses = Callable[[Block], str | None]
-"""Returns why an engine does not take a block; None if it does."""
+"""Returns why an engine refuses a block; None if it accepts the block."""
 
 
 def takes_all(_block: Block) -> None:
-    """Refuse nothing: of an engine nobody knows what it takes."""
+    """Refuse nothing. Used for engines that do not declare which blocks they accept."""
 
 
 def accept(
@@ -59,14 +59,13 @@ def accept(
     """Return the prompts as blocks, and encoded.
 
     Args:
-        refuses: what the session's engine says of its pictures and files.
+        refuses: the check of the session's engine for pictures and files.
 
     Raises:
-        EmptyTurnError: one is blank.
-        InvalidPromptError: one is no text, is larger than `max_bytes` when encoded, is a picture or a file that nobody
-            could take or the engine refuses, or is of a kind that only a run may add, since it would leave a tool call
-            without its result or a result without its call, or, as a summary or a recall, stand for what is not the
-            caller's.
+        EmptyTurnError: a prompt is blank.
+        InvalidPromptError: a prompt is not valid text, takes more than `max_bytes` when encoded, is a picture or a file
+            that no provider accepts or that the engine refuses, or is of a kind that only a run may add: a tool call, a
+            tool result, a summary or recalled memory.
     """
     blocks: list[Block] = []
     encoded: list[str] = []

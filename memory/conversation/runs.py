@@ -1,4 +1,4 @@
-"""Runs: one answer each, from its acceptance to its one end."""
+"""`RunRecord`: a run as it is stored. A run produces one answer and ends exactly once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RunState = Literal["queued", "running", "awaiting_approval", "completed", "cance
 OPEN_STATES: frozenset[str] = frozenset({"queued", "running", "awaiting_approval"})
 
 UNSETTLED: frozenset[str] = frozenset({"queued", "running"})
-"""Of these, those that need a process: one that waits for a person needs none."""
+"""The open states that need a process. A run that waits for a person's decision needs none."""
 
 FinishClass = Literal["completed", "max_tokens", "tool_calls_pending", "interrupted", "error"]
 
 CUT_SHORT = ("length", "max_tokens", "max_output_tokens", "model_length")
-"""What providers call a stop at the limit of tokens."""
+"""The providers' stop reasons for an answer that reached the token limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,33 +36,33 @@ class RunRecord:
     started_at: float | None = None
     ended_at: float | None = None
     why: str | None = None
-    """Why it ended, where it did not complete."""
+    """Why the run ended, if it did not complete."""
     code: str | None = None
-    """A word for `why` that programs can compare; None for others. `step_limit`, `budget`, `timeout`; `window`: the
-    newest turn does not fit; `compaction`: the overflow strategy makes no room; `refused`: the provider refused, or
-    would refuse, what the conversation holds; `output_invalid`, `output_refused`, `output_cut`: there is no answer of
-    the type that was asked for."""
+    """A machine-readable word for `why`; None for other reasons. `step_limit`, `budget`, `timeout`; `window`: the
+    newest turn does not fit; `compaction`: the overflow strategy could not make room; `refused`: the provider refused,
+    or would refuse, the conversation's content; `output_invalid`, `output_refused`, `output_cut`: there is no answer of
+    the requested type."""
     labels: FrozenDict = field(default_factory=FrozenDict)
     timeout_s: float | None = None
     idempotency_key: str | None = None
     fingerprint: str | None = None
-    """Of the prompts, where there is an idempotency key."""
+    """A digest of the prompts, if there is an idempotency key."""
     usage: Usage | None = None
-    """What it has spent up to its last commit."""
+    """Usage up to the run's last commit."""
     stop_reason: str | None = None
     """Why the model stopped, in the provider's words."""
     calls: FrozenDict = field(default_factory=FrozenDict)
-    """What became of its tool calls beside their results, by call id: see `memory/conversation/tool_calls`."""
+    """States of its tool calls, without their results, by call id: see `memory/conversation/tool_calls`."""
     resumes: int = 0
-    """How often it was taken up again after its process was lost."""
+    """How often it was resumed after its process was lost."""
     memory: MemoryUse = "on"
-    """What it does with long-term memory."""
+    """Whether it recalls from long-term memory, and whether its turn is saved there."""
     model: str | None = None
-    """The model that it asks; the engine's own if None."""
+    """The model's name; None for the engine's own."""
     params: FrozenDict = field(default_factory=FrozenDict)
-    """What it asks of the model, those of its session included: see `ModelParams`."""
+    """Its request parameters, those of its session included: see `ModelParams`."""
     output: FrozenDict | None = None
-    """The type of its answer, a JSON `schema`, and how many `retries` it has to give one; None for text."""
+    """The type of its answer: a JSON `schema`, and how many `retries` the model has to fit it. None for text."""
 
     @property
     def is_open(self) -> bool:
@@ -71,7 +71,7 @@ class RunRecord:
 
     @property
     def finish(self) -> FinishClass | None:
-        """How it finished, in one of five classes; None while it is queued or running."""
+        """The outcome in one of five classes; None while the run is queued or running."""
         if self.state in ("queued", "running"):
             return None
         if self.state == "awaiting_approval":

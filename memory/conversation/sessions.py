@@ -1,4 +1,4 @@
-"""Sessions as they are stored."""
+"""`SessionRecord`: a session as it is stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SessionStatus = Literal["active", "ended"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRecord:
-    """A session's own row: who it belongs to, and the counters that its next commit starts from."""
+    """A session's row: its owner, its settings, and the counters that its next commit starts from."""
 
     session_id: str
     user_id: str = "default"
@@ -31,27 +31,27 @@ class SessionRecord:
     next_index: int = 0
     """The index of its next turn."""
     epoch: int = 0
-    """Counts activations; a commit carries the one it was made under."""
+    """Counts activations. Each commit names the epoch it was made in, so that commits of earlier owners are refused."""
     revision: int = 0
-    """Each commit raises it by 1, each activation by a random number: so no two states of a session have the same, not
-    even if the store was restored to an earlier state in between."""
+    """Each commit raises it by 1, each activation by a random number. So no two states of a session have the same
+    revision, even if the store was restored to an earlier state in between."""
     seq: int = 0
-    """No event has a number above this. While a run is live it is ahead of the last event, since live events have
-    numbers too: a later activation counts on from here and gives none twice."""
+    """The highest sequence number that any event may have. During a run it is ahead of the last stored event, since
+    live events have numbers too; a later activation continues from here, so no number is used twice."""
     usage: Usage = field(default_factory=Usage)
-    """What its runs have spent, discarded ones included."""
+    """The usage of all its runs, discarded ones included."""
     memory: MemoryUse = "on"
-    """What its runs do with long-term memory, if they do not say."""
+    """The default of its runs: see `RunRecord.memory`."""
     saved: int = -1
-    """Long-term memories have all that they are to have of the turns up to this index."""
+    """The turns up to this index are saved in long-term memory, those excepted that are not to be saved."""
     ttl_s: float | None = None
-    """So many seconds after its last commit it may be swept; None: never. It has expired when `updated_at + ttl_s` is
-    not above the time, as doubles add up."""
+    """Seconds after its last commit at which it expires and may be deleted; None: never. It has expired when
+    `updated_at + ttl_s <= now`, in double precision."""
     model: str | None = None
-    """The model that its runs ask, if they do not say; the engine's own if None."""
+    """The default model of its runs; None for the engine's own."""
     params: FrozenDict = field(default_factory=FrozenDict)
-    """What its runs ask of the model, if they do not say: see `ModelParams`."""
+    """The default request parameters of its runs: see `ModelParams`."""
 
     def committed(self, **changes: Any) -> SessionRecord:
-        """Return the row as its next commit leaves it: with these changes, and with its revision raised by 1."""
+        """Return the row after the next commit: with these changes, and with the revision raised by 1."""
         return replace(self, revision=self.revision + 1, **changes)

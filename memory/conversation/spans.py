@@ -23,7 +23,7 @@ Spans = tuple[Span, ...]
 
 
 def join(*groups: Iterable[Span]) -> Spans:
-    """Return the groups one after the other; empty spans go, a span that continues the one before it joins it."""
+    """Return the groups concatenated. Empty spans are dropped, and adjacent spans are merged."""
     joined: list[Span] = []
     for group in groups:
         for span in group:
@@ -64,14 +64,14 @@ def overlap(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
 
 
 class Seen:
-    """Positions that were seen, as spans that do not touch. Each verb is O(log n) and what it finds."""
+    """A set of seen positions, as spans that do not touch. Each method takes O(log n + results)."""
 
     def __init__(self) -> None:
         self._logs: dict[str, tuple[list[int], list[int]]] = {}
-        """By log, where the spans start and where they stop."""
+        """By log: the starts and the stops of its spans, sorted."""
 
     def add(self, span: Span) -> None:
-        """Note that these positions were seen."""
+        """Add the positions of a span."""
         if span.start >= span.stop:
             return
         starts, stops = self._logs.setdefault(span.log, ([], []))
@@ -96,7 +96,7 @@ class Seen:
         return [Span(span.log, start, stop) for start, stop in gaps if start < stop]
 
     def take(self, span: Span) -> list[Span]:
-        """Return the positions of the span that were not seen, and note that they were."""
+        """Return the positions of the span that were not seen, and add them."""
         new = self.new(span)
         self.add(span)
         return new
@@ -121,7 +121,7 @@ def cut(spans: Iterable[Span], count: int) -> tuple[Spans, Spans]:
 def begins_with(spans: Iterable[Span], prefix: Iterable[Span]) -> bool:
     """Return whether the first positions of `spans`, in reading order, are those of `prefix`.
 
-    However either is joined. Everything begins with no positions.
+    How the positions are split into spans does not matter. An empty prefix always matches.
     """
     wanted = join(prefix)
     return cut(spans, size(wanted))[0] == wanted

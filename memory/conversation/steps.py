@@ -29,10 +29,10 @@ class Step:
 
 
 def steps_of(events: Iterable[Event]) -> list[Step]:
-    """Return the steps that a run's stored events tell of, in the order in which they began.
+    """Return the steps of a run, from its stored events, in the order in which they began.
 
-    The last call of the model ends with the run: it is counted from the event before it, and is missing while the run
-    goes on.
+    The last model call ends with the run. Its start is the time of the event before it, and it is not listed while the
+    run goes on.
     """
     steps: list[Step] = []
     open_tools: dict[str, int] = {}

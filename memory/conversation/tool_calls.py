@@ -1,7 +1,7 @@
-"""What becomes of a tool call between the model's wish and the result.
+"""States of tool calls between the model's request and the result.
 
-Kept in the run's record, so that it outlives the session's process: a call that had begun when the process was lost is
-not made again unless its tool says that this does no harm, and what somebody decided stays decided.
+They are kept in the run's record, so that they outlive the session's process: a call that had begun when the process
+was lost is not repeated unless its tool says that repeating does no harm, and a person's decision stays in force.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any, Literal
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 
 Wants = Literal["approval", "result", "budget"]
-"""What a waiting call waits for: a person's word, a result from outside, or leave to go on above a limit."""
+"""What a call waits for: a person's approval, a result from outside, or permission to exceed a limit."""
 
 Verdict = Literal["approved", "rejected", "provided"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallState:
-    """Where a call stands. One that has simply settled has no state: its result says it all."""
+    """The state of a call. A call that ended without a decision has no state, only its result."""
 
     name: str
     """Of the tool."""
     wants: Wants | None = None
-    """What it waits for, or waited for before the verdict."""
+    """What the call waits for, or waited for before the verdict."""
     why: str | None = None
-    """What the person who decides is told."""
+    """The reason that is shown to the person who decides."""
     verdict: Verdict | None = None
     digest: str | None = None
-    """Of the whole decision: the same one again changes nothing, another is an error."""
+    """A digest of the decision. Repeating the same decision changes nothing; a different one is an error."""
     started: bool = False
-    """Whether its tool was called."""
+    """Whether the tool was called."""
 
     @property
     def is_waiting(self) -> bool:

@@ -1,4 +1,4 @@
-"""Transcripts: what was said, in the order that providers take."""
+"""Transcripts: the blocks of a conversation, in the order that providers accept."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Neighbours of one side of the conversation. Results stand at the head of the user's side."""
+    """Consecutive blocks of one side of the conversation. Tool results come first on the user's side."""
 
     role: Literal["user", "assistant"]
     blocks: tuple[Block, ...]
 
 
 def system_of(blocks: Iterable[Block]) -> str | None:
-    """Return the system prompt: the last one set wins."""
+    """Return the text of the last `System` block; None if there is none."""
     texts = [block.text for block in blocks if isinstance(block, System)]
     return texts[-1] if texts else None
 
@@ -49,11 +49,11 @@ def system_of(blocks: Iterable[Block]) -> str | None:
 def messages_of(blocks: Iterable[Block]) -> list[Message]:
     """Return the conversation as messages of two sides that alternate; `System` blocks are left out.
 
-    Cache checkpoints and blocks of unknown kinds are of neither side: they stay with what stands before them.
+    Cache checkpoints and blocks of unknown kinds belong to neither side: they stay with the block before them.
 
-    Within a message of the assistant: thoughts, then text and what belongs to it, then calls. Within one of the user:
-    results in the order in which their calls were declared, then the rest. Nothing is added, dropped or repaired: see
-    `settle` and `rules.check`. O(blocks).
+    The order within an assistant message is: thoughts, text with its citations, calls. The order within a user message
+    is: results in the order in which their calls were declared, then the rest. Nothing is added, dropped or repaired:
+    see `repair` and `memory/providers/validation`. O(blocks).
     """
     messages: list[Message] = []
     declared: dict[str, int] = {}
@@ -71,10 +71,10 @@ def messages_of(blocks: Iterable[Block]) -> list[Message]:
 
 
 def _by_side(blocks: Iterable[Block]) -> Iterator[tuple[bool, Block]]:
-    """Yield each block with whether it stands on the assistant's side."""
+    """Yield each block with whether it belongs to the assistant's side."""
     is_assistant: bool | None = None
     first: list[Block] = []
-    """What stands before anything of a side: it goes with that."""
+    """Blocks of neither side at the very beginning: they go with the first block of a side."""
     for block in blocks:
         if isinstance(block, System):
             continue
@@ -101,11 +101,11 @@ def _place(block: Block, declared: Mapping[str, int]) -> int:
 
 @dataclass(slots=True)
 class _Group:
-    """What the model said between two rounds of results, and the results."""
+    """The model's blocks between two rounds of tool results, and the results."""
 
     said: list[Block] = field(default_factory=list)
     kept: int = 0
-    """How many of `said` are definitive; the others were streamed and may yet be replaced."""
+    """How many of `said` are definitive. The others were streamed and may still be replaced."""
     results: dict[str, ToolResult | None] = field(default_factory=dict)
     """By call id, in the order of declaration."""
 
@@ -115,20 +115,20 @@ class _Group:
 
 
 class Ledger:
-    """A run's output as it grows, from a live stream or from the run's log: the same either way, for every prefix.
+    """A run's output as it grows. A live stream and the run's log give the same output, for every prefix.
 
-    Order is the providers': thoughts, then text, then calls, even when thoughts arrive late; then the results, in the
-    order in which their calls were declared, however they came. Pieces of text are joined, and so are pieces of one
-    thought. What was streamed is tentative until `flush_assistant` closes the message, if need be with its definitive
-    blocks. Not shared between threads; adding is O(1).
+    The order is what providers expect: thoughts, text, calls, even when thoughts arrive late; then the results, in the
+    order in which their calls were declared, in whatever order they arrived. Pieces of text are joined, and so are
+    pieces of one thought. Streamed blocks are tentative until `flush_assistant` closes the message; it may replace them
+    by definitive blocks. Not thread-safe; adding is O(1).
     """
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
-        """Begin with definitive blocks, as a run does that is taken up again."""
+        """Begin with definitive blocks, as for a resumed run."""
         self._groups = [_Group()]
         self._callers: dict[str, _Group] = {}
         self._streak: list[str] = []
-        """Pieces of text that are not in a block yet."""
+        """Streamed text that is not in a block yet."""
         for block in blocks:
             self.append(block)
         self.flush_assistant()
@@ -141,7 +141,7 @@ class Ledger:
             self._streak.append(text)
 
     def append_thinking(self, text: str = "", signature: str | None = None, redacted: str | None = None) -> None:
-        """Continue the thought of the open message; a signature closes it, so what comes next is another."""
+        """Continue the thought of the open message. A signature ends it, so the next piece begins a new thought."""
         if not (text or signature or redacted):
             return
         group = self._said_group()
@@ -156,12 +156,12 @@ class Ledger:
     def declare_tool_use(
         self, call_id: str, name: str, input: Mapping[str, Any] | None = None, signature: str | None = None
     ) -> None:
-        """Add a call to the open message. One without an id or a name is ignored: no provider takes it back."""
+        """Add a call to the open message. A call without an id or a name is ignored: no provider accepts it back."""
         arguments = FrozenDict(freeze(input or {}))
         self.append(ToolUse(call_id=call_id, name=name, input=arguments, signature=signature))
 
     def append(self, block: Block) -> None:
-        """Add a block of any kind as it is; a result that no call waits for is ignored."""
+        """Add a block of any kind unchanged. A result that no call waits for is ignored."""
         if isinstance(block, ToolResult):
             caller = self._callers.get(block.call_id)
             if caller and caller.results[block.call_id] is None:
@@ -180,7 +180,7 @@ class Ledger:
             self._callers[block.call_id] = group
 
     def flush_assistant(self, blocks: Iterable[Block] | None = None) -> None:
-        """Close the open message. `blocks`, if given, are what it really was, in place of what was streamed."""
+        """Close the open message. `blocks`, if given, are its definitive blocks and replace the streamed ones."""
         if blocks is None:
             self._end_streak()
         else:
@@ -191,7 +191,7 @@ class Ledger:
             group.kept = len(group.said)
 
     def void(self) -> None:
-        """Forget what was streamed of the open message."""
+        """Drop the streamed, tentative blocks of the open message."""
         self._streak = []
         uses: list[ToolUse] = []
         for group in self._open_groups():
@@ -206,7 +206,7 @@ class Ledger:
             self._callers = {call_id: group for group in self._groups for call_id in group.results}
 
     def append_tool_results(self, *results: ToolResult) -> None:
-        """Add results of calls that were declared and have none yet.
+        """Add results of calls that were declared and have no result yet.
 
         Raises:
             TranscriptError: a call of this id was not declared, or has its result; nothing was added.
@@ -223,7 +223,7 @@ class Ledger:
             self.append(result)
 
     def record(self, blocks: Iterable[Block]) -> None:
-        """Take definitive blocks in: the assistant's in place of what was streamed, each result to its call."""
+        """Add definitive blocks: the assistant's replace the streamed ones, and each result goes to its call."""
         blocks = list(blocks)
         if said := [block for block in blocks if not isinstance(block, ToolResult)]:
             self.flush_assistant(said)
@@ -232,13 +232,13 @@ class Ledger:
                 self.append(block)
 
     def replace_use(self, use: ToolUse) -> None:
-        """Put an edited call in the place of the one with its id."""
+        """Replace the call that has the same id by an edited call."""
         said = self._callers[use.call_id].said
         place = next(at for at, block in enumerate(said) if isinstance(block, ToolUse) and block.call_id == use.call_id)
         said[place] = use
 
     def apply(self, event: Event) -> None:
-        """Take in the next event of the run: what it says about the transcript, nothing else."""
+        """Apply the next event of the run to the output. Events that do not change the transcript are ignored."""
         if isinstance(event, ModelCallStarted | RunResumed):
             self.void()
         elif isinstance(event, TextDelta):
@@ -256,7 +256,7 @@ class Ledger:
 
     @classmethod
     def replay(cls, events: Iterable[Event]) -> Ledger:
-        """Return the ledger that a run's events tell of, from its first to any later one."""
+        """Return the ledger built from a run's events, from its first to any later one."""
         ledger = cls()
         for event in events:
             ledger.apply(event)
@@ -283,7 +283,7 @@ class Ledger:
         ]
 
     def settled(self, why: str, *, interrupted: bool) -> list[Block]:
-        """Return the output such that a request which contains it is valid; see `settle`. Changes nothing."""
+        """Return the output repaired, so that a request with it is valid; see `repair`. Does not change the ledger."""
         self._end_streak()
         blocks: list[Block] = []
         for group in self._groups:
@@ -297,13 +297,13 @@ class Ledger:
         return blocks
 
     def _said_group(self) -> _Group:
-        """Return the group that takes what the model says next."""
+        """Return the group to which the model's next block is added."""
         self._end_streak()
         group = self._groups[-1]
         return self._new_group() if group.is_answered else group
 
     def _open_groups(self) -> list[_Group]:
-        """Return the groups of the open message, the last first: those that have anything tentative."""
+        """Return the groups with tentative blocks, the last first. They are the open message."""
         return list(takewhile(lambda group: group.kept < len(group.said), reversed(self._groups)))
 
     def _new_group(self) -> _Group:
@@ -325,17 +325,17 @@ class Ledger:
 
 
 def repair(output: Sequence[Block], *, why: str, interrupted: bool) -> list[Block]:
-    """Return a run's output, whole or cut short, such that a request which contains it is valid. Idempotent.
+    """Return a run's output, complete or cut short, repaired so that a request which contains it is valid. Idempotent.
 
-    Each tool call is followed by its result: results stand right after the message that made the calls, in the order
-    of declaration, and a call without one gets the error result "cancelled: <why>". What the model said stays, within
-    a message in the order of `Ledger`. Dropped are: thoughts that lead to no text and no call (so of nothing but
-    thoughts, nothing is left); results without a call before them; a second result of a call; calls without an id or a
-    name, which no provider takes back.
+    Each tool call gets its result: results follow the message that made the calls, in the order of declaration, and a
+    call without a result gets the error result "cancelled: <why>". The model's text and calls stay, ordered within a
+    message as `Ledger` orders them. Dropped are: thoughts that no text and no call follows (an output of thoughts alone
+    becomes empty); results without a call before them; a second result of a call; calls without an id or a name, which
+    no provider accepts back.
 
     Args:
-        output: of one run, oldest first; may be empty.
-        why: what the model is told of a call that has no result.
+        output: the blocks of one run, oldest first; may be empty.
+        why: the reason that the model reads in the result of a call that had none.
         interrupted: whether to mark the last text as cut short, if nothing follows it.
     """
     return Ledger(output).settled(why, interrupted=interrupted)

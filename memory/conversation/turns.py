@@ -17,15 +17,15 @@ from turnwise.memory.conversation.usage import Usage
 Made = TypeVar("Made")
 
 TurnStatus = Literal["pending", "queued", "running", "completed", "cancelled", "failed", "interrupted"]
-"""`pending`: prompts were appended and no run has taken them up; the others are those of the turn's run."""
+"""`pending`: prompts were appended and no run has them yet. The other values are the states of the turn's run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
     """A turn as it is stored: where its blocks are, not the blocks.
 
-    The snapshot is `input + output`; what the turn added to its parent is `prompt + output`. While the turn is
-    pending or queued its base is not settled and `input` is empty.
+    The snapshot is `input + output`; the blocks that the turn added to its parent are `prompt + output`. While the turn
+    is pending or queued, the turn it will continue may still change, and `input` is empty.
     """
 
     index: int
@@ -35,42 +35,42 @@ class TurnRecord:
     status: TurnStatus = "pending"
     prompt: Spans = ()
     appended: Spans = ()
-    """The part of `prompt` that was appended on its own: it outlives the run, should that be discarded."""
+    """The part of `prompt` that was appended before the run. It stays if the run is discarded."""
     input: Spans = ()
     output: Spans = ()
     carried: Spans = field(default=(), compare=False)
-    """What the next turn is given in place of `input`, before the output: what an overflow strategy made of it while
-    or after this turn ran; empty if that is `input`. Not part of the snapshot, so two records that differ only here
-    are equal."""
+    """The compacted form of `input` that the next turn continues from, made by an overflow strategy during or after
+    this turn; empty if `input` was not compacted. Not part of the snapshot, so two records that differ only here are
+    equal."""
     usage: Usage | None = None
     stop_reason: str | None = None
     created_at: float = 0.0
     metadata: FrozenDict = field(default_factory=FrozenDict)
     forgotten: bool = False
-    """Whether no later turn continues what it added, and no memory is given it: somebody asked for that. The snapshot
+    """Whether the turn was forgotten on request: no later turn or long-term memory gets its blocks. The snapshot
     stays."""
 
     @property
     def spans(self) -> Spans:
-        """The snapshot: what the model was given, then what it answered."""
+        """The snapshot: the model's input, then its output."""
         return join(self.input or self.prompt, self.output)
 
     @property
     def base(self) -> Spans:
-        """What the next turn continues from: the snapshot, or what an overflow strategy made of it."""
+        """The spans that the next turn continues from: the snapshot, or its compacted form."""
         if self.forgotten:
             return join(self.carried)
         return join(self.carried or self.input or self.prompt, self.output)
 
 
 _RECALLED = "recalled"
-"""The log that there is not, which holds what a turn recalls."""
+"""The name of a log that is never stored. It holds the recalled blocks of a turn, for requests only."""
 
 
 class Turn:
     """A complete, deeply immutable snapshot of a conversation: all that the model saw and what it answered.
 
-    Making one is O(1); `blocks` is O(their number) at its first reading and needs no network. Pickles with its blocks.
+    Making one is O(1). The first read of `blocks` is O(blocks) and needs no network. A pickle includes the blocks.
     """
 
     __slots__ = ("_asked", "_cache", "_model", "_parsed", "_record", "_session_id")
@@ -87,12 +87,12 @@ class Turn:
 
     @property
     def record(self) -> TurnRecord:
-        """Where its blocks are; for stores and the wire."""
+        """The stored record; for stores and the wire."""
         return self._record
 
     @property
     def cache(self) -> BlockCache:
-        """Where its blocks are held; for the wire."""
+        """The cache that holds its blocks; for the wire."""
         return self._cache
 
     @property
@@ -122,7 +122,7 @@ class Turn:
 
     @property
     def status(self) -> TurnStatus:
-        """How far it is."""
+        """The turn's status: see `TurnStatus`."""
         return self._record.status
 
     @property
@@ -137,7 +137,7 @@ class Turn:
 
     @property
     def asked(self) -> tuple[AnyBlock, ...]:
-        """Its prompts as they were given, whatever it is `showing`."""
+        """Its prompts as the caller gave them, also if `showing` replaced the blocks."""
         return self._cache.read(join(self._record.prompt)) if self._asked is None else self._asked
 
     @property
@@ -154,11 +154,11 @@ class Turn:
     def parsed(self) -> Any:
         """The answer as an instance of the class that `run(output=...)` was given; None if it was given none.
 
-        The class stays in the process that called `run`, with the handle that it returned: of a turn that came another
-        way this is None, and `parse` takes the class again. Made at the first reading, then the same instance.
+        The class is known only to the handle that `run` returned, in the process that called it. A turn read in another
+        way has None here; pass the class to `parse` instead. Later reads return the instance that the first read made.
 
         Raises:
-            OutputInvalidError: the class takes less than its JSON schema says, by which the run's answer was checked.
+            OutputInvalidError: the class accepts less than its JSON schema, which the run's answer was checked against.
         """
         if self._parsed is None and self._model is not None:
             self._parsed = self.parse(self._model)
@@ -168,7 +168,7 @@ class Turn:
         """Return the answer as an instance of a pydantic model, or of what else pydantic's `TypeAdapter` takes.
 
         Raises:
-            OutputInvalidError: it is none; quotes what is wrong.
+            OutputInvalidError: the answer does not fit; the message quotes the errors.
         """
         try:
             made: Made = read_answer(model, self.text)
@@ -177,14 +177,14 @@ class Turn:
         return made
 
     def typed(self, model: Any) -> Turn:
-        """Return this turn with the class of its answer, for `parsed`."""
+        """Return this turn with `model` as the class that `parsed` makes."""
         turn = Turn(self._session_id, self._record, self._cache, self._asked)
         turn._model = model
         return turn
 
     @property
     def usage(self) -> Usage | None:
-        """What the provider counted, if it said."""
+        """The usage that the provider counted; None if it did not report any."""
         return self._record.usage
 
     @property
@@ -203,16 +203,16 @@ class Turn:
         return self._record.metadata
 
     def recalling(self, block: Block) -> Turn:
-        """Return this turn with a block in front of its own prompt, for requests to a model. It is never stored."""
+        """Return a copy of this turn with a block before its prompt, for requests to a model. It is never stored."""
         record, own = self._record, join(self._record.prompt)
         before, prompt = cut(record.input, size(record.input) - size(own))
-        if prompt != own:  # a part of it stands elsewhere
+        if prompt != own:  # the prompt is not one piece at the end of the input
             before, prompt = (), record.input
         shown = join(before, [Span(_RECALLED, 0, 1)], prompt)
         return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, [block]))
 
     def showing(self, blocks: Sequence[Block]) -> Turn:
-        """Return this turn with other blocks, for a request to a model. It is never stored."""
+        """Return a copy of this turn with other blocks, for a request to a model. It is never stored."""
         cache = BlockCache()
         cache.add("", 0, list(blocks))
         record = replace(self._record, prompt=(), input=(Span("", 0, len(blocks)),), output=(), carried=())
@@ -235,7 +235,7 @@ class Turn:
 
 
 def turn_of(session_id: str, record: TurnRecord, spans: Spans, encoded: Sequence[str]) -> Turn:
-    """Return a turn whose blocks, those of `spans` in order, are given encoded."""
+    """Return a turn from the encoded blocks of `spans`, in order."""
     cache = BlockCache()
     cache.add_spans(spans, encoded)
     return Turn(session_id, record, cache)

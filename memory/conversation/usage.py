@@ -1,4 +1,4 @@
-"""What a run used."""
+"""`Usage`: tokens, calls, time and cost of runs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What was spent, in the provider's tokens, in calls, time and money. `+` adds up, `-` gives what came since."""
+    """Usage in the provider's tokens, calls, seconds and money. `+` adds two usages, `-` gives the difference."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    """Those of `input_tokens` that the provider had cached."""
+    """The part of `input_tokens` that the provider had cached."""
     reasoning_tokens: int = 0
-    """Those of `output_tokens` that the model thought with."""
+    """The part of `output_tokens` that the model spent on reasoning."""
     calls: int = 0
     """Of the model."""
     tool_calls: int = 0
     seconds: float = 0.0
-    """In which a run was running: not those in which it was queued or waited for a person."""
+    """Time in which runs were running, without the time queued or waiting for a person."""
     cost: float = 0.0
-    """By the prices in `SessionConfig`, in their currency."""
+    """Cost by the prices in `SessionConfig`, in their currency."""
 
     def __add__(self, other: Usage) -> Usage:
-        # Spelt out, since every run adds and takes away a few times.
+        # Spelt out for speed: every run adds and subtracts a few times.
         return Usage(
             input_tokens=self.input_tokens + other.input_tokens,
             output_tokens=self.output_tokens + other.output_tokens,

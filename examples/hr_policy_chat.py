@@ -106,7 +106,7 @@ class Recorder:
 
     file: Path
 
-    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[blocks.Block]:
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[blocks.AnyBlock]:
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(encode(turn.blocks)) + "\n")
         return await runner.run(turn, context)

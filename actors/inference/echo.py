@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.errors import ConfigError
-from turnwise.memory.conversation.blocks import Block, Text, User
+from turnwise.memory.conversation.blocks import AnyBlock, Text, User
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 
@@ -29,7 +29,7 @@ class EchoEngine:
         """Return itself: it keeps nothing."""
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         """Return one `Text` with the prompts of the turn, joined by line breaks."""
         text = "\n".join(block.text for block in turn.new_blocks if isinstance(block, User))
         tokens = re.findall(r"\S+\s*|\s+", text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.blocks import AnyBlock, Block
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn
@@ -175,7 +175,7 @@ class Suspend(Exception):  # noqa: N818 - not an error but a way to return
 class InferenceRunner(Protocol):
     """Answers turns of one session, one at a time."""
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         """Return the blocks to append: the answer to `turn`, at least one block. What it recorded is not among them.
 
         Cancelled by asyncio's cancellation: let it through after closing connections. A runner that holds it back is

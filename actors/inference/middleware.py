@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from turnwise.actors.inference.engine import InferenceRunner, StepContext
-from turnwise.memory.conversation.blocks import Block, System, ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Block, System, ToolResult, ToolUse
 from turnwise.memory.conversation.turns import Turn
 
 
@@ -17,7 +17,7 @@ from turnwise.memory.conversation.turns import Turn
 class Middleware(Protocol):
     """Wraps each call of the model. Travels to the session's process with its engine, so it pickles."""
 
-    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         """Return the answer of `runner.run(turn, context)`, which is the rest of the chain, or another in its place.
 
         `turn.showing(blocks)` is the turn with other blocks: the model sees them, the history does not change. Let
@@ -32,7 +32,7 @@ class _Link:
         self._middleware = middleware
         self._runner = runner
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         return await self._middleware.run(turn, context, self._runner)
 
 
@@ -51,7 +51,7 @@ class SystemPrompt:
     if_present: Literal["replace", "keep"] = "replace"
     """What becomes of one that the conversation has."""
 
-    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         """See `Middleware`."""
         present = [block for block in turn.blocks if isinstance(block, System)]
         prompt = present[-1] if present and self.if_present == "keep" else System(text=self.text)
@@ -66,7 +66,7 @@ class LogCalls:
     logger: str = "turnwise.calls"
     level: int = logging.INFO
 
-    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         """See `Middleware`."""
         log, began = logging.getLogger(self.logger), time.monotonic()
         about = (context.session.session_id, context.run_id, len(turn.blocks))
@@ -89,7 +89,7 @@ class ReorderResults:
     nobody's, the blocks stay as they are, and the validator names the fault.
     """
 
-    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         """See `Middleware`."""
         return await runner.run(turn.showing(_reordered(turn.blocks)), context)
 

@@ -59,7 +59,7 @@ class CheckingEngine:
     def build(self, session: SessionView) -> "CheckingEngine":
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> list[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> list[AnyBlock]:
         for rules in (CHAT, RESPONSES, replace(ANTHROPIC, user_begins=False)):
             await asyncio.sleep(0)
             check(messages_of(rules.spare(turn.blocks)), rules)
@@ -109,7 +109,7 @@ async def write_session() -> list[str]:
 class Summariser(CheckingEngine):
     """Writes a summary."""
 
-    async def run(self, turn: Turn, context: RunContext) -> list[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> list[AnyBlock]:
         return [Text(text="they talked")]
 
 

@@ -58,7 +58,7 @@ from turnwise import (
 from turnwise.actors.client.actor_lookup import MAX_CALLS
 from turnwise.actors.session.core import SessionCore
 from turnwise.engines import EngineBuilder, RunContext, SessionView, ToolLoop, ToolRegistry
-from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import Appending, Event, TextDelta
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.spans import Span
@@ -165,7 +165,7 @@ class Chatter:
     def build(self, session: SessionView) -> "Chatter":
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         tokens = self.tokens
         for at, token in enumerate(tokens):
             context.emit(token)
@@ -180,7 +180,7 @@ class Agent:
     def build(self, session: SessionView) -> ToolLoop:
         return ToolLoop(self, ToolRegistry(look_up, max_steps=100))
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         steps = next(int(block.text) for block in turn.new_blocks if isinstance(block, User))
         done = sum(isinstance(block, ToolResult) for block in turn.output)
         if done == steps:

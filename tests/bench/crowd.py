@@ -30,7 +30,7 @@ from harness import Samples
 from remembering import vector_memory
 from turnwise import AsyncSession, AsyncSessionManager, Packed, Turn
 from turnwise.engines import RunContext, SessionView
-from turnwise.memory.conversation.blocks import Block, Recalled, Text
+from turnwise.memory.conversation.blocks import AnyBlock, Recalled, Text
 
 HOSTS = 2
 ADDED_MS = 20
@@ -47,7 +47,7 @@ class Looking:
     def build(self, session: SessionView) -> "Looking":
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         recalled = "\n".join(block.text for block in turn.blocks if isinstance(block, Recalled))
         return [Text(text=" ".join(sorted({found[0] for found in KEY.finditer(recalled)})) or "none")]
 

@@ -10,7 +10,7 @@ from turnwise import MemoryConfig, Session, SessionManager, Turn, VectorMemory
 from turnwise.actors.cluster.memory_actor import RemoteMemory
 from turnwise.engines import RunContext, SessionView
 from turnwise.memories import Scope
-from turnwise.memory.conversation.blocks import Block, Text
+from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex
 from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
@@ -28,7 +28,7 @@ class Model:
     def build(self, session: SessionView) -> "Model":
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         await asyncio.sleep(MODEL_S)
         return [Text(text="I see. " + prompt_of(150, len(turn.blocks)))]
 

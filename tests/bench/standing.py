@@ -15,7 +15,7 @@ from typing import Any
 
 import fact_set
 from messages import WORDS, Half, half_of
-from turnwise.memory.conversation.blocks import Block, Recalled, Text
+from turnwise.memory.conversation.blocks import AnyBlock, Recalled, Text
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.quoting import quote
@@ -30,7 +30,7 @@ class Showing:
     def build(self, session: Any) -> Showing:
         return self
 
-    async def run(self, turn: Any, context: Any) -> Sequence[Block]:
+    async def run(self, turn: Any, context: Any) -> Sequence[AnyBlock]:
         shown = "\n".join(block.text for block in turn.blocks if isinstance(block, Recalled))
         return [Text(text=shown or "nothing")]
 

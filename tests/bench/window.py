@@ -34,7 +34,7 @@ from turnwise import (
     Turn,
 )
 from turnwise.engines import RunContext, SessionView
-from turnwise.memory.conversation.blocks import Block, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import Event, WindowCompacted
 from turnwise.strategies import ByteCounter, OverflowStrategy, TokenBudget
 from turnwise.strategies.conformance_conversations import Conversation
@@ -159,7 +159,7 @@ class Talker:
     def build(self, session: SessionView) -> "Talker":
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         return [Text(text=long_text())]
 
 

@@ -25,7 +25,7 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import EngineLimitError
-from turnwise.memory.conversation.blocks import Block, Text
+from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -272,7 +272,7 @@ class Building:
         self.built += 1
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         return [Text(text=self.name)]
 
     async def close(self) -> None:

@@ -36,7 +36,7 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.conversation.blocks import Block, Text, User
+from turnwise.memory.conversation.blocks import AnyBlock, Text, User
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import SessionStore
@@ -64,7 +64,7 @@ class HeldEngine:
     def build(self, session: SessionView) -> "HeldEngine":
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         context.emit("so far")
         await self.goes_on.wait()
         context.emit(" and too late")

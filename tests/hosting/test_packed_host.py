@@ -42,7 +42,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     StoreError,
 )
-from turnwise.memory.conversation.blocks import Block, Text
+from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.base import Activation, Commit
@@ -60,7 +60,7 @@ class Patient:
     def build(self, session: SessionView) -> Patient:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         context.emit("so far")
         await self.open.wait()
         return [Text(text="at last")]
@@ -88,7 +88,7 @@ class Named:
     def build(self, session: SessionView) -> Named:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         return [Text(text=self.name)]
 
 
@@ -102,7 +102,7 @@ class Dawdler:
     def build(self, session: SessionView) -> Dawdler:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         self.running[turn.session_id] += 1
         assert self.running[turn.session_id] == 1, "a session runs one inference at a time"
         try:
@@ -124,7 +124,7 @@ class Asking:
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         if not any(state.verdict for state in context.calls.values()):
             raise Suspend({"call": CallState(name="act", wants="approval", why="it acts")})
         return [Text(text=self.name)]
@@ -140,7 +140,7 @@ class Closed:
     def build(self, session: SessionView) -> Closed:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         return [Text(text="answer")]
 
     async def close(self) -> None:

@@ -29,7 +29,7 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import OverloadedError, RunCancelledError, RunInterruptedError
-from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import RunCompleted, TextDelta
 from turnwise.memory.conversation.turns import Turn
 from turnwise.testing.acknowledged import Acknowledged
@@ -49,7 +49,7 @@ class Patient:
     def build(self, session: SessionView) -> Patient:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         while not self.path.exists():
             await asyncio.sleep(0.05)
         return [Text(text=block.text) for block in turn.new_blocks if isinstance(block, User)]
@@ -234,7 +234,7 @@ class Miller:
     def build(self, session: SessionView) -> ToolLoop:
         return ToolLoop(self, ToolRegistry(grind))
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         if any(isinstance(block, ToolResult) for block in turn.output):
             return [Text(text="ground")]
         prompt = next(block.text for block in turn.new_blocks if isinstance(block, User))

@@ -24,7 +24,7 @@ from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, OverloadedError, WaitTimeoutError
-from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -39,7 +39,7 @@ class Stubborn:
     def build(self, session: SessionView) -> Stubborn:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         try:
             await asyncio.sleep(1e6)
         except asyncio.CancelledError:

@@ -39,7 +39,7 @@ from turnwise.errors import (
     ReadOnlyMemoryError,
     WorkingMemoryError,
 )
-from turnwise.memory.conversation.blocks import Block, Text, ToolResult
+from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import ItemChanges, LongTermMemory, MemoryItem, Scope
@@ -528,7 +528,7 @@ async def test_each_call_saves_under_an_id_of_its_own() -> None:
 # Whole runs
 
 
-Step = Callable[[Any], Block]
+Step = Callable[[Any], AnyBlock]
 """Makes the next call of what the last one gave."""
 
 
@@ -552,7 +552,7 @@ class Acting(Scripted):
     def build(self, session: SessionView) -> InferenceRunner:
         return AtDesk(ToolLoop(self, self.registry), self)
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
         taken = [block for block in turn.output if isinstance(block, ToolResult)]
         if len(taken) == len(self.steps):
@@ -568,7 +568,7 @@ class AtDesk:
         self.runner = runner
         self.acting = acting
 
-    async def run(self, turn: Turn, context: Any) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: Any) -> Sequence[AnyBlock]:
         context.run.memory = self.acting.memory
         self.acting.contexts.append(context)
         return await self.runner.run(turn, context)
@@ -597,7 +597,7 @@ class Dying(Desk):
         return verb
 
 
-async def killed_behind(step: Block, memory: Dying) -> Outcome:
+async def killed_behind(step: AnyBlock, memory: Dying) -> Outcome:
     """Return how a run ends whose process was lost when its call had taken effect and its result was not recorded."""
     stage = Acting([lambda _: step], memory).stage(on_lost="resume")
     await stage.start()
@@ -662,7 +662,7 @@ async def test_a_run_has_its_desk_until_it_ends() -> None:
     seen: list[MemoryAccess | None] = []
     run = acting.run
 
-    async def watched(turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def watched(turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         seen.append(context.memory)
         return await run(turn, context)
 

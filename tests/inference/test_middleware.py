@@ -24,7 +24,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import Outcome
 from turnwise.errors import ConfigError, EngineError
-from turnwise.memory.conversation.blocks import Block, System, Text, ToolResult, ToolUse, User, encode
+from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse, User, encode
 from turnwise.memory.conversation.events import Event, HookFailed, ModelCallStarted
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -48,7 +48,7 @@ async def look(thing: str) -> str:
 class Model:
     """Says what it is told to, step by step, and keeps what it was given. `tokens`: what each call takes."""
 
-    def __init__(self, *says: Sequence[Block], tokens: int = 10, name: str | None = "model") -> None:
+    def __init__(self, *says: Sequence[AnyBlock], tokens: int = 10, name: str | None = "model") -> None:
         self.says = says
         self.tokens = tokens
         self.name = name
@@ -59,7 +59,7 @@ class Model:
     def build(self, session: SessionView) -> InferenceRunner:
         return ToolLoop(wrap(self, self.middleware), ToolRegistry(look), self.hooks)
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
         context.report(usage=Usage(calls=1, input_tokens=self.tokens), stop_reason="stop", model=self.name)
         return self.says[min(len(self.given), len(self.says)) - 1]
@@ -155,9 +155,9 @@ class Noting:
 
     name: str
     notes: list[str]
-    change: Callable[[Sequence[Block]], Sequence[Block]] | None = None
+    change: Callable[[Sequence[AnyBlock]], Sequence[AnyBlock]] | None = None
 
-    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         self.notes.append(f"{self.name} in")
         answer = await runner.run(turn, context)
         self.notes.append(f"{self.name} out")
@@ -177,7 +177,7 @@ async def test_the_first_middleware_is_outermost_around_each_call_of_the_model_a
 
 
 async def test_a_middleware_that_raises_fails_the_run_and_keeps_what_was_recorded() -> None:
-    def fail(answer: Sequence[Block]) -> Sequence[Block]:
+    def fail(answer: Sequence[AnyBlock]) -> Sequence[AnyBlock]:
         if answer == DONE:
             raise EngineError("this may not be said")
         return answer

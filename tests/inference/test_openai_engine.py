@@ -26,7 +26,17 @@ from turnwise.actors.inference.openai.responses import ResponsesAnswer
 from turnwise.actors.inference.openai.runner import OpenAIRunner
 from turnwise.actors.inference.tools.tool import ToolDefinition, external_tool, tool
 from turnwise.errors import ConfigError, EngineError, InvalidRequestError
-from turnwise.memory.conversation.blocks import Block, System, Text, Thinking, ToolResult, ToolUse, User, encode
+from turnwise.memory.conversation.blocks import (
+    AnyBlock,
+    Block,
+    System,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    User,
+    encode,
+)
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.spans import Span
@@ -110,7 +120,7 @@ def run(
 def answer(engine: OpenAIEngine, *blocks: Block | str) -> tuple[list[Block], Recorder]:
     """Return the engine's answer to a conversation, and its context."""
 
-    async def use(runner: OpenAIRunner, context: Recorder) -> list[Block]:
+    async def use(runner: OpenAIRunner, context: Recorder) -> list[AnyBlock]:
         return list(await runner.run(turn(*(blocks or ("Hello",))), context))
 
     return run(engine, use)
@@ -527,7 +537,7 @@ def test_a_cancel_hangs_up_on_the_provider_before_its_answer_ends(
 
 
 def test_a_runner_answers_after_a_cancel(provider: LocalProvider, api: str) -> None:
-    async def use(runner: OpenAIRunner, context: Recorder) -> Sequence[Block]:
+    async def use(runner: OpenAIRunner, context: Recorder) -> Sequence[AnyBlock]:
         answering = asyncio.create_task(runner.run(turn("Hello"), context))
         await asyncio.to_thread(provider.wait_for_request)
         answering.cancel()
@@ -555,7 +565,7 @@ def test_the_provider_sees_the_hang_up_on_an_answer_that_cannot_be_read(api: str
 def test_a_malformed_reply_fails_its_turn_only(provider: LocalProvider, api: str) -> None:
     """Acceptance 23."""
 
-    async def use(runner: OpenAIRunner, context: Recorder) -> Sequence[Block]:
+    async def use(runner: OpenAIRunner, context: Recorder) -> Sequence[AnyBlock]:
         with pytest.raises(EngineError, match="malformed stream"):
             await runner.run(turn("Hello"), context)
         return await runner.run(turn("Hello"), context)

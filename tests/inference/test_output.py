@@ -30,7 +30,7 @@ from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import Outcome
 from turnwise.errors import ConfigError, IdempotencyConflictError, InvalidInputError, OutputError, OutputInvalidError
-from turnwise.memory.conversation.blocks import Block, Text, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, User
 from turnwise.memory.conversation.events import Event, ModelCallEnded, TextDelta, ToolEnded
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, object_text, read_answer, sent_back
@@ -588,7 +588,7 @@ class Answers:
     def answering(self, schema: Any) -> Answers:
         raise AssertionError("only what is asked aside from runs asks for this")
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
         text = self.texts.pop(0)
         if text is None:

@@ -27,7 +27,7 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.errors import EngineError, IdempotencyConflictError, InvalidInputError, RequestRefusedError
-from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.model_params import PARAMS, ModelParams, check_params, merged
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -315,7 +315,7 @@ def test_a_tool_of_the_provider_s_own_may_be_chosen() -> None:
 class Steered(Scripted):
     """A scripted model that takes all parameters and notes what each of its calls asks for."""
 
-    def __init__(self, script: Sequence[Sequence[Block]], registry: ToolRegistry) -> None:
+    def __init__(self, script: Sequence[Sequence[AnyBlock]], registry: ToolRegistry) -> None:
         super().__init__(script, registry)
         self.asked: list[tuple[str | None, Mapping[str, Any]]] = []
         self.waits: asyncio.Event | None = None
@@ -323,7 +323,7 @@ class Steered(Scripted):
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
         return {"seed": "it throws dice"} if "seed" in params else {}
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self.asked.append((context.model, dict(context.params)))
         if self.waits and len(self.asked) > 1:
             self.waits.set()
@@ -332,7 +332,7 @@ class Steered(Scripted):
 
 
 APPROVED = ApprovalDecision(verdict="approved")
-TWO_STEPS: list[list[Block]] = [[use("1", "look", at="a")], [Text(text="done")]]
+TWO_STEPS: list[list[AnyBlock]] = [[use("1", "look", at="a")], [Text(text="done")]]
 
 
 def steered(*settings: Any) -> Steered:
@@ -379,7 +379,7 @@ def test_wherever_a_run_is_taken_over_it_asks_for_the_same_and_is_made_to_call_a
         asked: list[tuple[Mapping[str, Any], bool]] = []
 
         class Slow(Steered):
-            async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+            async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
                 asked.append((context.params, bool(turn.output)))
                 await asyncio.sleep(dice.random() * 0.02)
                 return await super().run(turn, context)
@@ -390,7 +390,7 @@ def test_wherever_a_run_is_taken_over_it_asks_for_the_same_and_is_made_to_call_a
             await asyncio.sleep(dice.random() * 0.02)
             return f"saw {at}"
 
-        script: list[list[Block]] = [[use("1", "look", at="a")], [use("2", "look", at="b")], [Text(text="done")]]
+        script: list[list[AnyBlock]] = [[use("1", "look", at="a")], [use("2", "look", at="b")], [Text(text="done")]]
         stage = Stage(Slow(script, ToolRegistry(look)), on_lost="resume")
         stage.store = DawdlingStore(dice)
         stage.new_core()

@@ -18,7 +18,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import Outcome
 from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError
-from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import Event, ModelCallEnded, RunCompleted, RunResumed, ToolEnded, ToolStarted
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.steps import steps_of
@@ -29,7 +29,7 @@ from turnwise.strategies.strategy import OverflowStrategy
 
 pytestmark = pytest.mark.virtual_time
 
-Script = Sequence[Sequence[Block]]
+Script = Sequence[Sequence[AnyBlock]]
 
 
 def use(call_id: str, name: str, /, **arguments: Any) -> ToolUse:
@@ -42,12 +42,12 @@ class Scripted:
     def __init__(self, script: Script, registry: ToolRegistry) -> None:
         self.script = script
         self.registry = registry
-        self.given: list[tuple[Block, ...]] = []
+        self.given: list[tuple[AnyBlock, ...]] = []
 
     def build(self, session: SessionView) -> InferenceRunner:
         return ToolLoop(self, self.registry)
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
         said = len([message for message in Ledger(turn.output).messages() if message.role == "assistant"])
         return self.script[min(said, len(self.script) - 1)]
@@ -160,7 +160,7 @@ async def test_abort_stops_the_run_and_keeps_what_siblings_gave() -> None:
     async def long() -> None:
         await asyncio.sleep(60)
 
-    calls: list[Block] = [use("a", "long"), use("b", "breaks"), use("c", "quick")]
+    calls: list[AnyBlock] = [use("a", "long"), use("b", "breaks"), use("c", "quick")]
     stage = Stage(Scripted([calls, [Text(text="no")]], ToolRegistry(quick, breaks, long, on_error="abort")))
     outcome = await stage.run()
     assert outcome.run.state == "failed" and "breaks" in str(outcome.run.why)
@@ -182,7 +182,7 @@ async def test_what_came_in_at_the_moment_of_an_abort_is_kept() -> None:
         await asyncio.sleep(1)
         raise ValueError("broken")
 
-    calls: list[Block] = [use("a", "quick", number=1), use("b", "breaks"), use("c", "quick", number=2)]
+    calls: list[AnyBlock] = [use("a", "quick", number=1), use("b", "breaks"), use("c", "quick", number=2)]
     outcome = await Stage(Scripted([calls], ToolRegistry(quick, breaks, on_error="abort"))).run()
     assert [result.text for result in results(outcome) if not result.is_error] == ["1", "2"]
 
@@ -192,7 +192,7 @@ async def test_a_call_of_the_model_voids_what_an_earlier_one_streamed() -> None:
         def build(self, session: SessionView) -> InferenceRunner:
             return self
 
-        async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
             context.begin_call()
             context.emit("half an ")
             context.begin_call()
@@ -240,7 +240,7 @@ async def test_at_the_limit_of_steps_executed_results_are_kept_and_the_turn_says
         return "seen"
 
     class Restless(Scripted):
-        async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+        async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
             self.given.append(turn.blocks)
             return [use(f"c{len(self.given)}", "look")]
 

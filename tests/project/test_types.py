@@ -67,6 +67,11 @@ async def stored(store: SessionStore, history: HistoryStore) -> None:
     assert_type(await history.events("s"), list[AnyEvent])
 
 
+async def wrapped(turn: Turn, context: StepContext, runner: InferenceRunner) -> None:
+    for block in await runner.run(turn, context):
+        assert_type(block, AnyBlock)
+
+
 def answered(turn: Turn) -> None:
     for block in (*turn.blocks, *turn.new_blocks, *turn.output, *turn.asked):
         assert_type(block, AnyBlock)

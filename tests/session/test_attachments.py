@@ -19,6 +19,7 @@ from turnwise.errors import InvalidPromptError, RequestRefusedError, Unsupported
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import (
     KINDS,
+    AnyBlock,
     Block,
     Document,
     Image,
@@ -297,7 +298,7 @@ class AnyEngine:
     def build(self, session: SessionView) -> "AnyEngine":
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> list[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> list[AnyBlock]:
         return [Text(text="I see")]
 
 
@@ -418,7 +419,7 @@ def test_a_setting_that_the_provider_refuses_leaves_no_picture_out() -> None:
 
 def test_an_engine_of_ones_own_says_that_its_provider_refused_the_conversation() -> None:
     class Picky(AnyEngine):
-        async def run(self, turn: Turn, context: RunContext) -> list[Block]:
+        async def run(self, turn: Turn, context: RunContext) -> list[AnyBlock]:
             if PICTURE in turn.blocks:
                 raise RequestRefusedError("the provider refuses the picture")
             return [Text(text="fine")]
@@ -435,7 +436,7 @@ def test_pictures_that_the_provider_took_in_an_earlier_step_stay() -> None:
     """A refusal after a tool call is of what came since."""
 
     class Stepping(AnyEngine):
-        async def run(self, turn: Turn, context: StepContext) -> list[Block]:  # type: ignore[override]
+        async def run(self, turn: Turn, context: StepContext) -> list[AnyBlock]:  # type: ignore[override]
             if turn.record.index == 0:
                 await context.record(Text(text="I see a cat"))
                 raise RequestRefusedError("the provider refuses the result")

@@ -36,7 +36,7 @@ from turnwise.errors import (
     StrategyError,
     WindowOverflowError,
 )
-from turnwise.memory.conversation.blocks import Block, Summary, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Summary, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import CompactionFailed, WindowCompacted
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.runs import RunRecord
@@ -68,7 +68,7 @@ class Talker:
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
         await asyncio.sleep(0.01)
         return [Text(text=f"as to {said(turn.blocks)[-1]}")]
@@ -85,7 +85,7 @@ class Summarizer:
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         self.shown.append(turn.blocks)
         context.report(usage=Usage(input_tokens=100, output_tokens=10), model="small")
         await asyncio.sleep(self.delay_s)
@@ -343,7 +343,7 @@ class Agent:
 
         return ToolLoop(self, ToolRegistry(look))
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
         made = sum(isinstance(block, ToolUse) for block in turn.output)
         if said(turn.blocks)[-1] != "look" or made == self.calls:
@@ -381,7 +381,7 @@ class Narrow(Talker):
     def build(self, session: SessionView) -> InferenceRunner:
         return ToolLoop(self, ToolRegistry())
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         if sum(len(block.text) for block in turn.blocks if isinstance(block, User | Text)) > self.most_chars:
             self.refused += 1
             raise ContextOverflowError("this model's maximum context length is shorter")
@@ -718,7 +718,7 @@ async def test_an_engine_that_cannot_be_built_in_time_holds_nobody_up() -> None:
 @pytest.mark.parametrize("raised", [asyncio.CancelledError(), SystemExit(1), KeyboardInterrupt()])
 async def test_a_model_or_a_memory_that_wants_to_end_it_all_only_fails(raised: BaseException) -> None:
     class Model(Summarizer):
-        async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
             await super().run(turn, context)
             raise raised
 
@@ -751,7 +751,7 @@ async def test_a_memory_that_hangs_is_given_up() -> None:
 
 async def test_an_answer_that_met_its_limit_is_no_summary() -> None:
     class Model(Summarizer):
-        async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
             context.report(stop_reason="length", usage=Usage(calls=7))
             return await super().run(turn, context)
 
@@ -806,7 +806,7 @@ async def test_a_run_goes_on_with_the_strategy_that_it_began_with() -> None:
     await chat(stage, *prompts(0, 8), pause_s=0.0)
     run = agent.run
 
-    async def swapped(turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def swapped(turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         stage.core.use(Agent(0, 0), stage.config, None)
         return await run(turn, context)
 
@@ -994,7 +994,7 @@ async def test_a_summary_that_a_discarded_run_waited_for_is_there_for_the_next()
     """Case 43."""
 
     class Slow(Talker):
-        async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
             answer = await super().run(turn, context)
             await asyncio.sleep(10 if said(turn.blocks)[-1].startswith("zz") else 0)
             return answer
@@ -1018,7 +1018,7 @@ async def test_what_was_compacted_beside_a_run_is_taken_over_where_its_own_strat
     await chat(stage, *prompts(0, 7), pause_s=0.0)
     run = agent.run
 
-    async def slow(turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def slow(turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         await asyncio.sleep(1)
         return await run(turn, context)
 
@@ -1038,7 +1038,7 @@ async def test_what_a_step_spent_is_counted_once_though_the_answer_to_its_record
     agent = Agent(3, 5)
     run = agent.run
 
-    async def reporting(turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def reporting(turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         context.report(usage=Usage(input_tokens=10))
         return await run(turn, context)
 

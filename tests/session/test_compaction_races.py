@@ -31,7 +31,7 @@ from turnwise.errors import (
     TurnNotFoundError,
     WindowOverflowError,
 )
-from turnwise.memory.conversation.blocks import Block, Summary, Text, ToolUse, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Summary, Text, ToolUse, User
 from turnwise.memory.conversation.events import CompactionFailed, WindowCompacted
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
@@ -68,7 +68,7 @@ class Summarizer:
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         self._world.check(turn.blocks)
         self._world.expect(self._world.processes.is_alive, "a dead process asks")
         self.asked += 1
@@ -145,7 +145,7 @@ class WindowWorld(AgentWorld):
         """What was found wrong where raising alone would only fail a run or a compaction."""
         model, run = self.model, self.model.run
 
-        async def watched(turn: Turn, context: StepContext) -> Sequence[Block]:
+        async def watched(turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
             taken = sum(map(COUNTER.count, turn.blocks)) + COUNTER.overhead(None, ())
             self.expect(taken <= tokens, f"{taken} of {tokens} tokens are sent")
             self.check(turn.blocks)

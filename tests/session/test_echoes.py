@@ -17,7 +17,7 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.memory.conversation.blocks import Block, Recalled, Text, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Text, User
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
@@ -42,7 +42,7 @@ class Echo:
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         recalled = [block.text for block in turn.blocks if isinstance(block, Recalled)]
         self.recalling += bool(recalled)
         self.last = "\n".join(recalled)

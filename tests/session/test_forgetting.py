@@ -27,7 +27,7 @@ from turnwise.errors import (
     TurnNotFoundError,
 )
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import Block, Recalled, Summary, System, Text
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Summary, System, Text
 from turnwise.memory.conversation.events import TurnForgotten, WindowCompacted
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.items.sql import SQLFacts
@@ -340,7 +340,7 @@ async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_
 class Slow(Talker):
     """Asks its model twice, a while apart."""
 
-    async def run(self, turn: Any, context: Any) -> Sequence[Block]:
+    async def run(self, turn: Any, context: Any) -> Sequence[AnyBlock]:
         self.given.append(turn.blocks)
         await asyncio.sleep(10 if "what" in said(turn.blocks)[-1] else 0.1)
         self.given.append((await context.make_room()).blocks)

@@ -34,7 +34,7 @@ from turnwise.errors import (
     WindowOverflowError,
 )
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import Block, Recalled, Summary, Text, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Summary, Text, User
 from turnwise.memory.conversation.events import TurnNotSaved, WindowCompacted
 from turnwise.memory.conversation.spans import Spans, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
@@ -171,7 +171,7 @@ class Quoter:
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         world = self._world
         world.check_sent(turn.blocks)
         context.report(usage=Usage(input_tokens=10))
@@ -245,7 +245,7 @@ class MemoryWorld(AgentWorld):
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         """Ask the model once or more, as a loop of tools would."""
         prompts = [block for block in turn.blocks if isinstance(block, User)]
         for _ in range(self.random.choice((1, 1, 2, 3))):

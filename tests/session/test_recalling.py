@@ -22,7 +22,7 @@ from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidPromptError
-from turnwise.memory.conversation.blocks import Block, Recalled, System, Text, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, System, Text, User
 from turnwise.memory.conversation.events import MemoryDegraded, MemoryFailed, MemoryRecalled
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope
@@ -80,7 +80,7 @@ async def opened(engine: Any, *memories: Any, **settings: Any) -> SessionCore:
     )
 
 
-async def ask(core: SessionCore, *prompts: str | Block) -> Sequence[Block]:
+async def ask(core: SessionCore, *prompts: str | Block) -> Sequence[AnyBlock]:
     run_id = f"run-{prompts}"
     await core.start(prompts, run_id=run_id)
     outcome = await core.wait(run_id)

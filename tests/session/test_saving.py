@@ -24,7 +24,7 @@ from turnwise.errors import (
     StoreError,
 )
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import Block, Recalled, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryRecalled, TurnNotSaved
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import Scope
@@ -307,7 +307,7 @@ async def test_the_working_memory_stands_in_each_request_and_what_a_program_save
 
 async def test_a_prompt_without_words_is_no_memory() -> None:
     class Mute(Talker):
-        async def run(self, turn: Any, context: Any) -> Sequence[Block]:
+        async def run(self, turn: Any, context: Any) -> Sequence[AnyBlock]:
             return [Text(text=" ")]
 
     book = Book()

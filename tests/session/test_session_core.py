@@ -31,7 +31,7 @@ from turnwise.errors import (
     TurnNotFoundError,
 )
 from turnwise.memory.conversation import blocks
-from turnwise.memory.conversation.blocks import Block, Text
+from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.events import RunCompleted, RunStarted, TextDelta
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
@@ -165,7 +165,7 @@ async def test_an_engine_that_ignores_cancel_delays_nobody_and_its_late_result_r
     began, let_go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Stubborn(ScriptedEngine):
-        async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+        async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
             if texts(turn.new_blocks) != ["stubborn"]:
                 return await super().run(turn, context)
             began.set()

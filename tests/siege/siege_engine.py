@@ -14,7 +14,7 @@ from pathlib import Path
 
 from turnwise import Turn, tool
 from turnwise.engines import RunContext, SessionView, ToolLoop, ToolRegistry
-from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User, encode
+from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User, encode
 
 TOKEN = re.compile(r"tok\.(u\d+)\.(\d+)")
 
@@ -44,7 +44,7 @@ class _Model:
     def __init__(self, leaks: str) -> None:
         self._leaks = Path(leaks)
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         user = context.session.user_id
         for block in turn.blocks:
             for owner, number in TOKEN.findall(encode(block)):

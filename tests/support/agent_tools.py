@@ -20,7 +20,7 @@ from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.loop import Phase
 from turnwise.actors.inference.tools.tool import external_tool, tool
 from turnwise.errors import ToolError
-from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.turns import Turn
 
 LONG_S = 60.0
@@ -145,7 +145,7 @@ class Named:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         write(context.labels, f"{self.name} in")
         try:
             return await runner.run(turn, context)

@@ -23,7 +23,7 @@ from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import RequestRefusedError, StoreError
-from turnwise.memory.conversation.blocks import Block, Document, Image, Text, Thinking, ToolUse, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Document, Image, Text, Thinking, ToolUse, User
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
@@ -119,13 +119,13 @@ class WildModel:
         self._processes = processes
         self.asked = 0
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         check_request(turn.blocks)
         self.asked += 1
         if REFUSED in turn.blocks:
             raise RequestRefusedError("the provider refuses a picture")
         dice, number = self._random.random, self.asked
-        said: list[Block] = []
+        said: list[AnyBlock] = []
         if dice() < 0.4:
             signature = self._random.choice((None, "signed", responses.pack_reasoning(f"rs_{number}", "secret")))
             said.append(Thinking(text=f"hm {number}", signature=signature))

@@ -13,7 +13,7 @@ from turnwise.actors.cluster.wire import SessionInfo
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext, Suspend
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import ToolLoop
-from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking, ToolUse
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn
 
@@ -27,7 +27,7 @@ class ScriptedEngine:
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:  # noqa: PLR0911 - one a case
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:  # noqa: PLR0911 - one a case
         prompt: str = turn.new_blocks[-1].text  # type: ignore[union-attr, assignment]
         word, _, rest = prompt.partition(" ")
         match word:
@@ -82,7 +82,7 @@ class Inventory:
     def build(self, session: SessionView) -> Inventory:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         return [Text(text="\n".join([str(gc.get_threshold()), *sys.modules]))]
 
 
@@ -120,7 +120,7 @@ class Asking:
     def build(self, session: SessionView) -> Asking:
         return self
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         if not any(state.verdict for state in context.calls.values()):
             raise Suspend({"call": CallState(name="act", wants="approval", why="it acts")})
         return [Text(text="done")]

@@ -34,7 +34,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError, RunEndedError
-from turnwise.memory.conversation.blocks import Block, Text
+from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
@@ -75,7 +75,7 @@ class Gated:
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         prompt: str = turn.new_blocks[-1].text  # type: ignore[union-attr, assignment]
         word, _, name = prompt.partition(" ")
         while word == "hold" and not await asyncio.to_thread(Path(self._folder, name).exists):

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
-from turnwise.memory.conversation.blocks import Block, Recalled, Text, User
+from turnwise.memory.conversation.blocks import AnyBlock, Recalled, Text, User
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.testing.embedding import HashEmbedding
@@ -25,7 +25,7 @@ class Mirror:
     def build(self, session: SessionView) -> InferenceRunner:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         prompt = next(block.text for block in reversed(turn.blocks) if isinstance(block, User))
         recalled = [block.text for block in turn.blocks if isinstance(block, Recalled)]
         asked = prompt.startswith(("When", "Where"))

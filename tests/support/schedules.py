@@ -10,7 +10,7 @@ from typing import Any
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolResult, ToolUse
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -55,7 +55,7 @@ class WildEngine:
     def build(self, session: SessionView) -> WildEngine:
         return self
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         assert context.run_id not in self.given, "a run is given to the engine once"
         self.given[context.run_id] = turn.blocks
         kind = self._random.choice(self._kinds)

@@ -17,7 +17,7 @@ from typing import Any
 from turnwise.actors.inference.engine import InferenceRunner, StepContext
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.tool import tool
-from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.strategies.plan import Plan, plan_for
@@ -54,7 +54,7 @@ class Gate:
         self.after = Switch(folder / "hold-after")
         self.path = str(folder / "gate")
 
-    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         self._note("came")
         await self.before.wait()
         answer = await runner.run(turn, context)

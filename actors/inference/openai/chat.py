@@ -23,7 +23,7 @@ from turnwise.actors.inference.openai.fields import (
 )
 from turnwise.actors.inference.openai.structured_output import Form, choose, choose_tool, tool_names
 from turnwise.actors.inference.tools.tool import ToolDefinition
-from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolUse
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.usage import Usage
@@ -195,8 +195,8 @@ class ChatAnswer:
                 parts += self._add_choice(choice)
         return parts
 
-    def blocks(self) -> list[Block]:
-        blocks: list[Block] = []
+    def blocks(self) -> list[AnyBlock]:
+        blocks: list[AnyBlock] = []
         attached = {name: found for name, found in zip(ATTACHED, (self._details, self._signed), strict=True) if found}
         signature = pack_attached(self._provider, **attached) if attached else None
         if self._thoughts or signature:

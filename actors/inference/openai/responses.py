@@ -22,7 +22,7 @@ from turnwise.actors.inference.openai.fields import (
 )
 from turnwise.actors.inference.openai.structured_output import Form, choose, choose_tool, tool_names
 from turnwise.actors.inference.tools.tool import ToolDefinition
-from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolUse
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.usage import Usage
@@ -223,9 +223,9 @@ class ResponsesAnswer:
             return list(self._end(f"response.{string(event, 'status') or 'completed'}", event))
         return []
 
-    def blocks(self) -> list[Block]:
-        thoughts: list[Block] = []
-        calls: list[Block] = []
+    def blocks(self) -> list[AnyBlock]:
+        thoughts: list[AnyBlock] = []
+        calls: list[AnyBlock] = []
         before = 0
         """How many items that are no reasoning stand before this one."""
         has_spoken = False

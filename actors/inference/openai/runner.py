@@ -13,7 +13,7 @@ from turnwise.actors.inference.openai.stream import AnswerStream
 from turnwise.actors.inference.openai.structured_output import Form
 from turnwise.actors.inference.redaction import redacted
 from turnwise.errors import ContextOverflowError, EngineError, OutputError, RequestRefusedError
-from turnwise.memory.conversation.blocks import Block, System, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.output_type import OutputType, as_said
 from turnwise.memory.conversation.transcript import system_of
 from turnwise.memory.conversation.turns import Turn
@@ -83,7 +83,7 @@ class Answer(Protocol):
             ValueError: a field is not what it has to be.
         """
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[AnyBlock]:
         """Return the answer so far: thoughts, text, calls.
 
         Raises:
@@ -139,7 +139,7 @@ class OpenAIRunner:
         self._client = client
         self._api = api
 
-    async def run(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         """Return the `Thinking` blocks, at most one `Text`, then the calls that the model makes, as `ToolUse`.
 
         Pictures and files of earlier turns that the provider does not take are sent as a text that says so.
@@ -163,7 +163,7 @@ class OpenAIRunner:
         asked = Asked(context.model or self._settings.model, context.params, is_later=_ends_in_results(blocks))
         return OpenAIRunner(self._settings, self._client, self._api.asking(asked))
 
-    async def ask(self, turn: Turn, context: RunContext) -> Sequence[Block]:
+    async def ask(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         """See `run`: this asks for what it is set to, whatever the run asks for."""
         blocks = as_said(self._api.rules.spare(turn.blocks, keep=turn.asked))
         if self._settings.system is not None:

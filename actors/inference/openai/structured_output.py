@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from turnwise.actors.inference.openai.fields import UNPARSED, names
 from turnwise.actors.inference.tools.tool import ToolDefinition
-from turnwise.memory.conversation.blocks import Block, Text, ToolUse
+from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolUse
 from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType
 from turnwise.memory.providers.endpoints import JsonMode, Profile
@@ -90,7 +90,7 @@ class Form:
             return [_key(self.way, self.schema)]
         return ["strict", "json_schema"]
 
-    def answer(self, said: Sequence[Block]) -> list[Block]:
+    def answer(self, said: Sequence[AnyBlock]) -> list[AnyBlock]:
         """Return what the model has said, with a call of the answer's tool as the text that it stands for.
 
         Where it calls other tools beside that, it answers too early: its answer is left out.

@@ -17,7 +17,7 @@ from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.registry import ToolOutcome, ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.errors import ContextOverflowError, OutputError, ToolAbortError
-from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse, answer_text
+from turnwise.memory.conversation.blocks import AnyBlock, Block, ToolResult, ToolUse, answer_text
 from turnwise.memory.conversation.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, is_sent_back, sent_back
 from turnwise.memory.conversation.tool_calls import CallState, Wants
@@ -76,7 +76,7 @@ class ToolLoop:
         self._close = close
         self._secrets = tuple(secrets)
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         """Return the model's last answer; what came before it was recorded.
 
         Raises:
@@ -108,7 +108,7 @@ class ToolLoop:
             await self._show("after_tools", turn, context)
             turn = await context.make_room()
 
-    async def _ask(self, turn: Turn, context: StepContext) -> tuple[Turn, Sequence[Block]]:
+    async def _ask(self, turn: Turn, context: StepContext) -> tuple[Turn, Sequence[AnyBlock]]:
         """Return the model's answer, and the turn that it answers: with less in it, if it was too long at first."""
         for _ in range(MOST_SHRINKS):
             try:
@@ -152,7 +152,7 @@ class _Calls:
         context: StepContext,
         secrets: Sequence[str],
         *,
-        answer: Iterable[Block] = (),
+        answer: Iterable[AnyBlock] = (),
         events: Iterable[NewEvent] = (),
     ) -> None:
         self._tools = tools
@@ -163,7 +163,7 @@ class _Calls:
         self._ready: deque[ToolUse] = deque()
         self._running: dict[asyncio.Task[ToolOutcome], ToolUse] = {}
         self._waits = False
-        self._blocks: list[Block] = list(answer)
+        self._blocks: list[AnyBlock] = list(answer)
         """What the next commit records, with the events and states."""
         self._events: list[NewEvent] = list(events)
         self._states: dict[str, CallState | None] = {}
@@ -283,13 +283,13 @@ class _Calls:
         )
 
 
-def _errors(output: OutputType, answer: Sequence[Block]) -> str | None:
+def _errors(output: OutputType, answer: Sequence[AnyBlock]) -> str | None:
     """Return what is wrong with an answer that is to be of a type; None if it fits, or nothing is to be checked."""
     return output.errors(answer_text(answer)) if output.retries is not None else None
 
 
 async def _send_back(
-    turn: Turn, answer: Sequence[Block], errors: str, output: OutputType, context: StepContext
+    turn: Turn, answer: Sequence[AnyBlock], errors: str, output: OutputType, context: StepContext
 ) -> Turn:
     """Record an answer that does not fit, with what is wrong with it; return the turn for the next request.
 
@@ -306,10 +306,10 @@ async def _send_back(
     return await context.make_room()
 
 
-def _with_own_ids(answer: Sequence[Block], output: Iterable[Block]) -> list[Block]:
+def _with_own_ids(answer: Sequence[AnyBlock], output: Iterable[Block]) -> list[AnyBlock]:
     """Return the answer with ids for its calls that neither the run's output nor another of them has."""
     taken = {block.call_id for block in output if isinstance(block, ToolUse)}
-    own: list[Block] = []
+    own: list[AnyBlock] = []
     for block in answer:
         if isinstance(block, ToolUse) and block.call_id:
             names = (f"{block.call_id}_{number}" for number in itertools.count(2))
@@ -320,5 +320,5 @@ def _with_own_ids(answer: Sequence[Block], output: Iterable[Block]) -> list[Bloc
     return own
 
 
-def _with(turn: Turn, answer: Sequence[Block]) -> Turn:
+def _with(turn: Turn, answer: Sequence[AnyBlock]) -> Turn:
     return turn.showing([*turn.blocks, *answer])

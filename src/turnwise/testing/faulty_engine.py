@@ -10,7 +10,7 @@ from typing import cast
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
-from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolUse, User
+from turnwise.memory.conversation.blocks import AnyBlock, Text, Thinking, ToolUse, User
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
@@ -57,7 +57,7 @@ class FaultyEngine:
     def build(self, session: SessionView) -> InferenceRunner:
         return ToolLoop(self, self._tools) if self._tools else self
 
-    async def run(self, turn: Turn, context: StepContext) -> Sequence[Block]:
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
         messages = messages_of(turn.blocks)
         for rules in (CHAT, RESPONSES, ANTHROPIC):
             check(messages, rules)
@@ -72,7 +72,7 @@ class FaultyEngine:
             case "nothing":
                 return []
             case "malformed":
-                return cast(Sequence[Block], ["no block", None])
+                return cast(Sequence[AnyBlock], ["no block", None])
             case "thoughts":
                 return [Thinking(text="hm")]
         said = "".join(block.text for block in turn.new_blocks[-1:] if isinstance(block, User))
@@ -80,7 +80,7 @@ class FaultyEngine:
             return [ToolUse(call_id=f"{context.run_id}-1", name=wanted[1], input={})]
         return await self._answer(" ".join(["answer to", *_prompts(turn)]), context, kind)
 
-    async def _answer(self, text: str, context: StepContext, kind: Kind | None) -> Sequence[Block]:
+    async def _answer(self, text: str, context: StepContext, kind: Kind | None) -> Sequence[AnyBlock]:
         words = text.split(" ")
         for number, word in enumerate(words):
             context.emit(f"{word} " if number + 1 < len(words) else word)

@@ -1,1 +1,1 @@
-"""What callers hold: managers, sessions, execution handles; each verb for those who block and those who await."""
+"""The objects that callers use: session managers, sessions, execution handles; each blocking and asynchronous."""

@@ -1,4 +1,4 @@
-"""Where a store's sessions live: the way from a session's id to the actor that hosts it."""
+"""Actor lookup: finds, or creates, the actor that hosts a session, given the session's id."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from turnwise.actors.hosting.session_actor import SessionActor
 from turnwise.errors import OverloadedError, SessionLostError
 
 MAX_CALLS = 1000
-"""How many calls a process answers at once beside those that its placement counts."""
+"""How many concurrent calls an actor accepts beyond the waits and calls that its placement limits."""
 
 NOTED = 1000
-"""How many sessions' actors a process has noted; others are looked up by name again."""
+"""How many sessions' actors a process caches; others are looked up by name again."""
 
 FOLLOW_S = 10.0
-"""How long a manager waits for earlier hosts to hear that they were followed, in seconds."""
+"""How long a manager waits for replaced hosts to acknowledge the newer layout, in seconds."""
 
 LOOK_S = 0.1
-"""How often it is looked for packed hosts at most, in seconds: thousands may miss one at once."""
+"""The shortest time between two searches for packed hosts, in seconds: thousands of calls may miss one at once."""
 
 
 class ActorLookup(Protocol):
-    """A store's sessions and their actors, as one process sees them."""
+    """Finds the actors of a store's sessions, for one process."""
 
     have_many: bool
-    """Whether an actor has many sessions."""
+    """Whether an actor hosts many sessions."""
 
     def actor(self, session_id: str) -> Any:
-        """Return the actor of a session, made if it is not there; does not wait for it."""
+        """Return the actor of a session, created if it does not exist; does not wait for its start."""
 
     def miss(self, session_id: str) -> None:
-        """Look again at the next call: the actor was lost, or has the session no more."""
+        """Search again at the next call, since the actor was lost or no longer hosts the session."""
 
     def warm(self, session_id: str, request: bytes) -> None:
-        """Let the session's process start and load, if it has one of its own; does not wait for it."""
+        """Start the session's process and load the session, if it has a dedicated one; does not wait for it."""
 
     def is_live(self, session_id: str) -> bool:
-        """Return whether there is an actor that may have the session; one that was noted, until it is missed."""
+        """Return whether an actor exists that may host the session; a cached actor counts until `miss` is called."""
 
 
 class _LookupOfOne(ABC):
-    """Actors that are looked up for each session, and noted."""
+    """Base of the lookups that look up each session's actor by name, and cache it."""
 
     have_many = False
 
@@ -60,7 +60,7 @@ class _LookupOfOne(ABC):
         self._namespace = namespace
         self._store_id = store_id
         self._actors: OrderedDict[str, Any] = OrderedDict()
-        """The one that was asked for longest ago first."""
+        """The cached actors by session id, least recently used first."""
         self._lock = threading.Lock()
 
     def actor(self, session_id: str) -> Any:
@@ -89,7 +89,7 @@ class _LookupOfOne(ABC):
         return True
 
     def _find(self, session_id: str) -> Any:
-        """Return the actor of the session's own, or None."""
+        """Return the session's dedicated actor, or None."""
         return find_actor(self._namespace, actor_name(self._store_id, session_id))
 
     @abstractmethod
@@ -97,10 +97,10 @@ class _LookupOfOne(ABC):
 
 
 class DedicatedLookup(_LookupOfOne):
-    """An actor for each session, named by it.
+    """One actor for each session, named by the session's id.
 
     Args:
-        where: which nodes they go to, as options of Ray's.
+        where: the nodes on which actors start, as Ray options.
     """
 
     def __init__(
@@ -141,10 +141,12 @@ class DedicatedLookup(_LookupOfOne):
 
 
 class PackedLookup:
-    """A few actors, of which each has the sessions that hash to it. Those of an earlier number are told.
+    """A fixed number of actors; each hosts the sessions whose ids hash to it.
+
+    If the number of hosts changed, the hosts of the earlier layout are notified, so that they hand over their sessions.
 
     Args:
-        where: which nodes they go to, as options of Ray's.
+        where: the nodes on which actors start, as Ray options.
     """
 
     have_many = True
@@ -160,13 +162,13 @@ class PackedLookup:
         self._layout = newest if newest.hosts == limits.hosts else newest.next(limits.hosts)
         self._actors = self._make_all()
         self._looked_at = 0.0
-        told = []
+        notified = []
         for layout in layouts:
             if layout < self._layout:
                 actors = [find_actor(namespace, name) for name in layout.actor_names(store_id)]
-                told += [actor.follow.options(max_task_retries=0).remote() for actor in actors if actor is not None]
-        if told:  # one that has not heard is gone, or starts again, and then sees by itself who has followed
-            ray.wait(told, num_returns=len(told), timeout=FOLLOW_S)
+                notified += [actor.follow.options(max_task_retries=0).remote() for actor in actors if actor is not None]
+        if notified:  # a host that does not answer has exited, or restarts and then finds the newer layout itself
+            ray.wait(notified, num_returns=len(notified), timeout=FOLLOW_S)
 
     def actor(self, session_id: str) -> Any:
         return self._actors[self._layout.index_of(session_id)]
@@ -182,7 +184,7 @@ class PackedLookup:
         self._actors = self._make_all()
 
     def warm(self, session_id: str, request: bytes) -> None:
-        """A host is there: nothing to wait for."""
+        """Do nothing: the hosts are started already."""
 
     def is_live(self, session_id: str) -> bool:
         return True
@@ -199,7 +201,7 @@ class PackedLookup:
                 num_cpus=0,
                 max_restarts=-1,
                 max_task_retries=-1,
-                max_concurrency=self._limits.max_calls + self._limits.max_waits + MAX_CALLS,  # room to refuse in
+                max_concurrency=self._limits.max_calls + self._limits.max_waits + MAX_CALLS,  # room for refusals
                 **self._where,
             )
             .remote(HostPost(self._namespace, self._store_id, layout, index, self._limits), making)
@@ -208,13 +210,13 @@ class PackedLookup:
 
 
 class LiveLookup(_LookupOfOne):
-    """The actors that are live, for a process in which no manager is open: it can make none."""
+    """Finds live actors only, for a process in which no manager is open and which can create no actors."""
 
     def warm(self, session_id: str, request: bytes) -> None:
-        """It is live, or cannot be made."""
+        """Do nothing: the session is live already, or cannot be started from here."""
 
     def _find(self, session_id: str) -> Any:
-        if not ray.is_initialized():  # a manager for reading needs none
+        if not ray.is_initialized():  # a read-only manager works without Ray
             return None
         found = super()._find(session_id)
         for layout in find_layouts(self._namespace, self._store_id)[:1] if found is None else ():
@@ -230,7 +232,7 @@ class LiveLookup(_LookupOfOne):
 
 
 def make_lookup(namespace: str, store_id: str, placement: Dedicated | Packed, making: ActorSpec) -> ActorLookup:
-    """Return the homes of a manager's sessions: where its files are, if they are in some."""
+    """Return the lookup for a manager's sessions; its actors start on this node if the store is a local file."""
     where = here() if making.place.is_local else ANYWHERE
     if isinstance(placement, Packed):
         return PackedLookup(namespace, store_id, placement, making, where)

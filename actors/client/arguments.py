@@ -1,4 +1,4 @@
-"""What callers may pass to verbs, and the check of it before a request is made."""
+"""Annotated types for the arguments of public methods, and `checked`, which validates them before a request is made."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 MAX_SECONDS = 1e9
-"""The longest time limit of a verb: clocks, Ray and operating systems count on beyond it in ways of their own."""
+"""The longest time limit, in seconds: beyond it, clocks, Ray and operating systems overflow in different ways."""
 
 MAX_ITEMS = 2**31 - 1
 """The largest `limit` of a page."""
 
 MAX_TEXT_BYTES = 4_000_000
-"""The largest text beside prompts, in UTF-8."""
+"""The largest text other than a prompt, in bytes of UTF-8."""
 
 MAX_JSON_BYTES = 4_000_000
-"""The largest arguments of a call, or notes, as JSON in UTF-8."""
+"""The largest arguments of a tool call, or notes of a working memory, in bytes of JSON in UTF-8."""
 
 
 def checked(request: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Have a request check its arguments by their annotations, strictly, before anything of it is done.
+    """Decorate a request so that its arguments are validated strictly, by their annotations, before it is made.
 
     Raises:
         InvalidInputError: names the argument.
@@ -135,7 +135,7 @@ IdempotencyKey = Annotated[str, PlainValidator(partial(check_id, "idempotency ke
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Patience = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
-"""How long somebody waits, in seconds; 0 looks once."""
+"""How long to wait, in seconds; 0 checks once and returns."""
 Lifetime = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Time = Annotated[float, Field(allow_inf_nan=False)]
 """Seconds since the epoch."""
@@ -147,7 +147,7 @@ Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
 
 Text = Annotated[str, AfterValidator(_text)]
 ItemId = Annotated[str, Field(min_length=1), AfterValidator(_item_id)]
-"""Of a memory's item: may be longer than other ids, since it says where what it holds stands."""
+"""The id of a memory item: may be longer than other ids, since it can contain the source that the text is from."""
 Names = Annotated[Collection[str], PlainValidator(_names)]
 State = Annotated[Status, PlainValidator(_state)]
 """Whether a memory's item still matters."""
@@ -162,10 +162,10 @@ Folder = Annotated[str | Path, PlainValidator(_folder)]
 
 
 def json_object(field: str, value: Any, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Return a JSON object that a caller passed, with nothing in it but what JSON has.
+    """Return a JSON object that a caller passed, as plain dicts, lists and scalars.
 
     Raises:
-        InvalidInputError: it is none, or is too large.
+        InvalidInputError: the value is no JSON object, or is too large.
     """
     if not isinstance(value, Mapping):
         raise InvalidInputError(field, shown(value), "must be a JSON object: a mapping")

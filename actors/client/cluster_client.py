@@ -1,4 +1,4 @@
-"""The sessions of one store in one Ray namespace, and the way to their actors."""
+"""`ClusterClient`: sends requests to the actors of one store's sessions, in one Ray namespace."""
 
 from __future__ import annotations
 
@@ -59,35 +59,35 @@ from turnwise.strategies.compaction import Compaction
 from turnwise.strategies.strategy import OverflowStrategy
 
 REACH_S = 60.0
-"""How long a verb looks for a session's process, through deaths and restarts, before SessionLostError."""
+"""How long a request tries to reach a session's process, through crashes and restarts, before SessionLostError."""
 
 REACHED_S = 10.0
-"""A call that was under way for so long had reached a process: who waits through its death looks anew for the next."""
+"""A call that ran for so many seconds had reached a process; if that process dies, `REACH_S` starts again."""
 
 ANSWER_S = 1.0
-"""How much longer than a wait its answer may take, in seconds."""
+"""How many seconds a caller waits for an answer beyond the wait's own timeout."""
 
 REFUSED_S = 60.0
-"""How long a caller without a timeout asks for a place to wait in before OverloadedError, in seconds."""
+"""How long a caller without a timeout retries a wait that the host refuses before OverloadedError, in seconds."""
 
 PAUSE_S, MOST_PAUSE_S = 0.05, 5.0
-"""How long such a caller pauses after a refusal; at most, if there are many."""
+"""The first and the longest pause after such a refusal, in seconds."""
 
 CACHED_SESSIONS, CACHED_BYTES = 256, 64 << 20
-"""Of how many sessions a caller holds the blocks that it has seen; what these take together, in bytes, roughly."""
+"""Limits of the caller's block caches: how many sessions, and roughly how many bytes together."""
 
 
 Answer = TypeVar("Answer")
 
-_REALMS: weakref.WeakValueDictionary[str, ClusterClient] = weakref.WeakValueDictionary()
-"""Those of the managers that are open in this process."""
+_CLIENTS: weakref.WeakValueDictionary[str, ClusterClient] = weakref.WeakValueDictionary()
+"""The clients of the managers that are open in this process, by name."""
 
 
 class ClusterClient:
-    """The way from a caller to the sessions of one store in one namespace.
+    """Sends a caller's requests to the sessions of one store in one namespace.
 
-    Pickles as its name, without the store's address or the engine's settings: in another process it finds sessions that
-    are live, and those of a manager that is open there.
+    It is pickled as its name, without the store's address or the engine's settings. In another process it reaches live
+    sessions, and all sessions of a manager of the same store that is open there.
     """
 
     def __init__(self, namespace: str, name: str) -> None:
@@ -99,12 +99,12 @@ class ClusterClient:
         self._engine: bytes = b""
         self._engine_id = ""
         self.memories: tuple[MemorySlot, ...] = ()
-        """Those of the manager, each in its actor."""
+        """The manager's memories, each in its actor."""
         self.working_memory: WorkingMemory | None = None
         self._placement: Placement = Dedicated()
         self._lookup: ActorLookup | None = None
         self.portal = Portal()
-        """Where what blocking callers ask of a store is carried out."""
+        """The event loop on which the store runs for blocking callers."""
         self._kit: tuple[SessionStore, HistoryStore | None] | None = None
         self._caches: OrderedDict[str, BlockCache] = OrderedDict()
         self._lock = threading.Lock()
@@ -129,8 +129,8 @@ class ClusterClient:
 
         Raises:
             StoreURLError: the URL names no store.
-            ConfigError: the engine, the strategy or the encryption is none, or cannot be pickled, or what a request may
-                take is not known.
+            ConfigError: the engine, the strategy or the encryption has the wrong type or cannot be pickled, or the
+                size of the model's context window is unknown.
         """
         if not isinstance(engine, EngineBuilder) or isinstance(engine, type):
             raise ConfigError(
@@ -143,7 +143,7 @@ class ClusterClient:
                 raise ConfigError("overflow", type(overflow).__name__, "pass an OverflowStrategy, such as Trim()")
             check_overflow(overflow, engine, config)
         url = resolve_url(url)
-        # What was opened with encryption, and what without, have processes of their own: neither can read the other's.
+        # Managers with and without encryption cannot read each other's sessions, so they use different actors.
         name = f"{namespace}\n{url}" + ("\nencrypted" if encryption else "")
         client = cls(namespace, hashlib.sha256(name.encode()).hexdigest()[:16])
         client._placement, client.read_only = placement, read_only
@@ -162,33 +162,33 @@ class ClusterClient:
             why = f"it cannot be pickled ({error}): hold settings in it and make clients in build()"
             what = f"{type(engine).__name__}, overflow={type(overflow).__name__}"
             raise ConfigError("engine", what, why) from error
-        if not read_only:  # handles that come from elsewhere are for more
-            _REALMS[client.name] = client
+        if not read_only:  # a handle unpickled here may need to write
+            _CLIENTS[client.name] = client
         return client
 
     def __reduce__(self) -> tuple[object, ...]:
         return _find, (self.namespace, self.name)
 
     def open_store(self) -> SessionStore:
-        """Return a store of the caller's own."""
+        """Open and return a new store, which the caller closes."""
         if self._place is None:
             raise SessionLostError("*", "open a SessionManager on its store in this process first")
         return self._place.open_store(self.namespace)
 
     def open_history(self) -> HistoryStore | None:
-        """Return a history of the caller's own, if events are kept in one."""
+        """Open and return a new history store, which the caller closes; None if the manager has none."""
         return self._place.open_history() if self._place else None
 
     @property
     def kit(self) -> tuple[SessionStore, HistoryStore | None]:
-        """This process's store, and its history if events are kept in one; opened when first asked for."""
+        """This process's store and history store (None without one); opened at first use."""
         with self._lock:
             if self._kit is None:
                 self._kit = self.open_store(), self.open_history()
             return self._kit
 
     async def close(self) -> None:
-        """Let go of the store and the history. What is read afterwards opens them anew."""
+        """Close the store and the history store. A later read opens them again."""
         with self._lock:
             kit, self._kit = self._kit, None
         for each in kit or ():
@@ -196,10 +196,10 @@ class ClusterClient:
                 await each.close()
 
     def cache(self, session_id: str) -> BlockCache:
-        """Return what this process has seen of the session's blocks.
+        """Return the blocks of the session that this process has cached.
 
-        What the session leaves out of an answer is in the cache whose spans it was told, so the answer goes into that
-        very object: by then the client may have let go of it.
+        A request tells the session which spans this cache holds, and the answer leaves those out. So unpack the answer
+        with the same cache object, even if the client has evicted it meanwhile.
         """
         with self._lock:
             cache = self._caches.setdefault(session_id, BlockCache())
@@ -209,17 +209,17 @@ class ClusterClient:
             return cache
 
     def unpack(self, packed: PackedTurn, cache: BlockCache) -> Turn:
-        """Return a turn on top of the cache whose spans its session was told; keep the caches within their bounds.
+        """Return a turn that reads its blocks from `cache`, the cache whose spans the session was sent.
 
-        If its blocks are from another source, which has then sent all of them, it is on top of a new cache, which takes
-        the place of the old one. Turns that have the old one keep it.
+        If the answer's blocks are from another source, which then sent all of them, the turn uses a new cache, which
+        replaces the old one; earlier turns keep the old one. Afterwards the caches are trimmed to their limits.
         """
         turn = packed.unpack(cache if packed.source == cache.source else self._renewed(cache, packed.source))
         self._bound(turn)
         return turn
 
     def _renewed(self, old: BlockCache, source: str) -> BlockCache:
-        """Return the cache of a source, which takes the place of the old one unless it has been there for longer."""
+        """Return the cache of a source; if there is none yet, create one, which replaces the old cache."""
         with self._lock:
             for session_id, cache in self._caches.items():
                 if cache.source == source:
@@ -230,7 +230,7 @@ class ClusterClient:
         return BlockCache(source)
 
     def _bound(self, turn: Turn) -> None:
-        """Let go of caches, the least lately used first, then of what the turn of the last one does not show."""
+        """Evict caches, least recently used first; of the last one keep only the blocks of `turn`, if they fit."""
         with self._lock:
             size_bytes = sum(each.size_bytes for each in self._caches.values())
             while size_bytes > CACHED_BYTES:
@@ -242,23 +242,23 @@ class ClusterClient:
                         self._caches[session_id] = shown
 
     def drop(self, session_id: str) -> None:
-        """Hold no blocks of a session any more: it was deleted."""
+        """Drop the cached blocks of a deleted session."""
         with self._lock:
             self._caches.pop(session_id, None)
 
     def actor(self, session_id: str) -> Any:
-        """Return the session's actor, made if it is not there; does not wait for it."""
+        """Return the session's actor, created if it does not exist; does not wait for its start."""
         return self.lookup.actor(session_id)
 
     @property
     def lookup(self) -> ActorLookup:
-        """Where the sessions live; found, and made ready, when first asked for."""
+        """Finds the sessions' actors; created at first use, which starts packed hosts."""
         with self._lock:
             if self._lookup is None:
-                self._lookup = self._find_homes()
+                self._lookup = self._make_lookup()
             return self._lookup
 
-    def _find_homes(self) -> ActorLookup:
+    def _make_lookup(self) -> ActorLookup:
         if self._place is None or self.read_only:
             return LiveLookup(self.namespace, self.name)
         return make_lookup(
@@ -266,33 +266,33 @@ class ClusterClient:
         )
 
     def warm_up(self) -> None:
-        """Let the processes of packed hosts and memories start, without waiting for them; tell earlier hosts."""
-        self.lookup  # noqa: B018 - they are made when they are first asked for
+        """Start the processes of packed hosts and memories, without waiting for them; notify hosts they replace."""
+        self.lookup  # noqa: B018 - the first access starts packed hosts
         for slot in self.memories:
             if isinstance(slot.memory, RemoteMemory):
                 slot.memory.warm()
 
     def warm(self, session_id: str) -> None:
-        """Let the session's process start and load, if it has one of its own, without waiting for it."""
+        """Start the session's process and load the session, if it has a dedicated one; does not wait for it."""
         self.lookup.warm(session_id, _pack(session_id, "warm"))
 
     def ask(
         self, session_id: str, verb: str, *args: Any, timeout_s: float | None = None, with_engine: bool = False
     ) -> Request[Any]:
-        """Call one verb of the session's host: through its death, restart and leaving, until it answers.
+        """Call one verb of the session's host, and repeat the call after crashes, restarts and moves until it answers.
 
-        So a verb may be carried out twice, and each is made to bear it. This is the one place that turns Ray's
-        exceptions into ours.
+        So a verb may be carried out twice; every verb is idempotent. Only this method turns Ray's exceptions into
+        turnwise's.
 
         Args:
-            with_engine: for a verb that works with an engine and a strategy: this client's, which are sent if the
-                session has others. Where no manager is open in this process, those that the session has.
+            with_engine: the verb uses an engine and a strategy: this client's, which are sent to the session if it has
+                others. If no manager is open in this process, the session uses its current ones.
 
         Raises:
             TimeoutError: no answer within `timeout_s`.
-            ReadOnlyStoreError: the manager is for reading only, and the verb changes something.
-            SessionLostError: no process of the session could be reached for `REACH_S`.
-            TurnwiseError: what the host refused.
+            ReadOnlyStoreError: the manager is read-only, and the verb changes something.
+            SessionLostError: no process of the session could be reached for `REACH_S` seconds.
+            TurnwiseError: the host refused the request.
         """
         if self.read_only and verb not in READS:
             raise ReadOnlyStoreError(session_id, verb)
@@ -323,14 +323,15 @@ class ClusterClient:
                     return answer
                 if not isinstance(answer.error, SessionFencedError):
                     raise answer.error
-                failure = answer.error  # that process has given the session up; the next one has it
+                failure = answer.error  # that process no longer owns the session; look for the one that does
             self.lookup.miss(session_id)
             yield Pause(search.pause_after(failure))
 
     def _read(self, session_id: str, verb: str, args: Sequence[Any]) -> Request[tuple[Any] | None]:
-        """Return the store's answer, which interrupts no run of another Ray; None if the session's process is to say.
+        """Return the answer to a read from the store, in a tuple; None if only the session's process can answer.
 
-        That is for a wait, for a run that was lost with its process: its own settles it, or goes on with it.
+        Reading from the store does not interrupt runs of another Ray. It cannot answer a wait for a run whose process
+        died: a new process of the session must end or resume that run first.
         """
         kept = by_public_id(session_id, *self.kit)
         reader = StoreReader(StoredSession(*kept, may_settle=not self.read_only))
@@ -342,7 +343,7 @@ class ClusterClient:
             return None
 
     def start(self, session_id: str, prompts: tuple[Any, ...], settings: dict[str, Any]) -> Request[StartedRun]:
-        """Ask for a run with this client's engine; sends the engine first where the session has another."""
+        """Start a run with this client's engine; the engine is sent first if the session has another."""
         cache = self.cache(session_id)
         started: StartAnswer = yield from self.ask(session_id, "start", prompts, settings, cache.held, with_engine=True)
         return StartedRun(started.run_id, started.turn_index, self._ended(started.outcome, cache))
@@ -354,14 +355,14 @@ class ClusterClient:
         return Ended(packed.state, packed.why, packed.code, turn)
 
     def compact(self, session_id: str, *, explain: bool) -> Request[Compaction | None]:
-        """Ask for a compaction with this client's strategy."""
+        """Compact the session's window with this client's strategy."""
         found: tuple[Compaction | None] = yield from self.ask(session_id, "compact", explain, with_engine=True)
         return found[0]
 
     def delete(
         self, session_id: str, *, memory: bool, verify: Verify, updated_at: float | None = None
     ) -> Request[Forgotten]:
-        """Delete a session; this client's memories forget it if `memory` is set."""
+        """Delete a session; if `memory` is set, this client's memories forget it too."""
         done: Forgotten = yield from (
             self.ask(session_id, "delete", memory, verify, updated_at, with_engine=True)
             if memory
@@ -371,70 +372,71 @@ class ClusterClient:
         return done
 
     def forget_turn(self, session_id: str, index: int, *, verify: Verify) -> Request[Forgotten]:
-        """Let a session and this client's memories forget a turn."""
+        """Remove a turn from the session's window and from this client's memories."""
         done: Forgotten = yield from self.ask(session_id, "forget_turn", index, verify, with_engine=True)
         return done
 
-    def use_desk(self, session_id: str, verb: str, *args: Any, **options: Any) -> Request[Any]:
-        """Ask this client's memories for something, as the session does."""
+    def call_memory(self, session_id: str, verb: str, *args: Any, **options: Any) -> Request[Any]:
+        """Call a verb of the session's memory access, with this client's memories."""
         (answer,) = yield from self.ask(session_id, "memory", verb, args, options, with_engine=True)
         return answer
 
     def wait(self, session_id: str, run_id: str, timeout_s: float | None) -> Request[Ended | None]:
-        """Wait for a run's end; None, or TimeoutError, if it has not ended after `timeout_s`."""
+        """Wait for a run's end; return None or raise TimeoutError if it has not ended after `timeout_s` seconds."""
         cache = self.cache(session_id)
 
         def ask(left_s: float | None) -> Request[PackedOutcome | None]:
             limit_s = None if left_s is None else left_s + ANSWER_S
             return self.ask(session_id, "wait", run_id, left_s, cache.held, timeout_s=limit_s)
 
-        return self._ended((yield from _patiently(timeout_s, ask, bool)), cache)
+        return self._ended((yield from _poll(timeout_s, ask, bool)), cache)
 
     def follow(self, session_id: str, after: int, limit: int, run_id: str) -> Request[tuple[list[AnyEvent], int, bool]]:
-        """Wait for events of a run: see `SessionReads.events`."""
+        """Wait for events of a run; see `SessionReads.events`."""
 
         def ask(left_s: float | None) -> Request[tuple[list[AnyEvent], int, bool]]:
             return self.ask(session_id, "events", after, limit, run_id, SLICE_S)
 
-        return (yield from _patiently(None, ask, lambda page: page[2] or page[1] > after))
+        return (yield from _poll(None, ask, lambda page: page[2] or page[1] > after))
 
     def wait_for_memory(self, session_id: str, timeout_s: float | None) -> Request[bool]:
-        """Wait until this client's memories have a session's turns; return whether they have."""
+        """Wait until this client's memories have received a session's turns; return False after `timeout_s`."""
 
         def ask(left_s: float | None) -> Request[tuple[bool | None]]:
             return self.ask(session_id, "wait_for_memory", left_s, with_engine=True)
 
-        (done,) = yield from _patiently(timeout_s, ask, lambda answer: answer[0] is not None)
+        (done,) = yield from _poll(timeout_s, ask, lambda answer: answer[0] is not None)
         return bool(done)
 
     def cancel(self, session_id: str, reason: str, run_id: str | None = None) -> Request[bool]:
-        """Cancel a run, or the active one; return whether it ended as cancelled, when it has ended."""
+        """Cancel a run, by default the active one, and wait for its end; return whether it ended as cancelled."""
         while True:
             answer: bool | StillEnding = yield from self.ask(session_id, "cancel", reason, run_id)
             if not isinstance(answer, StillEnding):
                 return answer
-            run_id = answer.run_id  # by now another may be the active one
+            run_id = answer.run_id  # name the run, since another may be active by now
 
     def end(self, session_id: str) -> Request[None]:
-        """End a session, and wait for the end of its run."""
+        """End a session, and wait until its active run has ended."""
         while not (yield from self.ask(session_id, "end")):
             pass
 
     def is_live(self, session_id: str) -> bool:
-        """Return whether there is a process that may have the session."""
+        """Return whether a process exists that may own the session."""
         return self.lookup.is_live(session_id)
 
 
-def _patiently(
+def _poll(
     timeout_s: float | None, ask: Callable[[float | None], Request[Answer]], is_there: Callable[[Answer], object]
 ) -> Request[Answer]:
-    """Ask until what the caller waits for is there, and return it; after `timeout_s`, return the last answer.
+    """Repeat a request until `is_there(answer)`, and return that answer; after `timeout_s`, return the last answer.
 
     Args:
-        ask: makes the request, given how many seconds are left. A session answers after a slice of them at most.
+        ask: makes the request, given how many seconds are left. A session answers after `SLICE_S` seconds at most.
 
     Raises:
-        OverloadedError: too many others wait; for all of `timeout_s`, or for `REFUSED_S` without one.
+        OverloadedError: too many other callers have been waiting for all of `timeout_s`, or for `REFUSED_S` without
+            one.
     """
     began = time.monotonic()
     refused_at: float | None = None
@@ -449,7 +451,7 @@ def _patiently(
             until = refused_at + REFUSED_S if timeout_s is None else began + timeout_s
             if now >= until:
                 raise
-            # Not all at once: those who were refused together would come back together.
+            # A random pause, so that callers that were refused together do not retry together.
             yield Pause(min(pause_s * random.uniform(0.5, 1.0), until - now))  # noqa: S311 - no secret
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
         else:
@@ -459,7 +461,7 @@ def _patiently(
 
 
 class _Search:
-    """How long a verb has looked for a process of its session that answers."""
+    """Tracks how long a request has tried to reach a process of its session."""
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
@@ -468,15 +470,15 @@ class _Search:
         self._pause_s = 0.01
 
     def begin_call(self, until: float | None) -> float | None:
-        """Note that a process is called; return how many seconds are left, None without a limit."""
+        """Record the start of a call; return how many seconds are left, None without a limit."""
         self._called_at = time.monotonic()
         return None if until is None else max(0.0, until - self._called_at)
 
     def pause_after(self, failure: Exception) -> float:
-        """Return how long to wait before the next call, after a process that has the session no more.
+        """Return how many seconds to pause before the next call, after a process that does not own the session.
 
         Raises:
-            SessionLostError, SessionFencedError: it has been looked for long enough.
+            SessionLostError, SessionFencedError: no owner answered for `REACH_S` seconds.
         """
         now = time.monotonic()
         if self._lost_at is None or now - self._called_at > REACHED_S:
@@ -490,14 +492,14 @@ class _Search:
 
 
 def _is_away(error: RayError) -> bool:
-    """Return whether another process of the session may answer: this one has died, or cannot be reached."""
+    """Return whether this process has died or cannot be reached, so that another one may answer."""
     if not isinstance(error, RayActorError) or isinstance(error, RayTaskError):
         return False
     return not error.actor_init_failed
 
 
 def _lost(session_id: str, verb: str, error: RayError) -> SessionLostError:
-    """Return the error of a call that no other process would answer either."""
+    """Return the error of a call that would fail in any process of the session."""
     if isinstance(error, RayTaskError):
         return SessionLostError(session_id, f"{verb} failed there: {error.cause!r}")
     if isinstance(error, RayActorError):
@@ -522,4 +524,4 @@ def _checked(encryption: Encryption | None) -> Encryption | None:
 
 
 def _find(namespace: str, name: str) -> ClusterClient:
-    return _REALMS.get(name) or ClusterClient(namespace, name)
+    return _CLIENTS.get(name) or ClusterClient(namespace, name)

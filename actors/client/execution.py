@@ -1,4 +1,4 @@
-"""Execution handles: a run, wherever it is."""
+"""`ExecutionHandle` and `AsyncExecutionHandle`: wait for, follow, cancel and inspect a run."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _ERRORS_BY_CODE: dict[str | None, type[RunFailedError]] = {
 }
 
 PAGE = 1000
-"""How many events are fetched at once."""
+"""How many events one call fetches at most."""
 
 
 class _Handle:
-    """What both handles are: the ids of a run and the requests about it."""
+    """Common base of both handle classes: the ids of a run and the requests about it."""
 
     __slots__ = ("_client", "_outcome", "_output", "_stored_id", "run_id", "session_id", "turn_index")
 
@@ -65,9 +65,9 @@ class _Handle:
     ) -> None:
         self._client = client
         self._output = output
-        """The class of the run's answer; it does not travel with the handle."""
+        """The class of the run's answer; it is not pickled with the handle."""
         self._outcome = outcome
-        """How the run ended, if that came with the start's answer."""
+        """How the run ended, if it had ended when its start was acknowledged."""
         self._stored_id = session_id
         self.session_id = public_id(session_id)
         self.run_id = run_id
@@ -144,10 +144,10 @@ class _Handle:
 
 
 class ExecutionHandle(_Handle):
-    """A run: wait for it, follow it, cancel it, from any process; it goes on without any, as long as its Ray does.
+    """A run: wait for it, follow it or cancel it, from any process. The run needs no handle; it lives in Ray.
 
-    Pickles as its ids. In another process of the cluster it works as long as the session is live, or a manager of the
-    same store is open there.
+    A handle is pickled as its ids. In another process of the cluster it works while the session is live, or while a
+    manager of the same store is open in that process.
     """
 
     __slots__ = ("_portal",)
@@ -166,57 +166,60 @@ class ExecutionHandle(_Handle):
         self._portal = client.portal
 
     def wait(self, timeout_s: float | None = None) -> Turn:
-        """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.
+        """Return the finished turn, or raise the run's error. Any number of callers may wait, also after the run.
 
-        One Ray call every ten seconds, or none if the run had ended when its start was acknowledged. Ends at the run's
-        end, which is durable by then and has freed the session. Leaving or cancelling the wait does not cancel the run.
+        Costs one Ray call every ten seconds, or none if the run had ended when its start was acknowledged. On return
+        the run's end is durable and the session is free. Leaving or cancelling the wait does not cancel the run.
 
         Args:
-            timeout_s: give up after so many seconds; the run goes on.
+            timeout_s: give up after so many seconds; the run continues.
 
         Raises:
-            RunCancelledError, RunFailedError, RunInterruptedError: `.turn` is what was kept.
-            OutputInvalidError, OutputRefusedError, OutputCutError: likewise, of a run with `output=` (RunFailedError).
-            WaitTimeoutError: the run has not ended.
-            OverloadedError: likewise, and too many others wait: for all of `timeout_s`, or for a minute without one.
+            RunCancelledError, RunFailedError, RunInterruptedError: how the run ended; `.turn` is what was kept of it.
+            OutputInvalidError, OutputRefusedError, OutputCutError: the run had `output=` and got no such answer; these
+                are RunFailedErrors, so they have `.turn` too.
+            WaitTimeoutError: the run has not ended after `timeout_s`.
+            OverloadedError: the run has not ended, and too many other callers have been waiting for all of `timeout_s`
+                (one minute without a `timeout_s`).
         """
         return carry_out(self._wait(timeout_s), self._portal)
 
     def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Cancel the run; return whether it ended as cancelled. When this returns, the session is free.
 
-        Idempotent; a run that has ended is left as it is.
+        Idempotent; cancelling a run that has ended changes nothing.
         """
         return carry_out(self._cancel(reason), self._portal)
 
     def pending(self) -> list[PendingCall]:
-        """Return the calls of the run that wait for a decision, in the order in which they were made."""
+        """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
         return carry_out(self._pending(), self._portal)
 
     def approve(self, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:
-        """Let a call be made, with other arguments if `input` is given; durable on return.
+        """Approve a tool call, with other arguments if `input` is given; durable on return.
 
-        The model's call is replaced by the edited one in the history. The run goes on when nothing is left to decide.
-        The same decision again changes nothing; a call is made at most once for it.
+        In the history, the edited call replaces the model's. The run continues when no call is left to decide.
+        Repeating a decision changes nothing: an approved call is made at most once.
 
         Raises:
-            CallNotFoundError: no such call waits or waited.
-            CallDecidedError: it was decided otherwise, or the run has ended.
-            InvalidInputError: the tool does not take such arguments; says where. Nothing was stored: correct them.
-            EngineError: they cannot be checked, since the engine cannot be built. Nothing was stored.
+            CallNotFoundError: no such call waits, or has waited, for a decision.
+            CallDecidedError: the call was decided differently, or the run has ended.
+            InvalidInputError: the tool does not accept these arguments; the error says where. Nothing was stored:
+                correct them and repeat the call.
+            EngineError: the arguments cannot be checked, since the engine cannot be built. Nothing was stored.
         """
         carry_out(self._approve(call_id, input), self._portal)
 
     def reject(self, call_id: str, reason: str = "") -> None:
-        """Let the model know that the call was not made, and why; durable on return. Otherwise like `approve`."""
+        """Reject a tool call and tell the model why; durable on return. Repetition and errors: see `approve`."""
         carry_out(self._reject(call_id, reason), self._portal)
 
     def provide(self, call_id: str, result: str, *, is_error: bool = False) -> None:
-        """Give the result of a call that was made outside; durable on return. Otherwise like `approve`."""
+        """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`."""
         carry_out(self._provide(call_id, result, is_error), self._portal)
 
     def is_running(self) -> bool:
-        """Return whether the run has the session's claim now."""
+        """Return whether the run is the session's active run."""
         return self.status() == "running"
 
     def status(self) -> RunState:
@@ -224,21 +227,22 @@ class ExecutionHandle(_Handle):
         return self.info().state
 
     def info(self) -> RunRecord:
-        """Return the run's record: state, finish class, labels, times, what it has spent up to now."""
+        """Return the run's record: state, finish class, labels, times, and usage up to now."""
         return carry_out(self._record(), self._portal)
 
     def steps(self) -> list[Step]:
-        """Return the run's calls of the model and of tools up to now, with their times, in order."""
+        """Return the run's model calls and tool calls up to now, with their times, in order."""
         return carry_out(self._steps(), self._portal)
 
     def events(self, after: int = 0) -> Iterator[AnyEvent]:
-        """Yield the run's events with a number above `after`, live and to its terminal event, without gap or duplicate.
+        """Yield the run's events with a number above `after`, live, up to its terminal event; no gaps or duplicates.
 
-        After the run, what is stored is replayed: all but the deltas, and the terminal event carries the text. Deltas
-        are replayed too until the run after the next one starts. Leaving the iteration cancels nothing.
+        After the run has ended, the stored events are replayed: all except the deltas; the terminal event has the
+        text. Deltas are replayed too until the run after the next one starts. Stopping the iteration does not cancel
+        the run.
 
         Raises:
-            OverloadedError: there is nothing new, and for a minute too many others wait.
+            OverloadedError: no event arrived for a minute in which too many other callers were waiting.
         """
         done = False
         while not done:
@@ -246,11 +250,12 @@ class ExecutionHandle(_Handle):
             yield from events
 
     def partials(self) -> Iterator[dict[str, Any]]:
-        """Yield the object that the model answers with, as far as it has come, whenever it has grown; at last, whole.
+        """Yield the model's answer object each time it has grown; the last one is complete. For runs with `output=`.
 
-        For runs with `output=`. A text at the end of the object may be cut short; other values are there when they are
-        whole, and nothing is checked. An answer that was sent back begins anew. Ends with the run, however that ends:
-        `wait()` says how. Raises as `events`, which it reads; parsing happens here, for those who ask only.
+        A string at the end of a partial object may be incomplete; other values appear once they are complete. Partial
+        objects are not validated. When an answer is returned to the model for correction, the object starts again
+        empty. The iteration ends when the run ends, however it ends; `wait()` says how. Reads `events`, and raises the
+        same errors; the parsing happens in this process.
         """
         yield from Partials().add(self.events())
 
@@ -268,57 +273,60 @@ class AsyncExecutionHandle(_Handle):
         return self.wait().__await__()
 
     async def wait(self, timeout_s: float | None = None) -> Turn:
-        """Return the finished turn, or raise the run's error. Any number may wait, as often and as late as they like.
+        """Return the finished turn, or raise the run's error. Any number of callers may wait, also after the run.
 
-        One Ray call every ten seconds, or none if the run had ended when its start was acknowledged. Ends at the run's
-        end, which is durable by then and has freed the session. Leaving or cancelling the wait does not cancel the run.
+        Costs one Ray call every ten seconds, or none if the run had ended when its start was acknowledged. On return
+        the run's end is durable and the session is free. Leaving or cancelling the wait does not cancel the run.
 
         Args:
-            timeout_s: give up after so many seconds; the run goes on.
+            timeout_s: give up after so many seconds; the run continues.
 
         Raises:
-            RunCancelledError, RunFailedError, RunInterruptedError: `.turn` is what was kept.
-            OutputInvalidError, OutputRefusedError, OutputCutError: likewise, of a run with `output=` (RunFailedError).
-            WaitTimeoutError: the run has not ended.
-            OverloadedError: likewise, and too many others wait: for all of `timeout_s`, or for a minute without one.
+            RunCancelledError, RunFailedError, RunInterruptedError: how the run ended; `.turn` is what was kept of it.
+            OutputInvalidError, OutputRefusedError, OutputCutError: the run had `output=` and got no such answer; these
+                are RunFailedErrors, so they have `.turn` too.
+            WaitTimeoutError: the run has not ended after `timeout_s`.
+            OverloadedError: the run has not ended, and too many other callers have been waiting for all of `timeout_s`
+                (one minute without a `timeout_s`).
         """
         return await carry_out_async(self._wait(timeout_s))
 
     async def cancel(self, reason: str = "cancelled by the caller") -> bool:
         """Cancel the run; return whether it ended as cancelled. When this returns, the session is free.
 
-        Idempotent; a run that has ended is left as it is.
+        Idempotent; cancelling a run that has ended changes nothing.
         """
         return await carry_out_async(self._cancel(reason))
 
     async def pending(self) -> list[PendingCall]:
-        """Return the calls of the run that wait for a decision, in the order in which they were made."""
+        """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
         return await carry_out_async(self._pending())
 
     async def approve(self, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:
-        """Let a call be made, with other arguments if `input` is given; durable on return.
+        """Approve a tool call, with other arguments if `input` is given; durable on return.
 
-        The model's call is replaced by the edited one in the history. The run goes on when nothing is left to decide.
-        The same decision again changes nothing; a call is made at most once for it.
+        In the history, the edited call replaces the model's. The run continues when no call is left to decide.
+        Repeating a decision changes nothing: an approved call is made at most once.
 
         Raises:
-            CallNotFoundError: no such call waits or waited.
-            CallDecidedError: it was decided otherwise, or the run has ended.
-            InvalidInputError: the tool does not take such arguments; says where. Nothing was stored: correct them.
-            EngineError: they cannot be checked, since the engine cannot be built. Nothing was stored.
+            CallNotFoundError: no such call waits, or has waited, for a decision.
+            CallDecidedError: the call was decided differently, or the run has ended.
+            InvalidInputError: the tool does not accept these arguments; the error says where. Nothing was stored:
+                correct them and repeat the call.
+            EngineError: the arguments cannot be checked, since the engine cannot be built. Nothing was stored.
         """
         await carry_out_async(self._approve(call_id, input))
 
     async def reject(self, call_id: str, reason: str = "") -> None:
-        """Let the model know that the call was not made, and why; durable on return. Otherwise like `approve`."""
+        """Reject a tool call and tell the model why; durable on return. Repetition and errors: see `approve`."""
         await carry_out_async(self._reject(call_id, reason))
 
     async def provide(self, call_id: str, result: str, *, is_error: bool = False) -> None:
-        """Give the result of a call that was made outside; durable on return. Otherwise like `approve`."""
+        """Supply the result of a tool call that was made elsewhere; durable on return. Errors: see `approve`."""
         await carry_out_async(self._provide(call_id, result, is_error))
 
     async def is_running(self) -> bool:
-        """Return whether the run has the session's claim now."""
+        """Return whether the run is the session's active run."""
         return await self.status() == "running"
 
     async def status(self) -> RunState:
@@ -326,21 +334,22 @@ class AsyncExecutionHandle(_Handle):
         return (await self.info()).state
 
     async def info(self) -> RunRecord:
-        """Return the run's record: state, finish class, labels, times, what it has spent up to now."""
+        """Return the run's record: state, finish class, labels, times, and usage up to now."""
         return await carry_out_async(self._record())
 
     async def steps(self) -> list[Step]:
-        """Return the run's calls of the model and of tools up to now, with their times, in order."""
+        """Return the run's model calls and tool calls up to now, with their times, in order."""
         return await carry_out_async(self._steps())
 
     async def events(self, after: int = 0) -> AsyncIterator[AnyEvent]:
-        """Yield the run's events with a number above `after`, live and to its terminal event, without gap or duplicate.
+        """Yield the run's events with a number above `after`, live, up to its terminal event; no gaps or duplicates.
 
-        After the run, what is stored is replayed: all but the deltas, and the terminal event carries the text. Deltas
-        are replayed too until the run after the next one starts. Leaving the iteration cancels nothing.
+        After the run has ended, the stored events are replayed: all except the deltas; the terminal event has the
+        text. Deltas are replayed too until the run after the next one starts. Stopping the iteration does not cancel
+        the run.
 
         Raises:
-            OverloadedError: there is nothing new, and for a minute too many others wait.
+            OverloadedError: no event arrived for a minute in which too many other callers were waiting.
         """
         done = False
         while not done:
@@ -349,11 +358,12 @@ class AsyncExecutionHandle(_Handle):
                 yield event
 
     async def partials(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the object that the model answers with, as far as it has come, whenever it has grown; at last, whole.
+        """Yield the model's answer object each time it has grown; the last one is complete. For runs with `output=`.
 
-        For runs with `output=`. A text at the end of the object may be cut short; other values are there when they are
-        whole, and nothing is checked. An answer that was sent back begins anew. Ends with the run, however that ends:
-        `wait()` says how. Raises as `events`, which it reads; parsing happens here, for those who ask only.
+        A string at the end of a partial object may be incomplete; other values appear once they are complete. Partial
+        objects are not validated. When an answer is returned to the model for correction, the object starts again
+        empty. The iteration ends when the run ends, however it ends; `wait()` says how. Reads `events`, and raises the
+        same errors; the parsing happens in this process.
         """
         partials = Partials()
         async for event in self.events():

@@ -1,4 +1,4 @@
-"""How sessions that have expired are swept while others are in use: a session that has a process is asked there."""
+"""The sweep: deletes expired sessions. A session that has a live process is deleted by that process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from turnwise.memory.stores.base import SessionStore
 
 def sweep(client: ClusterClient, store: SessionStore, archive: Path | None, memory: bool) -> Request[Swept]:
     """Delete the sessions of a store that have expired; see `SessionManager.sweep`."""
-    now = yield Consult(store.now)  # by the clock that sessions' times are told by
+    now = yield Consult(store.now)  # the store's clock, which also dates the sessions' commits
     done, cursor = Swept(), None
     history = client.open_history()
     try:
@@ -53,15 +53,15 @@ def _ask(
     export: Callable[[], Awaitable[ArchiveFile | None]],
     memory: bool,
 ) -> Request[Swept]:
-    """Let the session's process delete it, if it has not been used since and no run uses it."""
+    """Export the session, then let its process delete it, unless it was used since the query or has an active run."""
     session_id, file = session.session_id, None
     try:
         file = yield Consult(export)
         yield from client.delete(session_id, memory=memory, verify=False, updated_at=session.updated_at)
     except SessionNotFoundError:
-        pass  # it is deleted: by a first call whose answer was lost, or by somebody else
+        pass  # already deleted: by an earlier delivery of this call whose answer was lost, or by another caller
     except TurnwiseError as error:
-        # Else it may be deleted, or be deleted yet: then the file is all that there is of it.
+        # Remove the file only if nothing was deleted; otherwise it may be the only copy of the session.
         if file and isinstance(error, _REFUSALS) and (yield Consult(partial(_is_there, store, session))):
             yield Consult(partial(asyncio.to_thread, file.take_back))
         return kept(session_id, error)
@@ -70,7 +70,7 @@ def _ask(
 
 
 _REFUSALS = (SessionBusyError, SessionChangedError, LongTermMemoryError)
-"""Errors that say that nothing was deleted; but an earlier delivery of the call may have been carried out."""
+"""Errors after which nothing was deleted, unless an earlier delivery of the same call was carried out."""
 
 
 async def _is_there(store: SessionStore, session: SessionRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Session managers: the way in to the sessions of one store."""
+"""`SessionManager` and `AsyncSessionManager`: open, find, list and delete the sessions of one store."""
 
 from __future__ import annotations
 
@@ -34,45 +34,48 @@ from turnwise.strategies.strategy import OverflowStrategy
 class SessionManager(ManagerRequests):
     """Opens, finds and lists sessions. Safe to use from many threads.
 
-    A verb whose argument has the wrong type, or is out of its range, raises InvalidInputError, which names the
-    argument, and does nothing.
+    A method whose argument has the wrong type or is out of range raises InvalidInputError, which names the argument,
+    and changes nothing.
 
-    Joins the Ray at hand, if this process has not; starts one if there is none. Sessions and their runs live there:
-    they go on when the manager is closed, until they are idle, and when its process ends, if Ray does not end with it.
-    One that the manager started does, which is logged at INFO; a cluster, or `ray start --head`, does not.
+    The manager connects this process to Ray if it is not connected yet, and starts Ray if none is running. Sessions
+    and runs live in Ray: they continue after the manager is closed, until they are idle, and after its process ends,
+    unless Ray ends with that process. A Ray that the manager started does (logged at INFO); a cluster, or one started
+    by `ray start --head`, does not.
 
     Args:
-        store: where sessions are kept: `sqlite:///path`, `postgresql://...`, `redis://...` (see `RedisStore` for what
-            it has to be set to), the URL of another package's store, or `memory://name` for as long as the Ray cluster
-            lives.
-        engine: answers the turns. Live sessions take it over from other managers with their next run.
-        memory: long-term memories, each in an actor that all sessions share. Before a run they are asked what bears on
-            its prompt; behind it those that may be written are given its turn. They travel by pickle, so they hold
-            settings and open files where they live. See `SessionConfig.memory`.
-        working_memory: a scratchpad that stands in every request.
-        overflow: what is done when a conversation outgrows the model's window: `Trim()`, `DeleteOldest(...)`,
-            `Summarize(...)`, `FlushToMemory(...)` or your own. Without one the provider refuses what is too long.
+        store: where sessions are kept: `sqlite:///path`, `postgresql://...`, `redis://...` (see `RedisStore` for the
+            server settings it needs), the URL of another package's store, or `memory://name`, which lasts as long as
+            the Ray cluster.
+        engine: answers the turns. A live session that another manager started switches to this engine with the next
+            run that this manager starts.
+        memory: long-term memories; each runs in an actor that all sessions share. Before a run, they are searched for
+            what is relevant to its prompt; after it, the writable ones receive its turn. They are pickled, so a memory
+            holds settings only, and opens its files in its actor. See `SessionConfig.memory`.
+        working_memory: a scratchpad that is part of every request.
+        overflow: what happens when a conversation outgrows the model's context window: `Trim()`, `DeleteOldest(...)`,
+            `Summarize(...)`, `FlushToMemory(...)` or your own strategy. Without one, requests are sent as they are and
+            the provider refuses those that are too long.
         placement: which actor hosts which session.
-        config: how sessions behave; `SessionConfig()` if left out, with what the environment says at that moment.
+        config: how sessions behave; if omitted, `SessionConfig()`, which reads the environment at that moment.
         history_store: where events are kept, if not with the conversations: `sqlite:///path` or `postgresql://...`.
-            They get there soon after they are stored; one that is away delays no run. Live sessions keep the one that
-            they started with.
+            Events arrive there soon after they are stored; a history store that is unreachable delays no run. Live
+            sessions keep the history store that they started with.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
-        enforce_user: every verb of this manager has to say for whom it is, by `user_id`, and reaches what is that
-            user's, nothing else: an id of another's session or run is as good as one that does not exist. Ids of
-            sessions are each user's own, so two users may both have a session "chat"; a session that was made without
-            `enforce_user` keeps its id for its own user. What a verb returns is a capability: whoever holds a session
-            or a handle may use it, in any process.
-        encryption: the keys under which conversations and events are stored; see `EncryptedStore` for what of them
-            stays readable. Long-term and working memories are not encrypted, since they look for words in what they
-            keep. A store is encrypted from its first session on, or not at all; of a user without a key, verbs raise
-            KeyMissingError, but `list` and `forget`.
-        read_only: reads only, beside the Ray that has the store: sessions that are live on a Ray that this process has
-            joined are asked, all others are read from the store. It starts no Ray, and makes and migrates no tables.
-            What would change something is a ReadOnlyStoreError.
+        enforce_user: every method of this manager requires a `user_id` and reaches only what belongs to that user; the
+            id of another user's session or run behaves like an id that does not exist. Session ids are per user, so
+            two users may both have a session "chat"; a session that was created without `enforce_user` keeps its id
+            for its own user. Returned objects are capabilities: whoever holds a session or a handle may use it, in any
+            process.
+        encryption: the keys with which conversations and events are encrypted; `EncryptedStore` says which fields stay
+            readable. Long-term and working memories are not encrypted, since they search the text that they keep. A
+            store is encrypted from its first session on, or not at all. For a user whose key is missing, all methods
+            except `list` and `forget` raise KeyMissingError.
+        read_only: read only, beside the Ray that uses the store. Sessions that are live on a Ray to which this process
+            is connected answer for themselves; all others are read from the store. The manager starts no Ray, and
+            creates and migrates no tables. Methods that would change something raise ReadOnlyStoreError.
 
     Raises:
-        StoreURLError, ConfigError: an argument cannot be used; or another Ray has the SQLite file of the store open.
+        StoreURLError, ConfigError: an argument cannot be used, or another Ray has the SQLite file of the store open.
     """
 
     def __init__(
@@ -128,26 +131,28 @@ class SessionManager(ManagerRequests):
         model: str | None = None,
         params: ModelParams | None = None,
     ) -> Session:
-        """Return the session of this id, created if there is none; without an id, a fresh one.
+        """Return the session with this id, and create it if it does not exist; without an id, create a new one.
 
-        The session is in the store on return. One that is there already is left to whoever has it: the first verb that
-        changes something, or waits for a run, starts its process.
+        The session is in the store on return. If it existed already, no process is started for it: the first method
+        that changes something, or waits for a run, starts its process.
+
+        `metadata`, `memory`, `ttl_s`, `model` and `params` apply to a session that this call creates; an existing
+        session keeps its own.
 
         Args:
-            user_id: who it belongs to; the user "default" if left out, which `enforce_user` refuses.
-            agent: likewise, which agent.
-            metadata: a JSON object, kept with a session that is created; see `SessionConfig.max_metadata_bytes`.
-            memory: likewise, what its runs do with long-term memory if they do not say; see `Session.run`.
-            ttl_s: likewise, how many seconds after its last commit a `sweep` may delete it; never if None.
-            model: likewise, the model that its runs ask if they do not say; the engine's own if None.
-            params: likewise, what its runs ask of the model if they do not say; see `Session.run`. A session that is
-                there already keeps its own model and parameters, whatever is passed here.
+            user_id: the user to whom the session belongs; "default" if omitted, which `enforce_user` refuses.
+            agent: the agent to which the session belongs; if omitted, a session of any agent.
+            metadata: a JSON object; see `SessionConfig.max_metadata_bytes`.
+            memory: the default use of long-term memory by the session's runs; see `Session.run`.
+            ttl_s: how many seconds after the session's last commit a `sweep` may delete it; never if None.
+            model: the default model of the session's runs; the engine's own if None.
+            params: the default model parameters of the session's runs; see `Session.run`.
 
         Raises:
             InvalidIdError: an id cannot be used.
-            InvalidInputError: a parameter is wrong, or this manager's engine does not take it.
-            SessionOwnerError: the session belongs to another user or agent; it does not say to whom. Never because of
-                another user with `enforce_user`, where each user has ids of their own.
+            InvalidInputError: a parameter is wrong, or this manager's engine does not accept it.
+            SessionOwnerError: the session belongs to another user or agent; the error does not say to which. With
+                `enforce_user` it is never raised because of another user, since session ids are per user.
             ConfigError: `enforce_user` is set and no user is given.
         """
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
@@ -155,12 +160,13 @@ class SessionManager(ManagerRequests):
         return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     def get(self, session_id: str, *, user_id: str | None = None) -> Session:
-        """Return the session of this id: a user's, or, if none is given, anybody's.
+        """Return the session with this id: of the given user, or of any user if none is given.
 
-        A session that was made with `enforce_user` has an id of its user's own, so it takes the `user_id` to get it.
+        The id of a session that was created with `enforce_user` is unique only per user, so getting that session
+        requires the `user_id`.
 
         Raises:
-            SessionNotFoundError: there is none, or it is not the user's.
+            SessionNotFoundError: no such session exists, or it belongs to another user.
         """
         found = carry_out(self._get(session_id, user_id), self._portal)
         return Session(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
@@ -175,9 +181,10 @@ class SessionManager(ManagerRequests):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        """Return sessions that match all filters given, newest first; pass the page's `cursor` for the next.
+        """Return a page of the sessions that match all given filters, newest first.
 
-        A session whose record cannot be read is not among them: the page has its id as `unreadable`.
+        Pass the page's `cursor` to get the next page. A session whose record cannot be read is left out; its id is in
+        the page's `unreadable`.
         """
         request = self._list(user_id, agent, status, order_by=order_by, cursor=cursor, limit=limit)
         return carry_out(request, self._portal)
@@ -185,25 +192,28 @@ class SessionManager(ManagerRequests):
     def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
-        """Return how many sessions match all filters given."""
+        """Return how many sessions match all given filters."""
         return carry_out(self._count(user_id, agent, status), self._portal)
 
     def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        """Return what the runs of all sessions that match have spent, up to their last commits."""
+        """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""
         return carry_out(self._usage(user_id, agent), self._portal)
 
     def forget(self, user_id: str, *, verify: Verify = True) -> Forgotten:
-        """Delete all of a user's sessions, and all that this manager's memories have of them; return what was removed.
+        """Delete a user's sessions and what this manager's memories keep for the user; return what was removed.
 
-        Runs that are active are cancelled. The sessions go first, so that nothing is saved meanwhile; may be repeated,
-        and is to be if something fails in between. What others have said of the user stays with them.
+        Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
+        cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this
+        user stays in their own memories.
 
-        With `verify="files"` it returns before the files are searched: `progress` of what it returns says how far that
-        is. The same call again says so again, and `verified` when `progress` is 1. No kill makes it begin anew.
+        With `verify="files"`, the call returns before the files are searched. The result's `progress` says how far the
+        search is; repeat the call to read it again, with `verified` set once `progress` is 1. The search continues
+        after a crash where it stopped.
 
         Args:
-            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
-                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
+            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
+                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
+                See `Verify`.
 
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.
@@ -211,33 +221,34 @@ class SessionManager(ManagerRequests):
         return carry_out(self._forget(user_id, verify), self._portal)
 
     def sweep(self, archive: str | Path | None = None, *, memory: bool = False) -> Swept:
-        """Delete the sessions that have expired, by their `ttl_s`, and that no run uses; return which, and which not.
+        """Delete sessions that have expired (see `ttl_s`) and have no active run; return which were deleted or kept.
 
-        Everything that is committed to a session refreshes it, and so does `Session.refresh`. Who uses one at the same
-        time keeps it. May be repeated, and by several at once; nothing is swept by itself.
+        Each commit to a session restarts its `ttl_s`, and so does `Session.refresh`. A session that is used during the
+        sweep is kept. Sweeps may be repeated and may run concurrently. Nothing is swept automatically.
 
         Args:
-            archive: a folder to which each is exported before it is deleted: a file with its id and when it was
-                created, for `import_session`. Nobody encrypts it.
-            memory: whether this manager's memories forget what they have of it too.
+            archive: a folder to which each session is exported before it is deleted: one unencrypted file per session,
+                named by the session's id and creation time, for `import_session`.
+            memory: if true, this manager's memories also forget what they keep of each deleted session.
 
         Raises:
-            ConfigError: this manager has `enforce_user`: a sweep goes over all users.
-            StoreError: the store cannot be reached. What cannot be exported or deleted is told as `failed`.
+            ConfigError: this manager has `enforce_user`, but a sweep covers all users.
+            StoreError: the store cannot be reached. Sessions that cannot be exported or deleted are returned as
+                `failed`.
         """
         return carry_out(self._sweep(archive, memory), self._portal)
 
     def execution(self, run_id: str, *, user_id: str | None = None) -> ExecutionHandle:
-        """Return the handle of a run of any session, or of any of a user's.
+        """Return the handle of a run, of any session; with `user_id`, only of that user's sessions.
 
         Raises:
-            RunNotFoundError: there is none of this id, or it is not the user's.
+            RunNotFoundError: no run has this id, or it belongs to another user.
         """
         found = carry_out(self._execution(run_id, user_id), self._portal)
         return ExecutionHandle(self._client, found.session_id, run_id, found.turn_index)
 
     def close(self) -> None:
-        """Let go of the store. Sessions and their runs go on. Closing twice is fine."""
+        """Close the store. Sessions and their runs continue. Closing twice is fine."""
         carry_out(self._close(), self._portal)
         self._portal.close()
 
@@ -249,34 +260,36 @@ class AsyncSessionManager(ManagerRequests):
     goes on. What is wrong there is raised by that verb, and the next one tries again.
 
     Args:
-        store: where sessions are kept: `sqlite:///path`, `postgresql://...`, `redis://...` (see `RedisStore` for what
-            it has to be set to), the URL of another package's store, or `memory://name` for as long as the Ray cluster
-            lives.
-        engine: answers the turns. Live sessions take it over from other managers with their next run.
-        memory: long-term memories, each in an actor that all sessions share. Before a run they are asked what bears on
-            its prompt; behind it those that may be written are given its turn. They travel by pickle, so they hold
-            settings and open files where they live. See `SessionConfig.memory`.
-        working_memory: a scratchpad that stands in every request.
-        overflow: what is done when a conversation outgrows the model's window: `Trim()`, `DeleteOldest(...)`,
-            `Summarize(...)`, `FlushToMemory(...)` or your own. Without one the provider refuses what is too long.
+        store: where sessions are kept: `sqlite:///path`, `postgresql://...`, `redis://...` (see `RedisStore` for the
+            server settings it needs), the URL of another package's store, or `memory://name`, which lasts as long as
+            the Ray cluster.
+        engine: answers the turns. A live session that another manager started switches to this engine with the next
+            run that this manager starts.
+        memory: long-term memories; each runs in an actor that all sessions share. Before a run, they are searched for
+            what is relevant to its prompt; after it, the writable ones receive its turn. They are pickled, so a memory
+            holds settings only, and opens its files in its actor. See `SessionConfig.memory`.
+        working_memory: a scratchpad that is part of every request.
+        overflow: what happens when a conversation outgrows the model's context window: `Trim()`, `DeleteOldest(...)`,
+            `Summarize(...)`, `FlushToMemory(...)` or your own strategy. Without one, requests are sent as they are and
+            the provider refuses those that are too long.
         placement: which actor hosts which session.
-        config: how sessions behave; `SessionConfig()` if left out, with what the environment says at that moment.
+        config: how sessions behave; if omitted, `SessionConfig()`, which reads the environment at that moment.
         history_store: where events are kept, if not with the conversations: `sqlite:///path` or `postgresql://...`.
-            They get there soon after they are stored; one that is away delays no run. Live sessions keep the one that
-            they started with.
+            Events arrive there soon after they are stored; a history store that is unreachable delays no run. Live
+            sessions keep the history store that they started with.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
-        enforce_user: every verb of this manager has to say for whom it is, by `user_id`, and reaches what is that
-            user's, nothing else: an id of another's session or run is as good as one that does not exist. Ids of
-            sessions are each user's own, so two users may both have a session "chat"; a session that was made without
-            `enforce_user` keeps its id for its own user. What a verb returns is a capability: whoever holds a session
-            or a handle may use it, in any process.
-        encryption: the keys under which conversations and events are stored; see `EncryptedStore` for what of them
-            stays readable. Long-term and working memories are not encrypted, since they look for words in what they
-            keep. A store is encrypted from its first session on, or not at all; of a user without a key, verbs raise
-            KeyMissingError, but `list` and `forget`.
-        read_only: reads only, beside the Ray that has the store: sessions that are live on a Ray that this process has
-            joined are asked, all others are read from the store. It starts no Ray, and makes and migrates no tables.
-            What would change something is a ReadOnlyStoreError.
+        enforce_user: every method of this manager requires a `user_id` and reaches only what belongs to that user; the
+            id of another user's session or run behaves like an id that does not exist. Session ids are per user, so
+            two users may both have a session "chat"; a session that was created without `enforce_user` keeps its id
+            for its own user. Returned objects are capabilities: whoever holds a session or a handle may use it, in any
+            process.
+        encryption: the keys with which conversations and events are encrypted; `EncryptedStore` says which fields stay
+            readable. Long-term and working memories are not encrypted, since they search the text that they keep. A
+            store is encrypted from its first session on, or not at all. For a user whose key is missing, all methods
+            except `list` and `forget` raise KeyMissingError.
+        read_only: read only, beside the Ray that uses the store. Sessions that are live on a Ray to which this process
+            is connected answer for themselves; all others are read from the store. The manager starts no Ray, and
+            creates and migrates no tables. Methods that would change something raise ReadOnlyStoreError.
 
     Raises:
         StoreURLError, ConfigError: an argument cannot be used.
@@ -305,26 +318,28 @@ class AsyncSessionManager(ManagerRequests):
         model: str | None = None,
         params: ModelParams | None = None,
     ) -> AsyncSession:
-        """Return the session of this id, created if there is none; without an id, a fresh one.
+        """Return the session with this id, and create it if it does not exist; without an id, create a new one.
 
-        The session is in the store on return. One that is there already is left to whoever has it: the first verb that
-        changes something, or waits for a run, starts its process.
+        The session is in the store on return. If it existed already, no process is started for it: the first method
+        that changes something, or waits for a run, starts its process.
+
+        `metadata`, `memory`, `ttl_s`, `model` and `params` apply to a session that this call creates; an existing
+        session keeps its own.
 
         Args:
-            user_id: who it belongs to; the user "default" if left out, which `enforce_user` refuses.
-            agent: likewise, which agent.
-            metadata: a JSON object, kept with a session that is created; see `SessionConfig.max_metadata_bytes`.
-            memory: likewise, what its runs do with long-term memory if they do not say; see `Session.run`.
-            ttl_s: likewise, how many seconds after its last commit a `sweep` may delete it; never if None.
-            model: likewise, the model that its runs ask if they do not say; the engine's own if None.
-            params: likewise, what its runs ask of the model if they do not say; see `Session.run`. A session that is
-                there already keeps its own model and parameters, whatever is passed here.
+            user_id: the user to whom the session belongs; "default" if omitted, which `enforce_user` refuses.
+            agent: the agent to which the session belongs; if omitted, a session of any agent.
+            metadata: a JSON object; see `SessionConfig.max_metadata_bytes`.
+            memory: the default use of long-term memory by the session's runs; see `Session.run`.
+            ttl_s: how many seconds after the session's last commit a `sweep` may delete it; never if None.
+            model: the default model of the session's runs; the engine's own if None.
+            params: the default model parameters of the session's runs; see `Session.run`.
 
         Raises:
             InvalidIdError: an id cannot be used.
-            InvalidInputError: a parameter is wrong, or this manager's engine does not take it.
-            SessionOwnerError: the session belongs to another user or agent; it does not say to whom. Never because of
-                another user with `enforce_user`, where each user has ids of their own.
+            InvalidInputError: a parameter is wrong, or this manager's engine does not accept it.
+            SessionOwnerError: the session belongs to another user or agent; the error does not say to which. With
+                `enforce_user` it is never raised because of another user, since session ids are per user.
             ConfigError: `enforce_user` is set and no user is given.
         """
         settings: dict[str, Any] = {"ttl_s": ttl_s, "model": model, "params": params}
@@ -332,12 +347,13 @@ class AsyncSessionManager(ManagerRequests):
         return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
 
     async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
-        """Return the session of this id: a user's, or, if none is given, anybody's.
+        """Return the session with this id: of the given user, or of any user if none is given.
 
-        A session that was made with `enforce_user` has an id of its user's own, so it takes the `user_id` to get it.
+        The id of a session that was created with `enforce_user` is unique only per user, so getting that session
+        requires the `user_id`.
 
         Raises:
-            SessionNotFoundError: there is none, or it is not the user's.
+            SessionNotFoundError: no such session exists, or it belongs to another user.
         """
         found = await self._carry_out(self._get(session_id, user_id))
         return AsyncSession(self._client, SessionRef.of(found), found.user_id, found.agent, own_ids=self._enforce_user)
@@ -352,9 +368,10 @@ class AsyncSessionManager(ManagerRequests):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        """Return sessions that match all filters given, newest first; pass the page's `cursor` for the next.
+        """Return a page of the sessions that match all given filters, newest first.
 
-        A session whose record cannot be read is not among them: the page has its id as `unreadable`.
+        Pass the page's `cursor` to get the next page. A session whose record cannot be read is left out; its id is in
+        the page's `unreadable`.
         """
         request = self._list(user_id, agent, status, order_by=order_by, cursor=cursor, limit=limit)
         return await self._carry_out(request)
@@ -362,25 +379,28 @@ class AsyncSessionManager(ManagerRequests):
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
-        """Return how many sessions match all filters given."""
+        """Return how many sessions match all given filters."""
         return await self._carry_out(self._count(user_id, agent, status))
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        """Return what the runs of all sessions that match have spent, up to their last commits."""
+        """Return the tokens and costs that the runs of all matching sessions have used, up to their last commits."""
         return await self._carry_out(self._usage(user_id, agent))
 
     async def forget(self, user_id: str, *, verify: Verify = True) -> Forgotten:
-        """Delete all of a user's sessions, and all that this manager's memories have of them; return what was removed.
+        """Delete a user's sessions and what this manager's memories keep for the user; return what was removed.
 
-        Runs that are active are cancelled. The sessions go first, so that nothing is saved meanwhile; may be repeated,
-        and is to be if something fails in between. What others have said of the user stays with them.
+        Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
+        cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this
+        user stays in their own memories.
 
-        With `verify="files"` it returns before the files are searched: `progress` of what it returns says how far that
-        is. The same call again says so again, and `verified` when `progress` is 1. No kill makes it begin anew.
+        With `verify="files"`, the call returns before the files are searched. The result's `progress` says how far the
+        search is; repeat the call to read it again, with `verified` set once `progress` is 1. The search continues
+        after a crash where it stopped.
 
         Args:
-            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
-                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
+            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
+                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
+                See `Verify`.
 
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.
@@ -388,33 +408,34 @@ class AsyncSessionManager(ManagerRequests):
         return await self._carry_out(self._forget(user_id, verify))
 
     async def sweep(self, archive: str | Path | None = None, *, memory: bool = False) -> Swept:
-        """Delete the sessions that have expired, by their `ttl_s`, and that no run uses; return which, and which not.
+        """Delete sessions that have expired (see `ttl_s`) and have no active run; return which were deleted or kept.
 
-        Everything that is committed to a session refreshes it, and so does `Session.refresh`. Who uses one at the same
-        time keeps it. May be repeated, and by several at once; nothing is swept by itself.
+        Each commit to a session restarts its `ttl_s`, and so does `Session.refresh`. A session that is used during the
+        sweep is kept. Sweeps may be repeated and may run concurrently. Nothing is swept automatically.
 
         Args:
-            archive: a folder to which each is exported before it is deleted: a file with its id and when it was
-                created, for `import_session`. Nobody encrypts it.
-            memory: whether this manager's memories forget what they have of it too.
+            archive: a folder to which each session is exported before it is deleted: one unencrypted file per session,
+                named by the session's id and creation time, for `import_session`.
+            memory: if true, this manager's memories also forget what they keep of each deleted session.
 
         Raises:
-            ConfigError: this manager has `enforce_user`: a sweep goes over all users.
-            StoreError: the store cannot be reached. What cannot be exported or deleted is told as `failed`.
+            ConfigError: this manager has `enforce_user`, but a sweep covers all users.
+            StoreError: the store cannot be reached. Sessions that cannot be exported or deleted are returned as
+                `failed`.
         """
         return await self._carry_out(self._sweep(archive, memory))
 
     async def execution(self, run_id: str, *, user_id: str | None = None) -> AsyncExecutionHandle:
-        """Return the handle of a run of any session, or of any of a user's.
+        """Return the handle of a run, of any session; with `user_id`, only of that user's sessions.
 
         Raises:
-            RunNotFoundError: there is none of this id, or it is not the user's.
+            RunNotFoundError: no run has this id, or it belongs to another user.
         """
         found = await self._carry_out(self._execution(run_id, user_id))
         return AsyncExecutionHandle(self._client, found.session_id, run_id, found.turn_index)
 
     async def close(self) -> None:
-        """Let go of the store. Sessions and their runs go on. Closing twice is fine."""
+        """Close the store. Sessions and their runs continue. Closing twice is fine."""
         await carry_out_async(self._close())
 
     async def _carry_out(self, request: Request[Result]) -> Result:
@@ -422,7 +443,7 @@ class AsyncSessionManager(ManagerRequests):
         return await carry_out_async(request)
 
     async def _started(self) -> None:
-        """Start, if that has not been done; once for all who wait, and to its end, whoever is cancelled."""
+        """Start the manager once, for all callers that wait for it; a cancelled caller does not cancel the start."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start_aside())
         starting = self._starting

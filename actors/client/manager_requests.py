@@ -1,4 +1,4 @@
-"""What managers ask of the sessions of one store, and for whom."""
+"""`ManagerRequests`: the requests that both session managers share, with their checks of user and access."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _RIVALS = (
 
 
 class ManagerRequests:
-    """What both managers are: a cluster client, a store of this process's own, and the requests to it."""
+    """Common base of both managers: a cluster client, this process's store, and the requests to them."""
 
     def __init__(
         self,
@@ -121,10 +121,10 @@ class ManagerRequests:
         self._knows_rivals = False
         self._check_files = partial(check_files, store, history_store, working_memory)
         self._store_now: tuple[float, float] | None = None
-        """What the store's clock said when it was asked, and what this process's monotonic one did."""
+        """The store's time and this process's monotonic time, both read when the store's clock was last asked."""
 
     def _start(self) -> None:
-        """Join or start a Ray, and let the processes of hosts and memories start. Blocks; may be repeated."""
+        """Connect to Ray or start it, and start the processes of hosts and memories. Blocks; may be repeated."""
         if not self._client.read_only:
             connect()
             self._check_files()
@@ -133,7 +133,7 @@ class ManagerRequests:
             self._client.warm_up()
 
     def _own_store(self) -> SessionStore:
-        """Return the client's store as this manager has opened it: a closed one, when the manager is closed."""
+        """Return the store that this manager uses; after `close` it stays the closed one."""
         if self._store is None:
             self._store = self._client.kit[0]
         return self._store
@@ -142,7 +142,7 @@ class ManagerRequests:
         return self._ask(lambda store: getattr(store, verb)(*args, **kwargs))
 
     def _ask(self, ask: Callable[[SessionStore], Awaitable[Any]]) -> Request[Any]:
-        """Ask the store for something, and, before the first time, who else has it open."""
+        """Run a coroutine of the store; the first time, also warn if another Ray has the store open."""
         store = self._own_store()
         if not self._knows_rivals:
             others = yield Consult(partial(rivals, store))
@@ -152,7 +152,7 @@ class ManagerRequests:
         return (yield Consult(partial(ask, store)))
 
     def _read(self, verb: str, id: str, user_id: str | None, missing: TurnwiseError) -> Request[Any]:
-        """Look something up for a user, or for anybody; raise `missing` for what is another's and cannot be read."""
+        """Look up a record for a user (any user if None); raise `missing` for an unreadable one of another user."""
         try:
             return (yield from self._consult(verb, id))
         except (KeyMissingError, WrongKeyError) as error:
@@ -181,7 +181,7 @@ class ManagerRequests:
         session_id = session_id or new_id()
         given = {} if metadata is None else json_object("metadata", metadata, self._max_metadata_bytes)
         frozen: FrozenDict = freeze(given)
-        if is_sealed(frozen):  # nobody could list it
+        if is_sealed(frozen):  # such a session could not be listed
             raise InvalidInputError("metadata", shown(given), "it is taken for encrypted: choose other names")
         asked = merged({}, params or {})
         check_taken(self._builder, model, asked)
@@ -205,7 +205,7 @@ class ManagerRequests:
             try:
                 found = yield from self._consult("create", fresh)
                 self._client.warm(found.session_id)
-            except SessionExistsError:  # somebody else's, or somebody has just made it
+            except SessionExistsError:  # it belongs to another user, or another caller has just created it
                 found = yield from self._find(session_id, user_id)
                 if found is None:
                     raise SessionOwnerError(session_id, "user", user_id) from None
@@ -214,7 +214,7 @@ class ManagerRequests:
         return found
 
     def _now(self) -> Request[float]:
-        """Return the time by the store's clock, which is asked once."""
+        """Return the store's time; the store is asked once, later calls add the time that has passed."""
         if self._store_now is None:
             now = yield from self._consult("now")
             self._store_now = now, time.monotonic()
@@ -222,7 +222,7 @@ class ManagerRequests:
         return then + (time.monotonic() - began)
 
     def _find(self, session_id: str, user_id: str) -> Request[SessionRecord | None]:
-        """Return a user's session by the id that callers know, as it is stored; None if the user has none."""
+        """Return the stored record of a user's session, by its public id; None if the user has no such session."""
         found: SessionRecord | None = yield from self._ask(lambda store: find_session(store, user_id, session_id))
         return found and check_session(found)
 
@@ -301,7 +301,7 @@ class ManagerRequests:
             names = [*(session.session_id for session in page), *page.unreadable]
             if not names:
                 break
-            if tried.issuperset(names):  # their ids cannot be read, so they cannot be found by them
+            if tried.issuperset(names):  # deleting them had no effect: their stored ids are corrupt
                 raise CorruptRecordError(
                     f"sessions {list(map(public_id, names))}", "they cannot be deleted by their ids"
                 )
@@ -325,14 +325,14 @@ class ManagerRequests:
         return done + Forgotten(items=items, erased=erased, notes=notes)
 
     def _delete(self, session_id: str) -> Request[Forgotten]:
-        """Delete a session; one that has no process in the store, where any that begins is refused from then on."""
+        """Delete a session: by its process if it is live, else from the store, which refuses any later process."""
         try:
             if self._client.is_live(session_id):
                 try:
                     yield from self._client.end(session_id)
                     return (yield from self._client.delete(session_id, memory=False, verify=False))
                 except (KeyMissingError, CorruptRecordError):
-                    pass  # its process cannot read it, and to delete it nobody has to
+                    pass  # its process cannot read it; deleting it from the store needs no reading
             if history := self._client.kit[1]:
                 yield Consult(partial(history.delete, session_id))
             yield from self._consult("delete", session_id)

@@ -1,4 +1,4 @@
-"""Requests of one moment to one actor, in one Ray call."""
+"""Batching: simultaneous requests to one actor of many sessions are sent in one Ray call."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from typing import Any
 from ray.exceptions import RayError
 
 MOST = 64
-"""How many requests go together at most."""
+"""How many requests a batch has at most."""
 
 MOST_BYTES = 64_000
-"""How much of requests goes together; a little less than what Ray sends with a call, so that nothing goes around it."""
+"""How many bytes a batch has at most: a little less than what Ray sends inline, so that it needs no object store."""
 
-_Asked = tuple[bytes, "asyncio.Future[bytes]"]
+_PendingRequest = tuple[bytes, "asyncio.Future[bytes]"]
 
 
 class RequestBatcher:
-    """Sends what the callers of an event loop ask of an actor of many sessions in the same moment as one Ray call.
+    """Sends simultaneous requests from one event loop to one actor of many sessions as a single Ray call.
 
-    Whatever a call carries, Ray takes a third of a millisecond of either side for it. Answers come as they are ready,
-    so no request waits for another's answer; who asks alone makes a call of its own. What a bundle that broke leaves
-    unanswered is asked again, each by a call of its own, which Ray repeats until there is a process: so requests may be
-    carried out twice, as with any call. A caller who gives up changes nothing for the others.
+    A Ray call takes a third of a millisecond on each side, whatever its size. Answers are streamed as they are ready,
+    so no request waits for another's answer. A single request is sent as an ordinary call. If a batch fails, each
+    request that has no answer is sent again as a call of its own, which Ray repeats until the actor has a process; so
+    a request may be carried out twice, like any call. A caller that is cancelled does not affect the others.
     """
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._waiting: list[_Asked] = []
+        self._waiting: list[_PendingRequest] = []
         self._size = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
     def of(cls, actor: Any) -> RequestBatcher:
-        """Return the running event loop's bundler for an actor."""
-        bundlers = _BUNDLERS.setdefault(asyncio.get_running_loop(), {})
-        if actor not in bundlers:
-            for other in [other for other, bundler in bundlers.items() if bundler.is_idle]:
-                del bundlers[other]  # a new one is made as quickly; this one may be of a host that has left
-            bundlers[actor] = cls(actor)
-        return bundlers[actor]
+        """Return the running event loop's batcher for an actor."""
+        batchers = _BATCHERS.setdefault(asyncio.get_running_loop(), {})
+        if actor not in batchers:
+            for other in [other for other, batcher in batchers.items() if batcher.is_idle]:
+                del batchers[other]  # cheap to make again, and its actor may have exited
+            batchers[actor] = cls(actor)
+        return batchers[actor]
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing to send and waits for no answer."""
+        """Whether there is nothing to send and no answer to wait for."""
         return not self._waiting and not self._tasks
 
     async def ask(self, request: bytes) -> bytes:
         """Return the actor's answer.
 
         Raises:
-            RayError: as a call of its own.
+            RayError: the same errors that a separate call would raise.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bytes] = loop.create_future()
@@ -72,23 +72,23 @@ class RequestBatcher:
             self._spawn(self._call_together(asked), asked)
 
     async def _call(self, request: bytes, answer: asyncio.Future[bytes]) -> None:
-        _give(answer, await self._actor.call.remote(request))
+        _set_answer(answer, await self._actor.call.remote(request))
 
-    async def _call_together(self, asked: list[_Asked]) -> None:
+    async def _call_together(self, asked: list[_PendingRequest]) -> None:
         left = dict(enumerate(asked))
-        # Not repeated by Ray: a second process's answers would come in another order.
+        # Ray must not retry the batch: a second process would stream its answers in another order.
         calls = self._actor.calls.options(num_returns="streaming", max_task_retries=0)
         try:
             async for ready in calls.remote([request for request, _ in asked]):
                 for at, given in await ready:
-                    _give(left.pop(at)[1], given)
+                    _set_answer(left.pop(at)[1], given)
         except RayError:
-            pass  # if that lasts, each of those that are left will hear of it
+            pass  # the requests without an answer are sent again, one call each, and raise what lasts
         for request, answer in left.values():
             if not answer.done():
                 self._spawn(self._call(request, answer), [(request, answer)])
 
-    def _spawn(self, work: Coroutine[Any, Any, None], asked: list[_Asked]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], asked: list[_PendingRequest]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -101,9 +101,9 @@ class RequestBatcher:
         task.add_done_callback(ended)
 
 
-_BUNDLERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, RequestBatcher]] = weakref.WeakKeyDictionary()
+_BATCHERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, RequestBatcher]] = weakref.WeakKeyDictionary()
 
 
-def _give(answer: asyncio.Future[bytes], given: bytes) -> None:
+def _set_answer(answer: asyncio.Future[bytes], given: bytes) -> None:
     if not answer.done():
         answer.set_result(given)

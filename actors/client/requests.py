@@ -1,7 +1,7 @@
-"""Requests, written once for callers that block and for those that await.
+"""Requests: generators that the synchronous and the asynchronous classes share.
 
-A request is a generator: it yields what it waits for, is sent the answer, and returns its result. The synchronous and
-the asynchronous classes differ only in how they carry the steps out.
+A request yields each step that it waits for (`Call`, `Pause` or `Consult`), is sent that step's answer, and returns its
+result. `carry_out` carries the steps out blocking, `carry_out_async` on an event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 class Call:
     """Wait for an actor's answer to a request; GetTimeoutError after `timeout_s`.
 
-    One that `has_many` sessions is asked together with what others on the same event loop ask it in the same moment.
+    If the actor hosts many sessions (`has_many`), simultaneous calls from one event loop are sent to it as one.
     """
 
     actor: Any
@@ -43,7 +43,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Consult:
-    """Wait for a coroutine of the store."""
+    """Wait for a coroutine that uses the store or a memory."""
 
     ask: Callable[[], Awaitable[Any]]
 
@@ -53,7 +53,7 @@ Request = Generator[Step, Any, Result]
 
 
 class Portal:
-    """An event loop on a thread of its own, for callers without one. Starts at first use."""
+    """An event loop in a background thread, for callers without one. The thread starts at the first `run`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class Portal:
         return asked.result()
 
     def close(self) -> None:
-        """Stop the loop, when what other threads have asked for is done; its thread closes it."""
+        """Stop the loop once the coroutines that other threads run on it have ended; the loop's thread closes it."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
@@ -102,12 +102,12 @@ def carry_out(request: Request[Result], portal: Portal) -> Result:
                 time.sleep(step.seconds)
             else:
                 answer = portal.run(_awaited(step))
-        except BaseException as error:  # noqa: BLE001 - the request decides what becomes of it
+        except BaseException as error:  # noqa: BLE001 - raised in the request, which handles it or not
             failure = error
 
 
 async def carry_out_async(request: Request[Result]) -> Result:
-    """Run a request to its end on the running event loop. Cancelling it cancels nothing on the cluster."""
+    """Run a request to its end on the running event loop. Cancelling this coroutine cancels nothing on the cluster."""
     answer: Any = None
     failure: BaseException | None = None
     while True:
@@ -124,7 +124,7 @@ async def carry_out_async(request: Request[Result]) -> Result:
                 await asyncio.sleep(step.seconds)
             else:
                 answer = await step.ask()
-        except BaseException as error:  # noqa: BLE001 - the request decides what becomes of it
+        except BaseException as error:  # noqa: BLE001 - raised in the request, which handles it or not
             failure = error
 
 
@@ -140,6 +140,6 @@ async def _called(step: Call) -> Any:
     try:
         return await asyncio.wait_for(asked, step.timeout_s)
     except RayError:
-        raise  # a TimeoutError of the actor's own comes as both
+        raise  # a TimeoutError raised in the actor is both a RayError and a TimeoutError
     except TimeoutError as error:
         raise GetTimeoutError(f"no answer within {step.timeout_s} s") from error

@@ -1,4 +1,4 @@
-"""Sessions, as their callers hold them."""
+"""`Session` and `AsyncSession`: append prompts, start runs, read turns, fork, compact and delete a conversation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from turnwise.strategies.compaction import Compaction
 
 
 class _Session:
-    """What both sessions are: an id, and the requests to the actor behind it."""
+    """Common base of both session classes: the session's id and the requests to its actor."""
 
     def __init__(
         self, client: ClusterClient, id: str, user_id: str, agent: str | None, *, own_ids: bool = False
@@ -54,7 +54,7 @@ class _Session:
         self._client = client
         self._stored_id = id
         self._own_ids = own_ids or is_own_id(id)
-        """Whether its forks have ids that are their user's own."""
+        """If true, the ids of forks are unique per user, not across users."""
         self.id = public_id(id)
         self.user_id = user_id
         self.agent = agent
@@ -166,10 +166,10 @@ class _Session:
 
 
 class Session(_Session):
-    """A conversation. All verbs may be called from any thread or process at once; they take effect one at a time.
+    """A conversation. Methods may be called from many threads and processes at once; they take effect one at a time.
 
-    Each is one Ray call; `run` and `start` are durable when they return. A verb whose argument has the wrong type, or
-    is out of its range, raises InvalidInputError, which names the argument, and does nothing.
+    Each method is one Ray call; `run` and `start` are durable when they return. A method whose argument has the wrong
+    type or is out of range raises InvalidInputError, which names the argument, and changes nothing.
     """
 
     def __init__(
@@ -180,13 +180,13 @@ class Session(_Session):
 
     @property
     def memory(self) -> SessionMemory:
-        """What long-term memories have for its user, and its working memory."""
+        """The long-term memories of the session's user, and the working memory."""
         return SessionMemory(self._client, self._stored_id, self._portal)
 
     def append(self, *prompts: Prompt) -> int:
-        """Store prompts for the next run to take up; return the index of its turn.
+        """Store prompts for the next run; return the index of that run's turn.
 
-        They are in the history in the order in which appends return. A run that is active is not changed.
+        The history has the prompts in the order in which `append` calls return. An active run does not see them.
 
         Raises:
             EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
@@ -206,7 +206,7 @@ class Session(_Session):
         output: type[Any] | None = None,
         output_retries: int = 2,
     ) -> ExecutionHandle:
-        """Run what was appended: `run` without a prompt of its own."""
+        """Start a run on the appended prompts, like `run` without prompts."""
         return self.run(
             if_busy=if_busy,
             idempotency_key=idempotency_key,
@@ -232,32 +232,32 @@ class Session(_Session):
         output: type[Any] | None = None,
         output_retries: int = 2,
     ) -> ExecutionHandle:
-        """Run what was appended and these prompts; on return the run is durable and started, or queued.
+        """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
 
         Args:
-            if_busy: while a run is active, `reject` (SessionBusyError), `enqueue` (wait behind it, in order of
-                arrival), `interrupt` (cancel it and all that is queued, keep their prompts and text, then run) or
-                `rollback` (cancel them and leave no trace, then run).
-            idempotency_key: the same key with the same prompts returns the run that it started, however often.
-            timeout_s: the run fails when it has taken so many seconds.
+            if_busy: what to do while another run is active: `reject` (raise SessionBusyError), `enqueue` (wait behind
+                it, in order of arrival), `interrupt` (cancel it and all queued runs, keep their prompts and text, then
+                run) or `rollback` (cancel them, remove their turns, then run).
+            idempotency_key: a repeated call with the same key and the same prompts returns the run that the first call
+                started.
+            timeout_s: the run fails after so many seconds.
             labels: kept with the run; see `max_labels` and `max_label_chars` of `SessionConfig`.
-            memory: what it does with long-term memory: `on`, or True, to recall, and have its turn saved; `read` to
-                recall only; `off`, or False, for neither. As the session if left out.
-            model: the model it asks; the session's if left out, and the engine's own if that has none.
-            params: what it asks of the model, such as `{"temperature": 0.2}`: each in place of the session's and of
-                the engine's; None for one takes the session's out. Recorded with the run, so they hold for all of its
-                steps, whichever process goes on with it; `tool_choice` makes the model call a tool in the first step
-                only.
-            output: a pydantic model, or what else pydantic makes a schema of an object for, such as a dataclass or a
-                TypedDict: the model answers with such an object, after any tools, and `turn.parsed` is an instance.
-                Its JSON schema is recorded with the run, which is checked by that in every process that goes on with
-                it; what the class checks beside that is checked by `turn.parsed`.
-            output_retries: how often, 0 to 100, an answer that does not fit is sent back with what is wrong with it;
-                each is a step of the run. Then the run fails with OutputInvalidError.
+            memory: how the run uses long-term memory: `on` or True recalls before the run and saves its turn; `read`
+                only recalls; `off` or False does neither. The session's setting if omitted.
+            model: the model that answers; the session's if omitted, or the engine's own if the session has none.
+            params: model parameters, such as `{"temperature": 0.2}`. Each replaces the session's and the engine's
+                value; a value of None removes the session's. They are recorded with the run and apply to all of its
+                steps, also after another process resumes it; `tool_choice` applies to the first step only.
+            output: a pydantic model, or another type for which pydantic makes the schema of an object, such as a
+                dataclass or a TypedDict. The model answers with such an object, after any tool calls, and
+                `turn.parsed` is an instance. The JSON schema is recorded with the run, and every process that resumes
+                the run checks answers by it; `turn.parsed` also applies the class's own validators.
+            output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
+                errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
 
         Raises:
-            InvalidInputError: a parameter is wrong, or the engine does not take it; no schema of an object can be made
-                of `output`, or the engine gives no answers of a type; nothing was stored.
+            InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
+                object, or the engine does not support typed output. Nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
         """
@@ -279,14 +279,14 @@ class Session(_Session):
         )
 
     def latest(self) -> Turn | None:
-        """Return the newest turn, pending prompts included; None while there is none."""
+        """Return the newest turn, pending prompts included; None if the session has no turns."""
         return carry_out(self._latest(), self._portal)
 
     def turn(self, index: int) -> Turn:
-        """Return a turn, whole.
+        """Return a turn with all of its blocks.
 
         Raises:
-            TurnNotFoundError: there is none of this index.
+            TurnNotFoundError: no turn has this index.
         """
         return carry_out(self._turn(index), self._portal)
 
@@ -306,7 +306,7 @@ class Session(_Session):
         """Cancel the active run; return whether it ended as cancelled.
 
         Raises:
-            NoActiveRunError: none is active.
+            NoActiveRunError: no run is active.
         """
         return carry_out(self._cancel(reason), self._portal)
 
@@ -314,28 +314,30 @@ class Session(_Session):
         """Return the handle of a run of this session.
 
         Raises:
-            RunNotFoundError: it has no such run.
+            RunNotFoundError: the session has no such run.
         """
         record = carry_out(self._execution(run_id), self._portal)
         return ExecutionHandle(self._client, self._stored_id, run_id, record.turn_index)
 
     def fork(self, at: int | None = None, session_id: str | None = None) -> Session:
-        """Return a new session that continues from the turn `at`, or from the last that ended; this one is untouched.
+        """Return a new session that continues after turn `at`, by default the last turn that ended.
+
+        This session does not change.
 
         Raises:
-            TurnNotFoundError: there is no such turn, or it has not ended.
-            SessionExistsError: `session_id` is taken.
+            TurnNotFoundError: no such turn exists, or it has not ended.
+            SessionExistsError: a session `session_id` exists.
         """
         return carry_out(self._fork(at, session_id), self._portal)
 
     def compact(self, *, explain: bool = False) -> Compaction | None:
-        """Have the overflow strategy look at the window now; return what it did, None if there is none or all stays.
+        """Compact the window now; return what the overflow strategy changed, None if it changed nothing.
 
-        It does so by itself at the end of runs, and before a request that would not fit. What a turn has held it holds
-        for good; what the next one goes on with becomes less, in one commit.
+        Without a strategy the result is None. Compaction also happens automatically at the end of runs, and before a
+        request that would not fit. Stored turns keep their blocks; the context of the next turn shrinks, in one commit.
 
         Args:
-            explain: say what would go, what would stay, and why, and do nothing.
+            explain: return what the strategy would remove and keep, and why, and change nothing.
 
         Raises:
             StrategyError, CompactionError, WindowOverflowError: nothing was changed.
@@ -343,37 +345,38 @@ class Session(_Session):
         return carry_out(self._compact(explain), self._portal)
 
     def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
-        """Return what a summary stands for, in order; summaries that were folded into it are expanded too.
+        """Return the blocks that a summary replaced, in order; summaries among them are expanded too.
 
         Raises:
-            InvalidInputError: it is none of this session's.
+            InvalidInputError: the summary is not from this session.
         """
         return carry_out(self._expand(summary), self._portal)
 
     def refresh(self) -> None:
-        """Let the session's `ttl_s` count from now, as if it had been used; durable on return."""
+        """Restart the session's `ttl_s` now, as a commit would; durable on return."""
         carry_out(self._ask("refresh"), self._portal)
 
     def end(self) -> None:
-        """Take no more runs and cancel those there are; ending twice is fine."""
+        """End the session: cancel its runs and accept no new ones. Ending twice is fine."""
         carry_out(self._client.end(self._stored_id), self._portal)
 
     def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
-        """Delete the session for good, and what this manager's memories have of it; its forks stay whole.
+        """Delete the session permanently, with what this manager's memories keep of it. Its forks stay complete.
 
         Args:
-            memory: whether memories forget it too.
-            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
-                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
+            memory: if false, memories keep what they have of the session.
+            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
+                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
+                See `Verify`.
 
         Raises:
             SessionBusyError: a run is active or queued.
-            LongTermMemoryError: memories failed; names them. The session was not deleted: repeat it.
+            LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
         """
         return carry_out(self._delete(memory, verify), self._portal)
 
     def info(self) -> SessionInfo:
-        """Return the session's row, what runs and waits, and which process hosts it, if one does."""
+        """Return the session's record, its active and queued runs, and the process that hosts it, if any."""
         info: SessionInfo = carry_out(self._ask("info"), self._portal)
         return info
 
@@ -387,13 +390,13 @@ class AsyncSession(_Session):
 
     @property
     def memory(self) -> AsyncSessionMemory:
-        """What long-term memories have for its user, and its working memory."""
+        """The long-term memories of the session's user, and the working memory."""
         return AsyncSessionMemory(self._client, self._stored_id)
 
     async def append(self, *prompts: Prompt) -> int:
-        """Store prompts for the next run to take up; return the index of its turn.
+        """Store prompts for the next run; return the index of that run's turn.
 
-        They are in the history in the order in which appends return. A run that is active is not changed.
+        The history has the prompts in the order in which `append` calls return. An active run does not see them.
 
         Raises:
             EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
@@ -413,7 +416,7 @@ class AsyncSession(_Session):
         output: type[Any] | None = None,
         output_retries: int = 2,
     ) -> AsyncExecutionHandle:
-        """Run what was appended: `run` without a prompt of its own."""
+        """Start a run on the appended prompts, like `run` without prompts."""
         return await self.run(
             if_busy=if_busy,
             idempotency_key=idempotency_key,
@@ -439,32 +442,32 @@ class AsyncSession(_Session):
         output: type[Any] | None = None,
         output_retries: int = 2,
     ) -> AsyncExecutionHandle:
-        """Run what was appended and these prompts; on return the run is durable and started, or queued.
+        """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
 
         Args:
-            if_busy: while a run is active, `reject` (SessionBusyError), `enqueue` (wait behind it, in order of
-                arrival), `interrupt` (cancel it and all that is queued, keep their prompts and text, then run) or
-                `rollback` (cancel them and leave no trace, then run).
-            idempotency_key: the same key with the same prompts returns the run that it started, however often.
-            timeout_s: the run fails when it has taken so many seconds.
+            if_busy: what to do while another run is active: `reject` (raise SessionBusyError), `enqueue` (wait behind
+                it, in order of arrival), `interrupt` (cancel it and all queued runs, keep their prompts and text, then
+                run) or `rollback` (cancel them, remove their turns, then run).
+            idempotency_key: a repeated call with the same key and the same prompts returns the run that the first call
+                started.
+            timeout_s: the run fails after so many seconds.
             labels: kept with the run; see `max_labels` and `max_label_chars` of `SessionConfig`.
-            memory: what it does with long-term memory: `on`, or True, to recall, and have its turn saved; `read` to
-                recall only; `off`, or False, for neither. As the session if left out.
-            model: the model it asks; the session's if left out, and the engine's own if that has none.
-            params: what it asks of the model, such as `{"temperature": 0.2}`: each in place of the session's and of
-                the engine's; None for one takes the session's out. Recorded with the run, so they hold for all of its
-                steps, whichever process goes on with it; `tool_choice` makes the model call a tool in the first step
-                only.
-            output: a pydantic model, or what else pydantic makes a schema of an object for, such as a dataclass or a
-                TypedDict: the model answers with such an object, after any tools, and `turn.parsed` is an instance.
-                Its JSON schema is recorded with the run, which is checked by that in every process that goes on with
-                it; what the class checks beside that is checked by `turn.parsed`.
-            output_retries: how often, 0 to 100, an answer that does not fit is sent back with what is wrong with it;
-                each is a step of the run. Then the run fails with OutputInvalidError.
+            memory: how the run uses long-term memory: `on` or True recalls before the run and saves its turn; `read`
+                only recalls; `off` or False does neither. The session's setting if omitted.
+            model: the model that answers; the session's if omitted, or the engine's own if the session has none.
+            params: model parameters, such as `{"temperature": 0.2}`. Each replaces the session's and the engine's
+                value; a value of None removes the session's. They are recorded with the run and apply to all of its
+                steps, also after another process resumes it; `tool_choice` applies to the first step only.
+            output: a pydantic model, or another type for which pydantic makes the schema of an object, such as a
+                dataclass or a TypedDict. The model answers with such an object, after any tool calls, and
+                `turn.parsed` is an instance. The JSON schema is recorded with the run, and every process that resumes
+                the run checks answers by it; `turn.parsed` also applies the class's own validators.
+            output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
+                errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
 
         Raises:
-            InvalidInputError: a parameter is wrong, or the engine does not take it; no schema of an object can be made
-                of `output`, or the engine gives no answers of a type; nothing was stored.
+            InvalidInputError: a parameter is wrong, or the engine does not accept it; `output` has no schema of an
+                object, or the engine does not support typed output. Nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
         """
@@ -486,14 +489,14 @@ class AsyncSession(_Session):
         )
 
     async def latest(self) -> Turn | None:
-        """Return the newest turn, pending prompts included; None while there is none."""
+        """Return the newest turn, pending prompts included; None if the session has no turns."""
         return await carry_out_async(self._latest())
 
     async def turn(self, index: int) -> Turn:
-        """Return a turn, whole.
+        """Return a turn with all of its blocks.
 
         Raises:
-            TurnNotFoundError: there is none of this index.
+            TurnNotFoundError: no turn has this index.
         """
         return await carry_out_async(self._turn(index))
 
@@ -513,7 +516,7 @@ class AsyncSession(_Session):
         """Cancel the active run; return whether it ended as cancelled.
 
         Raises:
-            NoActiveRunError: none is active.
+            NoActiveRunError: no run is active.
         """
         return await carry_out_async(self._cancel(reason))
 
@@ -521,28 +524,30 @@ class AsyncSession(_Session):
         """Return the handle of a run of this session.
 
         Raises:
-            RunNotFoundError: it has no such run.
+            RunNotFoundError: the session has no such run.
         """
         record = await carry_out_async(self._execution(run_id))
         return AsyncExecutionHandle(self._client, self._stored_id, run_id, record.turn_index)
 
     async def fork(self, at: int | None = None, session_id: str | None = None) -> AsyncSession:
-        """Return a new session that continues from the turn `at`, or from the last that ended; this one is untouched.
+        """Return a new session that continues after turn `at`, by default the last turn that ended.
+
+        This session does not change.
 
         Raises:
-            TurnNotFoundError: there is no such turn, or it has not ended.
-            SessionExistsError: `session_id` is taken.
+            TurnNotFoundError: no such turn exists, or it has not ended.
+            SessionExistsError: a session `session_id` exists.
         """
         return await carry_out_async(self._fork(at, session_id))
 
     async def compact(self, *, explain: bool = False) -> Compaction | None:
-        """Have the overflow strategy look at the window now; return what it did, None if there is none or all stays.
+        """Compact the window now; return what the overflow strategy changed, None if it changed nothing.
 
-        It does so by itself at the end of runs, and before a request that would not fit. What a turn has held it holds
-        for good; what the next one goes on with becomes less, in one commit.
+        Without a strategy the result is None. Compaction also happens automatically at the end of runs, and before a
+        request that would not fit. Stored turns keep their blocks; the context of the next turn shrinks, in one commit.
 
         Args:
-            explain: say what would go, what would stay, and why, and do nothing.
+            explain: return what the strategy would remove and keep, and why, and change nothing.
 
         Raises:
             StrategyError, CompactionError, WindowOverflowError: nothing was changed.
@@ -550,36 +555,37 @@ class AsyncSession(_Session):
         return await carry_out_async(self._compact(explain))
 
     async def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
-        """Return what a summary stands for, in order; summaries that were folded into it are expanded too.
+        """Return the blocks that a summary replaced, in order; summaries among them are expanded too.
 
         Raises:
-            InvalidInputError: it is none of this session's.
+            InvalidInputError: the summary is not from this session.
         """
         return await carry_out_async(self._expand(summary))
 
     async def refresh(self) -> None:
-        """Let the session's `ttl_s` count from now, as if it had been used; durable on return."""
+        """Restart the session's `ttl_s` now, as a commit would; durable on return."""
         await carry_out_async(self._ask("refresh"))
 
     async def end(self) -> None:
-        """Take no more runs and cancel those there are; ending twice is fine."""
+        """End the session: cancel its runs and accept no new ones. Ending twice is fine."""
         await carry_out_async(self._client.end(self._stored_id))
 
     async def delete(self, *, memory: bool = True, verify: Verify = False) -> Forgotten:
-        """Delete the session for good, and what this manager's memories have of it; its forks stay whole.
+        """Delete the session permanently, with what this manager's memories keep of it. Its forks stay complete.
 
         Args:
-            memory: whether memories forget it too.
-            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
-                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
+            memory: if false, memories keep what they have of the session.
+            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
+                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
+                See `Verify`.
 
         Raises:
             SessionBusyError: a run is active or queued.
-            LongTermMemoryError: memories failed; names them. The session was not deleted: repeat it.
+            LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
         """
         return await carry_out_async(self._delete(memory, verify))
 
     async def info(self) -> SessionInfo:
-        """Return the session's row, what runs and waits, and which process hosts it, if one does."""
+        """Return the session's record, its active and queued runs, and the process that hosts it, if any."""
         info: SessionInfo = await carry_out_async(self._ask("info"))
         return info

@@ -1,4 +1,4 @@
-"""A session's memory, as its callers hold it: `session.memory`."""
+"""`session.memory`: save, recall, update and delete items of long-term memory, and edit the working memory."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from turnwise.memory.longterm.types import MemoryType
 
 
 class _SessionMemory:
-    """What both are: the requests to the session, which says whose memory it is."""
+    """Common base of both classes: the requests to the session, which supplies the user, session and agent."""
 
     def __init__(self, client: ClusterClient, session_id: str) -> None:
         self._client = client
         self._session_id = session_id
 
-    def _desk(self, verb: str, *args: Any, **options: Any) -> Request[Any]:
-        return self._client.use_desk(self._session_id, verb, *args, **options)
+    def _ask(self, verb: str, *args: Any, **options: Any) -> Request[Any]:
+        return self._client.call_memory(self._session_id, verb, *args, **options)
 
     @checked
     def _save(
@@ -55,24 +55,24 @@ class _SessionMemory:
         aliases: Names,
         expires_at: Time | None,
     ) -> Request[Any]:
-        # An id of its own, so that a call that is delivered twice saves once.
+        # The caller chooses the id, so that a request that is delivered twice saves one item.
         more = {"topic": topic, "name": name, "aliases": aliases, "expires_at": expires_at}
-        return self._desk("save", text, type=type, id=new_id() if id is None else id, **more)
+        return self._ask("save", text, type=type, id=new_id() if id is None else id, **more)
 
     @checked
     def _recall(self, query: Text, limit: Limit, types: Types | None, as_of: Time | None) -> Request[Any]:
-        return self._desk("recall", query, limit=limit, types=types, as_of=as_of)
+        return self._ask("recall", query, limit=limit, types=types, as_of=as_of)
 
     def _update(self, id: str, text: str | None, type: MemoryType | None, changes: ItemChanges) -> Request[Any]:
-        return self._desk("update", **_checked_changes(id=id, text=text, type=type, **changes))
+        return self._ask("update", **_checked_changes(id=id, text=text, type=type, **changes))
 
     @checked
     def _pin(self, id: ItemId, pinned: bool) -> Request[Any]:
-        return self._desk("pin", id, pinned)
+        return self._ask("pin", id, pinned)
 
     @checked
     def _delete(self, ids: tuple[ItemId, ...]) -> Request[Any]:
-        return self._desk("delete", ids)
+        return self._ask("delete", ids)
 
     @checked
     def _forget(self, turn_index: Number, verify: Look) -> Request[Forgotten]:
@@ -87,11 +87,11 @@ class _SessionMemory:
         return self._client.wait_for_memory(self._session_id, timeout_s)
 
     def _note(self, verb: str, content: Any) -> Request[Any]:
-        return self._desk(verb, plain_json("content", content, MAX_JSON_BYTES))
+        return self._ask(verb, plain_json("content", content, MAX_JSON_BYTES))
 
 
 def _checked_changes(**given: Any) -> dict[str, Any]:
-    """Return the arguments of an update, without those that were left out.
+    """Return the checked arguments of an update, without those that were omitted.
 
     Raises:
         InvalidInputError: an argument has the wrong type, or nothing is to be changed.
@@ -122,14 +122,14 @@ def _checked_changes(**given: Any) -> dict[str, Any]:
 
 
 class SessionMemory(_SessionMemory):
-    """What long-term memories have for the session's user, and its working memory.
+    """The long-term memories of the session's user, and the session's working memory.
 
-    User, session and agent are the session's and no arguments. Each verb is one Ray call to the session, and one from
-    there to each memory.
+    User, session and agent are those of the session; no method takes them as arguments. Each method is one Ray call to
+    the session, which makes one call to each memory.
 
-    Raises, beside what the verbs say:
-        InvalidInputError: an argument has the wrong type, or is out of its range; nothing was done.
-        NoMemoryError: the manager has no such memory.
+    Every method may raise, beside the errors that it documents:
+        InvalidInputError: an argument has the wrong type or is out of range; nothing was changed.
+        NoMemoryError: the manager has no memory of the kind that the method needs.
         LongTermMemoryError: a memory failed.
     """
 
@@ -148,17 +148,18 @@ class SessionMemory(_SessionMemory):
         aliases: Sequence[str] = (),
         expires_at: float | None = None,
     ) -> str:
-        """Keep a text in the first memory that may be written; return its id.
+        """Save a text in the first writable memory; return the item's id.
 
         Args:
-            topic: what it is about, in a word or two.
-            id: what to keep it under; what is there under it, or was deleted, stays as it is. A new one if left out.
-            name: its own name, and `aliases` other names of the same, by which it is found first.
-            expires_at: from when on it is not recalled, in seconds since the epoch; never if left out.
+            topic: the subject, in a word or two.
+            id: the item's id; a new one if omitted. If an item with this id exists, or was deleted, nothing changes.
+            name: the name of the thing that the text describes. Searches for a name rank its item first.
+            aliases: other names of the same thing.
+            expires_at: when the item stops being recalled, in seconds since the epoch; never if omitted.
 
         Raises:
-            InvalidMemoryError: it cannot be kept.
-            ReadOnlyMemoryError: all memories are for reading.
+            InvalidMemoryError: the memory cannot keep such an item.
+            ReadOnlyMemoryError: all memories are read-only.
         """
         return str(
             carry_out(
@@ -170,102 +171,103 @@ class SessionMemory(_SessionMemory):
     def recall(
         self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
     ) -> list[MemoryItem]:
-        """Return up to `limit` items that bear on the query, the best first; of several memories by turns.
+        """Return up to `limit` items that are relevant to the query, best first; several memories' items alternate.
 
-        Each says by `memory`, `score`, `words` and `passage` which memory it is of, how well it bears on the query, and
-        by which words and passage. A memory that fails is left out.
+        An item's `memory` names its memory, `score` says how relevant it is, `words` and `passage` what matched. A
+        memory that fails is left out.
 
         Args:
-            types: only those; all if left out.
-            as_of: what held at this time, in seconds since the epoch.
+            types: return items of these types only; of all types if omitted.
+            as_of: return what was valid at this time, in seconds since the epoch.
         """
         return list(carry_out(self._recall(query, limit, types, as_of), self._portal))
 
     def update(
         self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
     ) -> bool:
-        """Change what is given of an item; return whether it was there. The rest stays, `created_at` too.
+        """Change the given fields of an item; return whether the item exists. Other fields stay, `created_at` too.
 
         Args:
-            type: its type, and with it the category and whose it is.
-            changes: `topic`, `name`, `expires_at` in seconds since the epoch: None takes away what was there.
-                `aliases`: all that it is to have. `status`: "resolved", and it is not recalled any more, or "active".
-                A topic or name that only the old text has is taken away with that text, unless it is given.
+            type: the new type; it also decides the item's category and owner.
+            changes: `topic`, `name` and `expires_at` (seconds since the epoch): None removes the value. `aliases`: the
+                complete new list. `status`: "resolved" items are no longer recalled, "active" ones are. If the text
+                changes, a topic or name that only the old text contains is removed, unless it is given here.
 
         Raises:
-            InvalidInputError: an argument has the wrong type, or nothing is to be changed.
-            InvalidMemoryError: it could not be kept.
-            ReadOnlyMemoryError: all memories are for reading.
+            InvalidInputError: an argument has the wrong type, or no change was given.
+            InvalidMemoryError: the memory cannot keep the changed item.
+            ReadOnlyMemoryError: all memories are read-only.
         """
         return bool(carry_out(self._update(id, text, type, changes), self._portal))
 
     def pin(self, id: str) -> bool:
-        """Take an item into the user's profile, which is in every request of theirs; return whether it was there.
+        """Pin an item to the user's profile, which is part of each of the user's requests; return whether it exists.
 
-        It stays there until it is unpinned, forgotten, or expired. A fact that takes its place is pinned too.
+        It stays pinned until it is unpinned, forgotten or expired. A fact that replaces it is pinned too.
 
         Raises:
             NoMemoryError: no memory of the manager has profiles.
-            ReadOnlyMemoryError: all memories are for reading.
+            ReadOnlyMemoryError: all memories are read-only.
         """
         return bool(carry_out(self._pin(id, True), self._portal))
 
     def unpin(self, id: str) -> bool:
-        """Undo `pin`; return whether it was there. It stays in the profile if its type belongs there."""
+        """Undo `pin`; return whether the item exists. An item whose type belongs in the profile stays there."""
         return bool(carry_out(self._pin(id, False), self._portal))
 
     def delete(self, *ids: str) -> int:
-        """Delete items; return how many were there.
+        """Delete items; return how many existed.
 
-        They do not come back, also if they are saved again within 90 days.
+        For 90 days, saving the same items again does not bring them back.
 
         Raises:
-            ReadOnlyMemoryError: all memories are for reading.
+            ReadOnlyMemoryError: all memories are read-only.
         """
         return int(carry_out(self._delete(ids), self._portal))
 
     def forget(self, turn_index: int, *, verify: Verify = False) -> Forgotten:
         """Forget what a turn added; return what was removed.
 
-        Nothing that memories have made of it stays, no summary that stands for it, and no later request holds it. The
-        history shows it as it was until the session is deleted. May be repeated.
+        Memory items that were derived from the turn and summaries that cover it are removed, and no later request
+        contains the turn. The history still shows the turn until the session is deleted. The call may be repeated.
 
         Args:
-            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
-                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
+            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
+                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
+                See `Verify`.
 
         Raises:
-            TurnNotFoundError: there is no such turn, or it has not ended.
+            TurnNotFoundError: no such turn exists, or it has not ended.
             SessionBusyError: a run is active.
-            LongTermMemoryError: memories failed; names them. Repeat it.
+            LongTermMemoryError: memories failed; the error names them. Repeat the call.
         """
         return carry_out(self._forget(turn_index, verify), self._portal)
 
     def use(self, use: MemoryUse | bool) -> None:
-        """Say what later runs do with long-term memory if they do not say: `on`, `read` or `off`. Durable."""
+        """Set the default for later runs' use of long-term memory: `on`, `read` or `off`. Durable."""
         carry_out(self._use(use), self._portal)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until memories have all turns that have ended; return whether they have."""
+        """Wait until memories have received all turns that have ended; return False after `timeout_s` seconds."""
         return carry_out(self._wait(timeout_s), self._portal)
 
     def read_notes(self) -> str:
-        """Return what the working memory says."""
-        return str(carry_out(self._desk("read_notes"), self._portal))
+        """Return the content of the working memory."""
+        return str(carry_out(self._ask("read_notes"), self._portal))
 
     def replace_notes(self, content: Any) -> str:
-        """Put the content in the place of what the working memory says; return that.
+        """Replace the content of the working memory; return the new content.
 
         Raises:
-            WorkingMemoryError: it would not be of its form, or too long; it stays as it was.
+            WorkingMemoryError: the new content is not in the memory's format, or is too long; nothing was changed.
         """
         return str(carry_out(self._note("replace_notes", content), self._portal))
 
     def merge_notes(self, content: Any) -> str:
-        """Add the content to the working memory, as its form says; return what it says then.
+        """Merge the content into the working memory, as its format defines; return the new content.
 
         Raises:
-            WorkingMemoryError: it would not be of its form, or too long; it stays as it was.
+            WorkingMemoryError: the result is not in the memory's format, or is too long; nothing was changed.
         """
         return str(carry_out(self._note("merge_notes", content), self._portal))
 
@@ -293,17 +295,18 @@ class AsyncSessionMemory(_SessionMemory):
         aliases: Sequence[str] = (),
         expires_at: float | None = None,
     ) -> str:
-        """Keep a text in the first memory that may be written; return its id.
+        """Save a text in the first writable memory; return the item's id.
 
         Args:
-            topic: what it is about, in a word or two.
-            id: what to keep it under; what is there under it, or was deleted, stays as it is. A new one if left out.
-            name: its own name, and `aliases` other names of the same, by which it is found first.
-            expires_at: from when on it is not recalled, in seconds since the epoch; never if left out.
+            topic: the subject, in a word or two.
+            id: the item's id; a new one if omitted. If an item with this id exists, or was deleted, nothing changes.
+            name: the name of the thing that the text describes. Searches for a name rank its item first.
+            aliases: other names of the same thing.
+            expires_at: when the item stops being recalled, in seconds since the epoch; never if omitted.
 
         Raises:
-            InvalidMemoryError: it cannot be kept.
-            ReadOnlyMemoryError: all memories are for reading.
+            InvalidMemoryError: the memory cannot keep such an item.
+            ReadOnlyMemoryError: all memories are read-only.
         """
         return str(
             await carry_out_async(
@@ -314,101 +317,102 @@ class AsyncSessionMemory(_SessionMemory):
     async def recall(
         self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
     ) -> list[MemoryItem]:
-        """Return up to `limit` items that bear on the query, the best first; of several memories by turns.
+        """Return up to `limit` items that are relevant to the query, best first; several memories' items alternate.
 
-        Each says by `memory`, `score`, `words` and `passage` which memory it is of, how well it bears on the query, and
-        by which words and passage. A memory that fails is left out.
+        An item's `memory` names its memory, `score` says how relevant it is, `words` and `passage` what matched. A
+        memory that fails is left out.
 
         Args:
-            types: only those; all if left out.
-            as_of: what held at this time, in seconds since the epoch.
+            types: return items of these types only; of all types if omitted.
+            as_of: return what was valid at this time, in seconds since the epoch.
         """
         return list(await carry_out_async(self._recall(query, limit, types, as_of)))
 
     async def update(
         self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
     ) -> bool:
-        """Change what is given of an item; return whether it was there. The rest stays, `created_at` too.
+        """Change the given fields of an item; return whether the item exists. Other fields stay, `created_at` too.
 
         Args:
-            type: its type, and with it the category and whose it is.
-            changes: `topic`, `name`, `expires_at` in seconds since the epoch: None takes away what was there.
-                `aliases`: all that it is to have. `status`: "resolved", and it is not recalled any more, or "active".
-                A topic or name that only the old text has is taken away with that text, unless it is given.
+            type: the new type; it also decides the item's category and owner.
+            changes: `topic`, `name` and `expires_at` (seconds since the epoch): None removes the value. `aliases`: the
+                complete new list. `status`: "resolved" items are no longer recalled, "active" ones are. If the text
+                changes, a topic or name that only the old text contains is removed, unless it is given here.
 
         Raises:
-            InvalidInputError: an argument has the wrong type, or nothing is to be changed.
-            InvalidMemoryError: it could not be kept.
-            ReadOnlyMemoryError: all memories are for reading.
+            InvalidInputError: an argument has the wrong type, or no change was given.
+            InvalidMemoryError: the memory cannot keep the changed item.
+            ReadOnlyMemoryError: all memories are read-only.
         """
         return bool(await carry_out_async(self._update(id, text, type, changes)))
 
     async def pin(self, id: str) -> bool:
-        """Take an item into the user's profile, which is in every request of theirs; return whether it was there.
+        """Pin an item to the user's profile, which is part of each of the user's requests; return whether it exists.
 
-        It stays there until it is unpinned, forgotten, or expired. A fact that takes its place is pinned too.
+        It stays pinned until it is unpinned, forgotten or expired. A fact that replaces it is pinned too.
 
         Raises:
             NoMemoryError: no memory of the manager has profiles.
-            ReadOnlyMemoryError: all memories are for reading.
+            ReadOnlyMemoryError: all memories are read-only.
         """
         return bool(await carry_out_async(self._pin(id, True)))
 
     async def unpin(self, id: str) -> bool:
-        """Undo `pin`; return whether it was there. It stays in the profile if its type belongs there."""
+        """Undo `pin`; return whether the item exists. An item whose type belongs in the profile stays there."""
         return bool(await carry_out_async(self._pin(id, False)))
 
     async def delete(self, *ids: str) -> int:
-        """Delete items; return how many were there.
+        """Delete items; return how many existed.
 
-        They do not come back, also if they are saved again within 90 days.
+        For 90 days, saving the same items again does not bring them back.
 
         Raises:
-            ReadOnlyMemoryError: all memories are for reading.
+            ReadOnlyMemoryError: all memories are read-only.
         """
         return int(await carry_out_async(self._delete(ids)))
 
     async def forget(self, turn_index: int, *, verify: Verify = False) -> Forgotten:
         """Forget what a turn added; return what was removed.
 
-        Nothing that memories have made of it stays, no summary that stands for it, and no later request holds it. The
-        history shows it as it was until the session is deleted. May be repeated.
+        Memory items that were derived from the turn and summaries that cover it are removed, and no later request
+        contains the turn. The history still shows the turn until the session is deleted. The call may be repeated.
 
         Args:
-            verify: how it is looked for in memories afterwards: `False` not at all, `True` in what was touched, at the
-                cost of what is forgotten, `"files"` in all their files, behind everything else. See `Verify`.
+            verify: how memories are checked afterwards for remains: `False` not at all; `True` in the parts that were
+                changed, at a cost that grows with what is forgotten; `"files"` in all their files, in the background.
+                See `Verify`.
 
         Raises:
-            TurnNotFoundError: there is no such turn, or it has not ended.
+            TurnNotFoundError: no such turn exists, or it has not ended.
             SessionBusyError: a run is active.
-            LongTermMemoryError: memories failed; names them. Repeat it.
+            LongTermMemoryError: memories failed; the error names them. Repeat the call.
         """
         return await carry_out_async(self._forget(turn_index, verify))
 
     async def use(self, use: MemoryUse | bool) -> None:
-        """Say what later runs do with long-term memory if they do not say: `on`, `read` or `off`. Durable."""
+        """Set the default for later runs' use of long-term memory: `on`, `read` or `off`. Durable."""
         await carry_out_async(self._use(use))
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until memories have all turns that have ended; return whether they have."""
+        """Wait until memories have received all turns that have ended; return False after `timeout_s` seconds."""
         return await carry_out_async(self._wait(timeout_s))
 
     async def read_notes(self) -> str:
-        """Return what the working memory says."""
-        return str(await carry_out_async(self._desk("read_notes")))
+        """Return the content of the working memory."""
+        return str(await carry_out_async(self._ask("read_notes")))
 
     async def replace_notes(self, content: Any) -> str:
-        """Put the content in the place of what the working memory says; return that.
+        """Replace the content of the working memory; return the new content.
 
         Raises:
-            WorkingMemoryError: it would not be of its form, or too long; it stays as it was.
+            WorkingMemoryError: the new content is not in the memory's format, or is too long; nothing was changed.
         """
         return str(await carry_out_async(self._note("replace_notes", content)))
 
     async def merge_notes(self, content: Any) -> str:
-        """Add the content to the working memory, as its form says; return what it says then.
+        """Merge the content into the working memory, as its format defines; return the new content.
 
         Raises:
-            WorkingMemoryError: it would not be of its form, or too long; it stays as it was.
+            WorkingMemoryError: the result is not in the memory's format, or is too long; nothing was changed.
         """
         return str(await carry_out_async(self._note("merge_notes", content)))

@@ -15,7 +15,7 @@ from scale import share
 from turnwise.actors.client import actor_lookup as homes_module, cluster_client as realm_module
 from turnwise.actors.client.actor_lookup import _LookupOfOne
 from turnwise.actors.client.cluster_client import CACHED_BYTES, CACHED_SESSIONS, ClusterClient
-from turnwise.actors.client.request_batching import _BUNDLERS, RequestBatcher
+from turnwise.actors.client.request_batching import _BATCHERS, RequestBatcher
 from turnwise.actors.client.requests import Call
 from turnwise.actors.client.session import Session
 from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, StartAnswer
@@ -218,7 +218,7 @@ def test_an_actor_that_is_noted_no_more_is_looked_up_again(monkeypatch: pytest.M
 async def test_an_event_loop_keeps_no_bundler_of_hosts_that_have_left() -> None:
     for number in range(MANY):
         RequestBatcher.of(f"host {number}")
-    assert len(_BUNDLERS[asyncio.get_running_loop()]) == 1
+    assert len(_BATCHERS[asyncio.get_running_loop()]) == 1
 
 
 async def test_the_process_of_a_session_of_thousands_of_turns_holds_what_it_shows_and_a_little_more() -> None:

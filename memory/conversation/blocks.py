@@ -11,7 +11,7 @@ import binascii
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
 from urllib.parse import urlsplit
 
 import pydantic_core
@@ -226,14 +226,6 @@ class Unknown(Block):
         return self
 
 
-KINDS: dict[str, type[Block]] = {
-    cls.model_fields["kind"].default: cls
-    for cls in (
-        *(System, User, Text, Thinking, ToolUse, ToolResult),
-        *(Image, Document, Citations, Summary, Recalled, CacheCheckpoint),
-    )
-}
-
 AnyBlock = Annotated[
     System
     | User
@@ -251,6 +243,10 @@ AnyBlock = Annotated[
     Field(discriminator="kind"),
 ]
 """All classes of blocks. A type checker narrows it by `block.kind` or by the class."""
+
+KINDS: dict[str, type[Block]] = {
+    cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyBlock)[0]) if cls is not Unknown
+}
 
 _HOLDS_JSON = {"tool_use": "input", "citations": "items"}
 

@@ -6,7 +6,7 @@ of a running answer are published but not stored, so stored sequence numbers hav
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
@@ -322,40 +322,6 @@ class UnknownEvent(Event):
     """The fields of its kind, as stored."""
 
 
-KINDS: dict[str, type[Event]] = {
-    cls.model_fields["kind"].default: cls
-    for cls in (
-        PromptAppended,
-        RunQueued,
-        RunStarted,
-        TextDelta,
-        ThinkingDelta,
-        ModelCallStarted,
-        ModelCallEnded,
-        ToolStarted,
-        ToolEnded,
-        ApprovalRequested,
-        CallDecided,
-        RunResumed,
-        HookFailed,
-        MemoryRecalled,
-        MemoryFailed,
-        MemoryDegraded,
-        MemoryBehind,
-        MemoryCaughtUp,
-        TurnNotSaved,
-        TurnForgotten,
-        RunCompleted,
-        RunCancelled,
-        RunFailed,
-        RunInterrupted,
-        WindowCompacted,
-        CompactionFailed,
-        SessionEnded,
-        SessionReverted,
-    )
-}
-
 AnyEvent = Annotated[
     PromptAppended
     | RunQueued
@@ -389,6 +355,10 @@ AnyEvent = Annotated[
     Field(discriminator="kind"),
 ]
 """All classes of events. A type checker narrows it by `event.kind` or by the class."""
+
+KINDS: dict[str, type[Event]] = {
+    cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0]) if cls is not UnknownEvent
+}
 
 _OUTSIDE = {"kind", "blocks", "session_id", "seq", "at", "turn_index", "run_id", "key"}
 """The fields of an event that are not in its JSON body: they have columns, or are stored elsewhere."""

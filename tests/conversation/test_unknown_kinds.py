@@ -2,14 +2,16 @@
 
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
 import pytest
+from pydantic import TypeAdapter
 
 from turnwise.memory.archive.format import Line, event_line
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import Unknown, decode, encode
-from turnwise.memory.conversation.events import Event, UnknownEvent, decode_event, encode_body
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Unknown, decode, encode
+from turnwise.memory.conversation.events import AnyEvent, Event, TextDelta, UnknownEvent, decode_event, encode_body
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
@@ -89,3 +91,22 @@ def test_a_block_of_an_unknown_kind_is_written_as_it_came(kind: str) -> None:
     turn = pickle.loads(pickle.dumps(Turn("s", TurnRecord(index=0, prompt=(Span("log", 0, 1),)), cache)))
     assert turn.blocks == (block,)
     assert turn.cache.read_encoded(turn.record.spans) == [text]
+
+
+@pytest.mark.parametrize(("union", "base"), [(AnyBlock, Block), (AnyEvent, Event)])
+def test_a_union_has_each_class_that_has_a_kind_of_its_own(union: Any, base: type[Block | Event]) -> None:
+    """Otherwise a type checker would take what a program does with that class for unreachable."""
+    assert set(get_args(get_args(union)[0])) == {cls for cls in _derived(base) if "kind" in cls.__annotations__}
+
+
+def _derived(base: Any) -> Iterator[Any]:
+    for cls in base.__subclasses__():
+        if cls.__module__.startswith("turnwise."):
+            yield cls
+        yield from _derived(cls)
+
+
+def test_a_model_of_a_program_s_own_may_hold_events_and_blocks() -> None:
+    holder = TypeAdapter(tuple[AnyBlock | AnyEvent, ...])
+    held = (Unknown(stored_kind="hologram"), Text(text="hi"), TextDelta(session_id="s", seq=1, at=1.5, text="hi"))
+    assert holder.validate_json(holder.dump_json(held)) == held

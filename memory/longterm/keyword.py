@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 class LexicalMemory:
     """Keeps items in a store of facts as they are, and reads all that a scope sees at each recall.
 
-    It needs no model and no download, and is meant for some thousands of items of a user. Given `nearness` it also goes
-    by vectors, and while those fail by words alone: a `DegradedRecall`. Pickles as its settings.
+    It needs no model and no download, and is meant for some thousands of items of a user. Given `similarity` it also
+    goes by vectors, and while those fail by words alone: a `DegradedRecall`. Pickles as its settings.
 
     Args:
         facts: the store; it is closed with the memory.
         weights: what counts how much when items are ranked.
-        nearness: the vectors of items and queries.
+        similarity: the vectors of items and queries.
         retention: how long it keeps what nobody uses; for good if left out. It is for all that is in the store, so a
             store that is swept should have no other memory's facts.
         clock: tells the time, in seconds since the epoch, of uses, updates, and items that have none.
@@ -69,7 +69,7 @@ class LexicalMemory:
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {
             "weights": self._weights,
-            "nearness": self._similarity,
+            "similarity": self._similarity,
             "retention": self._retention,
             "clock": self._clock,
         }
@@ -133,9 +133,9 @@ class LexicalMemory:
         self, scope: Scope, query: str, items: Sequence[MemoryItem], limit: int
     ) -> tuple[list[MemoryItem], str | None]:
         """Return the best items, and why it went by words alone."""
-        from turnwise.memory.longterm.search.user_index import find, shelf_of
+        from turnwise.memory.longterm.search.user_index import find, index_of
 
-        user_index = self._user_index(scope, items) or shelf_of(items)
+        user_index = self._user_index(scope, items) or index_of(items)
         self._held[scope.user_id] = items, user_index
         while len(self._held) > _USERS:
             with suppress(KeyError):

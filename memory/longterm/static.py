@@ -128,10 +128,10 @@ class StaticMemory:
         return found[: max(limit, 0)]
 
     def _rank(self, query: str, items: Sequence[MemoryItem], limit: int) -> list[MemoryItem]:
-        from turnwise.memory.longterm.search.user_index import find, shelf_of
+        from turnwise.memory.longterm.search.user_index import find, index_of
 
         if self._held is None or self._held[0] != items:
-            self._held = items, shelf_of(items)
+            self._held = items, index_of(items)
         return find(self._held[1], query, limit=limit, weights=self._weights)
 
     async def update(

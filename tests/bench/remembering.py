@@ -1,11 +1,13 @@
 """What long-term memory costs a turn, and what recalling costs through its actor."""
 
 import asyncio
+import json
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness import Samples, Table, prompt_of, retire
+from harness import Samples, Table, retire
 from turnwise import MemoryConfig, Session, SessionManager, Turn, VectorMemory
 from turnwise.actors.cluster.memory_actor import RemoteMemory
 from turnwise.engines import RunContext, SessionView
@@ -21,6 +23,17 @@ MODEL_S = 0.03
 
 USERS, ITEMS_EACH, AT_ONCE = 20, 100, 64
 
+SET = json.loads((Path(__file__).parent / "facts.json").read_text(encoding="utf-8"))
+SENTENCES: list[str] = [each["text"] for each in [*SET["facts"], *SET["questions"]]]
+
+
+def message_of(chars: int, seed: int) -> str:
+    """Return a message of some sentences that people write, about so many characters long."""
+    rng, text = random.Random(seed), ""
+    while len(text) < chars:
+        text += rng.choice(SENTENCES) + " "
+    return text.strip()
+
 
 class Model:
     """An engine that takes as long as a quick model does."""
@@ -30,7 +43,7 @@ class Model:
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         await asyncio.sleep(MODEL_S)
-        return [Text(text="I see. " + prompt_of(150, len(turn.blocks)))]
+        return [Text(text="I see. " + message_of(150, len(turn.blocks)))]
 
 
 def vector_memory(folder: Path, name: str) -> VectorMemory:
@@ -57,7 +70,7 @@ def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folde
             for session, taken in talks:
                 for number in range(each):
                     began = time.perf_counter()
-                    session.run(prompt_of(200, at * each + number)).wait()
+                    session.run(message_of(200, at * each + number)).wait()
                     taken.append(time.perf_counter() - began - MODEL_S)
                 session.memory.wait()
             if at < 0:
@@ -79,11 +92,11 @@ def recalls(table: Table, namespace: str, folder: Path, rounds: int) -> None:
         memory = RemoteMemory(vector_memory(folder, "asked"), namespace=namespace)
         scopes = [Scope(user_id=f"user-{number}") for number in range(USERS)]
         for at, scope in enumerate(scopes):
-            texts = [prompt_of(200, at * ITEMS_EACH + number) for number in range(ITEMS_EACH)]
+            texts = [message_of(200, at * ITEMS_EACH + number) for number in range(ITEMS_EACH)]
             await memory.remember(scope, [MemoryItem(id=str(number), text=text) for number, text in enumerate(texts)])
 
         async def recall(at: int) -> None:
-            await memory.recall(scopes[at % USERS], prompt_of(60, at))
+            await memory.recall(scopes[at % USERS], message_of(60, at))
 
         for at in range(-2, rounds):
             for number in range(AT_ONCE):

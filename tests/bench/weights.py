@@ -36,7 +36,7 @@ from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.search.query import Query, parse
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.user_index import UserIndex, shelf_of
+from turnwise.memory.longterm.search.user_index import UserIndex, index_of
 from turnwise.memory.longterm.vector.chroma import EmbeddingFunction
 
 Floats = NDArray[np.float32]
@@ -308,7 +308,7 @@ class _Maker:
         self._vectors: dict[str, Floats] = {}
 
     def user_index(self, items: Sequence[MemoryItem]) -> UserIndex:
-        made = shelf_of(items)
+        made = index_of(items)
         # What a shelf has of a query depends on no weight.
         made._words.find = functools.cache(made._words.find)  # type: ignore[method-assign]
         if self._embedding is not None:

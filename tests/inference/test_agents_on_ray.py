@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-import agent_tools as toolbox
+import agent_tools
 from agent_tools import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
 from engines import SlowlyBuilt, process_of
 from local_provider import LocalProvider, Message, tool_script
@@ -53,7 +53,7 @@ WAIT_S = 120.0
 
 
 def obey(messages: list[Message]) -> Message:
-    """Answer as the user's last message says: see `toolbox.prompt`."""
+    """Answer as the user's last message says: see `agent_tools.prompt`."""
     content = [message["content"] for message in messages if message["role"] == "user"][-1]
     asked = content if isinstance(content, str) else content[-1]["text"]
     wanted = json.loads(asked.split(PARAGRAPH)[-1])  # behind the prompt of a run that failed, which it is sent with
@@ -149,7 +149,7 @@ def test_parallel_calls_have_their_results_in_order_and_thoughts_go_back_as_they
     """Cases 26, 31 and 32: one is slow, one fails, one is no tool, one takes no such argument."""
     manager = bench.manager(note, pause, fail, far_away, api=api)
     chat = manager.open("chat", user_id="ada")
-    calls: toolbox.Calls = [
+    calls: agent_tools.Calls = [
         ("pause", {"seconds": 0.5}),
         ("fail", {"how": "tool"}),
         ("missing", {}),
@@ -196,7 +196,7 @@ def test_a_tool_that_aborts_ends_the_run_and_what_others_gave_is_kept(bench: Ben
     """Case 31."""
     manager = bench.manager(note, pause, fail, registry={"on_error": "abort"})
     chat = manager.open("chat")
-    calls: toolbox.Calls = [("note", {"text": "a"}), ("pause", {"seconds": 30.0})]
+    calls: agent_tools.Calls = [("note", {"text": "a"}), ("pause", {"seconds": 30.0})]
     run = chat.run(prompt([("note", {"text": "a"})], [*calls[1:], ("fail", {"how": "x"})], "done"), labels=bench.labels)
     with pytest.raises(RunFailedError, match=r"fail.*KeyError.*abort") as failed:
         run.wait(WAIT_S)
@@ -210,7 +210,7 @@ def test_a_cancel_mid_tool_does_not_wait_for_the_tool_and_a_late_result_reaches_
     """Cases 8, 9 and 21: one tool that hears nothing and one that does, after one that was done."""
     manager = bench.manager(note, pause, stubborn, config={"cancel_grace_s": 1.0})
     chat = manager.open("chat")
-    both: toolbox.Calls = [("stubborn", {}), ("pause", {"seconds": 30.0})]
+    both: agent_tools.Calls = [("stubborn", {}), ("pause", {"seconds": 30.0})]
     run = chat.run(prompt([("note", {"text": "a"})], both, "done"), labels=bench.labels)
     bench.noted("began")
     assert run.cancel("changed my mind")
@@ -219,7 +219,7 @@ def test_a_cancel_mid_tool_does_not_wait_for_the_tool_and_a_late_result_reaches_
         run.wait(WAIT_S)
     cut = ("cancelled: changed my mind", True)
     assert results(cancelled.value.turn) == [("noted a", False), cut, cut]
-    toolbox.write(bench.labels, "let go")
+    agent_tools.write(bench.labels, "let go")
     bench.noted("ended")
     after = chat.run(prompt("and on"), labels=bench.labels).wait(WAIT_S)
     assert after.text == "and on" and "late result" not in str(after.blocks)
@@ -263,9 +263,9 @@ def test_a_tool_knows_the_sessions_user_whatever_the_model_says_and_usage_adds_u
 
 
 def test_tasks_and_actors_methods_on_ray_are_tools(bench: Bench, ray_session: ModuleType) -> None:
-    counter: Any = ray_session.remote(num_cpus=0)(toolbox.Counter).remote()
-    manager = bench.manager(far_away, tool(counter.add, like=toolbox.Counter.add))
-    calls: toolbox.Calls = [("far", {"text": "hi"}), ("add", {"number": 2}), ("add", {"number": 3})]
+    counter: Any = ray_session.remote(num_cpus=0)(agent_tools.Counter).remote()
+    manager = bench.manager(far_away, tool(counter.add, like=agent_tools.Counter.add))
+    calls: agent_tools.Calls = [("far", {"text": "hi"}), ("add", {"number": 2}), ("add", {"number": 3})]
     turn = manager.open("chat", user_id="ada").run(prompt(calls, "done")).wait(WAIT_S)
     uses = [block.call_id for block in turn.output if isinstance(block, ToolUse)]
     (far, *added) = results(turn)
@@ -282,7 +282,7 @@ def test_a_run_that_is_killed_mid_tool_goes_on_behind_its_last_result(bench: Ben
     """Case 33: what is settled is not repeated, what had begun is only if it may be."""
     manager = bench.manager(note, charge, search, api=api, config={"on_lost": "resume"})
     chat = manager.open("chat")
-    calls: toolbox.Calls = [("note", {"text": "a"}), ("charge", {"euros": 5}), ("search", {"text": "x"})]
+    calls: agent_tools.Calls = [("note", {"text": "a"}), ("charge", {"euros": 5}), ("search", {"text": "x"})]
     run = chat.run(prompt(calls, "done", thought="let me see"), labels=bench.labels)
     until(lambda: any(isinstance(event, ToolEnded) for event in chat.events()))
     bench.noted("charge 5")
@@ -485,7 +485,7 @@ asyncio.run(main())
 
 def test_the_result_of_a_call_comes_from_another_process(bench: Bench, ray_session: ModuleType, tmp_path: Path) -> None:
     manager = bench.manager(driver)
-    calls: toolbox.Calls = [("driver", {"question": "when?"}), ("driver", {"question": "where?"})]
+    calls: agent_tools.Calls = [("driver", {"question": "when?"}), ("driver", {"question": "where?"})]
     run = manager.open("chat").run(prompt(calls, "thanks"))
     first, _ = awaited(run)
     assert first.wants == "result"
@@ -523,7 +523,7 @@ def test_the_async_family_decides_too(bench: Bench, tmp_path: Path) -> None:
         settings: Any = {"engine": bench.engine(pay, driver), "namespace": manager._client.namespace}
         async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
             chat = await opened.open("chat")
-            calls: toolbox.Calls = [("pay", {"euros": 8}), ("pay", {"euros": 9}), ("driver", {})]
+            calls: agent_tools.Calls = [("pay", {"euros": 8}), ("pay", {"euros": 9}), ("driver", {})]
             run = await chat.run(prompt(calls, "done"), labels=bench.labels)
             async for event in run.events():
                 if isinstance(event, ApprovalRequested) and len(await run.pending()) == 3:
@@ -626,12 +626,12 @@ def test_hooks_and_middleware_travel_to_the_sessions_process_and_see_each_step(b
     """Case 59, as far as hooks go: one that fails fails no run."""
     engine: dict[str, Any] = {
         "middleware": [
-            toolbox.Named("outer"),
+            agent_tools.Named("outer"),
             SystemPrompt("Be brief."),
-            toolbox.Named("inner"),
+            agent_tools.Named("inner"),
             SystemPrompt("Be kind."),
         ],
-        "hooks": [toolbox.trip, toolbox.watch],
+        "hooks": [agent_tools.trip, agent_tools.watch],
     }
     chat = bench.manager(note, **engine).open("chat")
     run = chat.run(prompt([("note", {"text": "a"})], "done"), labels=bench.labels)

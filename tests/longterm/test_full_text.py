@@ -15,7 +15,7 @@ from turnwise.memory.longterm.base import MemoryItem, Scope, Source
 from turnwise.memory.longterm.items.base import BURIED_S
 from turnwise.memory.longterm.search.analyzer import words
 from turnwise.memory.longterm.search.ranking import Weights
-from turnwise.memory.longterm.search.user_index import find, shelf_of
+from turnwise.memory.longterm.search.user_index import find, index_of
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, key_of
@@ -50,7 +50,7 @@ async def ids_with(text: SQLiteItems, user: str, query: str) -> list[str]:
     found = await text.load([user], {})
     items = [row.item for row in found[user].more]
     loose = Weights(reach=0, margin=float("-inf"), part=0.0)
-    return [item.id for item in find(shelf_of(items), query, limit=1000, weights=loose)]
+    return [item.id for item in find(index_of(items), query, limit=1000, weights=loose)]
 
 
 @sync

@@ -15,7 +15,7 @@ from turnwise.memory.longterm.search.irregular_forms import BASES
 from turnwise.memory.longterm.search.passages import LONG, SIZE, passages_of, shown
 from turnwise.memory.longterm.search.query import MAX_PARTS, MAX_TERMS, parse, question_of
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
-from turnwise.memory.longterm.search.user_index import find, shelf_of
+from turnwise.memory.longterm.search.user_index import find, index_of
 from turnwise.memory.longterm.search.word_frequency import COMMON, RARE, log_frequency
 
 SAID = [
@@ -39,7 +39,7 @@ def items(*texts: str, session: str | None = None) -> list[MemoryItem]:
 
 
 def ids(of: list[MemoryItem], query: str, weights: Weights = FACTS) -> list[str]:
-    return [item.id for item in find(shelf_of(of), query, limit=10, weights=weights)]
+    return [item.id for item in find(index_of(of), query, limit=10, weights=weights)]
 
 
 BARE = "Where did Ann adopt the greyhound?"
@@ -100,7 +100,7 @@ def test_a_misspelt_word_is_taken_for_one_of_the_users_own_only() -> None:
     assert ids(known, "Who has the basoon?") == ["0"]
     assert ids(known, "Who has a balloon?") == [], "a word that people use is not misspelt"
     assert ids(known, "Who has the vassoon?") == [], "the first letter is right"
-    (found,) = find(shelf_of(known), "Who plays the basoon?", limit=1, weights=FACTS)
+    (found,) = find(index_of(known), "Who plays the basoon?", limit=1, weights=FACTS)
     assert found.words == ("basoon", "plays", "the")
 
 
@@ -126,7 +126,7 @@ def test_a_word_in_a_sentence_about_much_else_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "nearness", "found"),
+    ("message", "similarity", "found"),
     [
         ("Whippets and xylophones?", 0.5, ["0"]),
         ("Whippets and xylophones?", 0.4, []),
@@ -137,7 +137,7 @@ def test_a_vector_finds_what_is_similar_for_a_message_that_asks_something(
     message: str, similarity: float, found: list[str]
 ) -> None:
     near = np.array([similarity, *[0.1] * (len(SAID) - 1)])
-    user_index = shelf_of(items(*SAID))
+    user_index = index_of(items(*SAID))
     assert [item.id for item in find(user_index, message, limit=10, weights=FACTS, near=near)] == found
 
 
@@ -145,7 +145,7 @@ def test_what_all_items_are_near_to_counts_for_none() -> None:
     known = items(*(f"The user owns a {word}." for word in OWNED))
     near = np.full(len(OWNED), 0.6)
     near[-1] = 0.8
-    found = find(shelf_of(known), "Whippets and xylophones?", limit=3, weights=Weights(), near=near)
+    found = find(index_of(known), "Whippets and xylophones?", limit=3, weights=Weights(), near=near)
     assert [item.id for item in found] == [str(len(OWNED) - 1)]
 
 
@@ -229,7 +229,7 @@ def test_a_long_turn_is_found_by_any_of_its_passages_and_shows_those() -> None:
     text = f"user: {chatter}\nassistant: {chatter}The lighthouse keeper is called Ingrid. {chatter}"
     long = MemoryItem(id="long", text=text, source=Source(session_id="s", turn_index=9))
     (found, *_) = find(
-        shelf_of([*items(*SAID, session="s"), long]), "Who keeps the lighthouse?", limit=3, weights=Weights()
+        index_of([*items(*SAID, session="s"), long]), "Who keeps the lighthouse?", limit=3, weights=Weights()
     )
     assert found.id == "long" and found.text == text
     assert found.passage is not None and "called Ingrid." in found.passage

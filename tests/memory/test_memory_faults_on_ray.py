@@ -198,7 +198,8 @@ def test_a_turn_whose_processes_were_all_killed_behind_it_is_saved_when_they_are
     """Cases 55 and 63: the memory had taken the turn and not kept it, the session had not noted that."""
     embedding = SteeredEmbedding(tmp_path)
     memory = house.vector(embedding=embedding)
-    chat = house.manager(memory, config=HASTY).open("chat")
+    patient = {**HASTY, "memory": MemoryConfig(timeout_s=5.0)}  # its process takes its time to come back
+    chat = house.manager(memory, config=patient).open("chat")
     say(chat, "My walrus is small.")
     assert chat.memory.wait(WAIT_S)
     embedding.held.on()

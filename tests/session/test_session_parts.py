@@ -60,12 +60,12 @@ def test_each_field_of_the_state_is_written_by_one_method() -> None:
                 if isinstance(target, ast.Attribute) and method[0] != "__init__":
                     writers.setdefault(ast.unparse(target), set()).add(method[0])
     own = {name: by for name, by in writers.items() if name.startswith("self.")}
-    assert own.keys() >= {"self.head", "self.active", "self.backlog", "self._unsettled"}
+    assert own.keys() >= {"self.head", "self.active", "self.run_queue", "self._unsettled"}
     assert all(len(by) == 1 for by in own.values()), own
     for part in [SessionCore, *PARTS]:
         for node in ast.walk(ast.parse(inspect.getsource(sys.modules[part.__module__]))):
             for target in _targets(node):
-                if isinstance(target, ast.Attribute) and target.attr in ("head", "active", "backlog", "current"):
+                if isinstance(target, ast.Attribute) and target.attr in ("head", "active", "run_queue", "current"):
                     assert ast.unparse(target.value) == "self", f"{part.__module__} writes {ast.unparse(target)}"
 
 

@@ -97,7 +97,7 @@ def shown(messages: Sequence[Message]) -> tuple[str | None, list[Fact]]:
 
 
 def respond(messages: list[Message]) -> str | Message:
-    """Sum up, if that is asked for; do as a prompt of `toolbox.prompt` says; else answer."""
+    """Sum up, if that is asked for; do as a prompt of `agent_tools.prompt` says; else answer."""
     told = text_of(messages[0])
     if told.startswith(PROMPT[:40]):
         if CALL in told:
@@ -877,7 +877,7 @@ def test_a_later_manager_brings_another_strategy_and_the_next_run_has_it(bench: 
 def test_a_strategy_that_a_sessions_process_cannot_import_is_refused(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = "from windowbox import OnlyTheNewest\n\n\nclass Mine(OnlyTheNewest):\n    pass\n"
+    source = "from window_models import OnlyTheNewest\n\n\nclass Mine(OnlyTheNewest):\n    pass\n"
     (tmp_path / "only_here.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here  # type: ignore[import-not-found]

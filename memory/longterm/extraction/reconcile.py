@@ -23,12 +23,12 @@ def nearest(material: ExtractionInput, known: Sequence[MemoryItem], *, count: in
         count: how many for each thing said, at most.
         recent: to how many they are filled up with the newest, as what contradicts may share no word.
     """
-    from turnwise.memory.longterm.search.user_index import find, shelf_of
+    from turnwise.memory.longterm.search.user_index import find, index_of
 
     asked = "\n".join(said.text for said in material.said)
     most = min(count * len(material.said), max(count, _SHOWN))
     places = {item.id: at for at, item in enumerate(known)}
-    near = [places[item.id] for item in find(shelf_of(known), asked, limit=most, weights=_LOOSE)]
+    near = [places[item.id] for item in find(index_of(known), asked, limit=most, weights=_LOOSE)]
     there = set(near)
     newest = [at for at in range(min(len(known), recent + len(near))) if at not in there]
     return [known[at] for at in [*near, *newest[: max(recent - len(near), 0)]]]

@@ -64,7 +64,8 @@ class Weights:
     similar: float = 0.45
     """From which similarity of vectors on something bears on a query whatever its words."""
     tail: float = 0.0
-    """Items that bear on the query less than this share of what the best one does are left out."""
+    """Facts that bear on the query less than this share of what the best fact does are left out: most are look-alikes.
+    Of what happened nothing is left out so: each part of a conversation may tell another part of the answer."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -129,6 +130,7 @@ def rank(
     asked: Asked,
     *,
     sessions: Places,
+    facts: NDArray[np.bool_],
     similarities: Numbers | None,
     limit: int,
     weights: Weights,
@@ -137,6 +139,7 @@ def rank(
 
     Args:
         sessions: of each item; items of a session stand together, in their order.
+        facts: of each item, whether it is a fact and not something that happened.
         similarities: of each item's vector to the query's, from -1 to 1, NaN for items without one; None if there are
             none at all.
         limit: how many are wanted at most.
@@ -157,7 +160,8 @@ def rank(
     best = float(scores.max())
     if best <= 0:
         return Ranked(np.zeros(0, np.int64), np.zeros(0))
-    found = np.flatnonzero((scores > 0) & (scores >= weights.tail * best))
+    least = weights.tail * float(scores[facts].max(initial=0.0))
+    found = np.flatnonzero((scores > 0) & (~facts | (scores >= least)))
     order = found[np.argsort(-scores[found], kind="stable")][:limit]
     return Ranked(order, scores[order] / (scores[order] + _HALF))
 

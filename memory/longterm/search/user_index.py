@@ -22,6 +22,7 @@ from turnwise.memory.longterm.search.passages import MOST_VECTORS, Passage, pass
 from turnwise.memory.longterm.search.query import Query, Term, parse
 from turnwise.memory.longterm.search.ranking import Asked, Weights, rank
 from turnwise.memory.longterm.search.word_frequency import is_frequent, log_frequency
+from turnwise.memory.longterm.types import MemoryCategory
 from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, Revision, Row
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class UserIndex:
         self._where = _NOWHERE
         """Where the passages are, in the order in which they came."""
         self._sessions = _NOWHERE
+        self._facts = np.zeros(0, dtype=bool)
+        """Of each passage, whether its item is a fact and not something that happened."""
         self._codes: dict[str, int] = {}
         self._plain = True
         """Whether all items are for any agent, and none was superseded, expires or is resolved."""
@@ -73,7 +76,7 @@ class UserIndex:
         self._text_bytes = 0
 
     def grown(self, revision: Revision, more: Sequence[Row]) -> UserIndex:
-        """Return the shelf of a later revision, with these rows added, each of a number above all that are here."""
+        """Return the index of a later revision, with these rows added, each of a number above all that are here."""
         new = UserIndex()
         came = [each for row in more for each in _passages(row)]
         placed = sorted((_place(row, passage), at) for at, (row, passage, _) in enumerate(came))
@@ -85,6 +88,8 @@ class UserIndex:
         new._places = _merged(self._places, [place for place, _ in placed], at)
         new._codes = codes = dict(self._codes)
         new._sessions = np.insert(self._sessions, at, [_code(row, codes) for row in rows])
+        facts = [row.item.type.category is not MemoryCategory.EPISODIC for row in rows]
+        new._facts = np.insert(self._facts, at, facts)
         passages = [came[number][1] for number in order]
         new._passages = _merged(self._passages, passages, at)
         # Where the old passages are now, and where the new ones are, in the order in which they came.
@@ -150,14 +155,14 @@ class UserIndex:
         found = self._words.find(query, len(self.rows))
         hits = [self._where[serials] for serials in found.hits]
         speakers, named = self._where[found.speakers], [(int(self._where[at]), logs) for at, logs in found.named]
-        sessions = self._sessions
+        sessions, facts = self._sessions, self._facts
         seen = self._seen(scope, which, expired)
         if seen is not None:
             new = np.cumsum(seen) - 1
             hits = [new[places[seen[places]]] for places in hits]
             speakers = new[speakers[seen[speakers]]]
             named = [(int(new[at]), logs) for at, logs in named if seen[at]]
-            sessions = sessions[seen]
+            sessions, facts = sessions[seen], facts[seen]
             near = None if near is None else near[seen]
         asked = Asked(
             hits=hits,
@@ -168,7 +173,7 @@ class UserIndex:
             named=named,
         )
         most = limit * MOST_PASSAGES if len(self.rows) > self._items else limit
-        ranked = rank(asked, sessions=sessions, similarities=near, limit=most, weights=weights)
+        ranked = rank(asked, sessions=sessions, facts=facts, similarities=near, limit=most, weights=weights)
         places = ranked.places if seen is None else np.flatnonzero(seen)[ranked.places]
         said = [_among(ranked.places, each) for each in hits]
         return self._shown(places, ranked.scores, [term.word for term in query.terms], said)[:limit]
@@ -209,8 +214,8 @@ class UserIndex:
         )
 
 
-def shelf_of(items: Sequence[MemoryItem]) -> UserIndex:
-    """Return a shelf of items that are asked for all."""
+def index_of(items: Sequence[MemoryItem]) -> UserIndex:
+    """Return an index of items that are asked for all."""
     rows = [Row(row=at, agent=None, item=item, key=str(at)) for at, item in enumerate(items)]
     return UserIndex().grown(Revision(1, 0, len(rows)), rows)
 
@@ -218,7 +223,7 @@ def shelf_of(items: Sequence[MemoryItem]) -> UserIndex:
 def find(
     user_index: UserIndex, query: str, *, limit: int, weights: Weights, near: NDArray[np.float64] | None = None
 ) -> list[MemoryItem]:
-    """Return up to `limit` items of a shelf that bear on the query, the best first, whoever's and whenever they are."""
+    """Return up to `limit` items of an index that bear on the query, the best first, of whatever user and time."""
     return user_index.rank(parse(query), Scope(user_id=""), _EVER, limit=limit, weights=weights, near=near)
 
 
@@ -239,7 +244,7 @@ class _Found:
 class _Words:
     """Which passages have which words, by their numbers in the order in which they came.
 
-    Shelves that grow one from the other share it: it is only ever added to, and each looks at what it has itself.
+    Indexes that grow one from the other share it: it is only ever added to, and each looks at what it has itself.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a store does: keep sessions, whole commits at a time, and refuse those of a stale owner."""
+"""`SessionStore`: the protocol of session stores. A store keeps sessions, in atomic commits of one owner at a time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SessionOrder = Literal["created_at", "updated_at"]
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """Some items in order, and where the next page starts."""
+    """Items in order, and the cursor of the next page."""
 
     items: tuple[Item, ...]
     cursor: str | None
     """Pass it to get the next page; None when there is none."""
     unreadable: tuple[str, ...] = ()
-    """Of sessions: the ids of those that belong here too, and whose records cannot be read. They can be deleted."""
+    """Ids of sessions that belong on this page and whose records cannot be read. They can be deleted."""
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self.items)
@@ -40,46 +40,46 @@ class Page(Generic[Item]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """One change of a session's state, written whole or not at all."""
+    """One change of a session's state. It is stored whole or not at all."""
 
     session: SessionRecord
-    """The session's row after the commit. Ids, creation time, parent, log and epoch stay what they are. Its `revision`
-    is 1 above that of the commit or activation that this one follows."""
+    """The session's row after the commit. Ids, creation time, parent, log and epoch do not change. `revision` is 1
+    above that of the previous commit or activation."""
     blocks: Sequence[str] = ()
-    """Encoded blocks: the last of the log, which then ends at `session.log_size`."""
+    """Encoded blocks to append to the log, which ends at `session.log_size` afterwards."""
     turns: Sequence[TurnRecord] = ()
-    """Inserted, or put in place of those with their index."""
+    """Turns to insert. A turn with the index of a stored one replaces it."""
     dropped_turns: Sequence[int] = ()
-    """Indices of turns that go, before `turns` come."""
+    """Indices of turns to delete, before `turns` are inserted."""
     new_run: RunRecord | None = None
     runs: Sequence[RunRecord] = ()
-    """Put in place of those with their id. May differ: state, first number, times of start and end, reason and its
-    code, usage, stop reason, calls and resumes."""
+    """Runs that replace the stored runs with their ids. Only these fields may differ: state, first_seq, started_at,
+    ended_at, why, code, usage, stop_reason, calls, resumes."""
     events: Sequence[Event] = ()
     forget_events: int = 0
-    """Stored events up to this number go, before `events` come: a history store has them. Those that have a key stay,
-    since they keep what they stand for from being done twice."""
+    """Stored events up to this sequence number are deleted before `events` are stored: the history store has them.
+    Events with a key stay, since a key makes its operation idempotent."""
 
     @property
     def log_size_before(self) -> int:
-        """The size that the log has before the commit."""
+        """The size of the log before the commit."""
         return self.session.log_size - len(self.blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """What a new owner of a session starts from."""
+    """The state of a session that a new owner starts from."""
 
     session: SessionRecord
-    """With the raised epoch and revision."""
+    """The session's row, with the raised epoch and revision."""
     head: TurnRecord | None
     """The last turn that has ended."""
     open_turns: tuple[TurnRecord, ...]
     """Pending, queued and running turns, by index."""
     open_runs: tuple[RunRecord, ...]
-    """Those that have not ended, by turn index."""
+    """The runs that have not ended, by turn index."""
     now: float
-    """What the store's clock says: see `SessionStore.now`."""
+    """The time by the store's clock: see `SessionStore.now`."""
 
 
 _JUMP_BITS = 40
@@ -91,16 +91,16 @@ def new_jump() -> int:
 
 
 _KEY_BITS = 63
-"""Of the integers that a database can compare with."""
+"""The largest integer that a database can compare with."""
 
 
 def cursor_of(time_s: float, order: int) -> str:
-    """Return the cursor that stands behind a session of this time and order of creation."""
+    """Return the cursor of the page that follows a session with this time and order of creation."""
     return f"{time_s!r}:{order}"
 
 
 def parse_cursor(cursor: str) -> tuple[float, int]:
-    """Return what `cursor_of` was given.
+    """Return the time and the order that `cursor_of` encoded.
 
     Raises:
         InvalidInputError: it is not a cursor.
@@ -128,91 +128,92 @@ def check_limit(limit: int) -> int:
 
 @runtime_checkable
 class SessionStore(Protocol):
-    """A durable home of sessions. `stores/conformance` holds its laws; run them on your own.
+    """Durable storage of sessions. `stores/conformance` has the laws of a store; run them on your own implementation.
 
-    Every verb is one round trip and one transaction. A cancelled call may have been carried out or not, never in part.
-    What comes out is immutable and equal to what went in; but events have no blocks, and the usage of turns and runs is
-    kept to the microsecond and to the twelfth place of its cost. Verbs of a store that cannot be reached or has been
-    closed raise `StoreError`, those of a session that does not exist `SessionNotFoundError`, if nothing else is said; a
-    `limit` below 1 is an `InvalidInputError`.
+    Every method is one round trip and one transaction. A cancelled call was carried out whole or not at all. Records
+    that are read are immutable and equal to those written, with two exceptions: events have no blocks, and the usage of
+    turns and runs is kept to the microsecond and to the twelfth decimal of its cost. Unless said otherwise, methods
+    raise `StoreError` if the store cannot be reached or was closed, `SessionNotFoundError` if the session does not
+    exist, and `InvalidInputError` if `limit` is below 1.
     """
 
     async def now(self) -> float:
-        """Return the time by the store's clock, in seconds since the epoch: one clock for all who use the store.
+        """Return the time by the store's clock, in seconds since the epoch: one clock for all processes.
 
-        Times of sessions are told by it, and when they expire, however wrong the clocks of those nodes are.
+        The times of sessions and their expiry are measured by it, so wrong clocks of nodes do no harm.
         """
 
     async def create(self, session: SessionRecord, turn: TurnRecord | None = None, also: Spans = ()) -> SessionRecord:
-        """Store a new session, a fork's with its first `turn`; return it with the name of its log.
+        """Store a new session and return it with the name of its log.
 
-        The name is one that was never given before, by this store or an earlier state of it: see `new_key`.
+        The name was never used before, by this store or by an earlier state of it: see `new_key`.
 
-        What the turn spans of other logs, carried or not, stays readable while the fork lives, whoever else is
-        deleted, and so does `also`.
+        The blocks of other logs that the fork's first `turn` spans, those of `carried` and those of `also` stay
+        readable while the fork exists, even after the sessions that wrote them are deleted.
 
         Args:
-            also: blocks that stay readable too: what summaries among the turn's stand for. Nothing without a turn.
+            turn: the first turn of a fork; None for other sessions.
+            also: further blocks that stay readable: those that the turn's summaries replace. Empty without a turn.
 
         Raises:
-            SessionExistsError: the id is taken.
-            CorruptRecordError: the turn or `also` spans blocks that are not there, or no longer; nothing is stored.
+            SessionExistsError: a session has this id.
+            CorruptRecordError: the turn or `also` spans blocks that do not exist or were deleted; nothing is stored.
         """
 
     async def get(self, session_id: str) -> SessionRecord:
         """Return the session."""
 
     async def activate(self, session_id: str) -> Activation:
-        """Raise the session's epoch by 1, so that commits of earlier owners are refused; return where it stands.
+        """Raise the session's epoch by 1, so that commits of earlier owners are refused; return its state.
 
         The revision is raised by `new_jump()`.
         """
 
     async def commit(self, session_id: str, epoch: int, commit: Commit) -> None:
-        """Make one commit durable: all of it on return, or none of it.
+        """Make one commit durable: when this returns, all of it is stored; if it raises, nothing is.
 
-        It is matched by the session's id, its log, the epoch, and where the session stands before it: the revision and
-        the size of the log. So it never enters another session, and never follows a state that is not its own.
+        The store compares the session's id, log, epoch, revision and log size with those that the commit expects. So a
+        commit is never written to another session or onto a state that it was not made for.
 
         Args:
-            epoch: the activation this was made under.
+            epoch: the epoch of the activation that makes the commit.
 
         Raises:
-            SessionFencedError: it does not match: a later activation owns the session, it was deleted, or the store
-                was restored to another state; nothing is written.
+            SessionFencedError: the comparison fails: a later activation owns the session, the session was deleted, or
+                the store was restored to another state; nothing is written.
             DuplicateKeyError: the new run's id or idempotency key, or an event's key, is stored already; nothing is
                 written.
-            StoreError: a block or an event of these numbers is stored already; nothing is written.
+            StoreError: a block with this position or an event with this number is stored already; nothing is written.
         """
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         """Return the encoded blocks of `spans`, in order.
 
         Raises:
-            CorruptRecordError: one is missing.
+            CorruptRecordError: a block is missing.
         """
 
     async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         """Return up to `limit` turns with an index above `after`, by index."""
 
     async def run(self, run_id: str) -> RunRecord:
-        """Return the run, of whichever session.
+        """Return the run with this id, of any session.
 
         Raises:
             RunNotFoundError: no run has this id.
         """
 
     async def run_of_key(self, session_id: str, idempotency_key: str) -> RunRecord | None:
-        """Return the session's run under this idempotency key, if there is one."""
+        """Return the session's run with this idempotency key; None if there is none."""
 
     async def runs(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
 
     async def events(self, session_id: str, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        """Return up to `limit` stored events with a number above `after`, by number."""
+        """Return up to `limit` stored events with a sequence number above `after`, by sequence number."""
 
     async def event_of_key(self, session_id: str, key: str) -> AnyEvent | None:
-        """Return the session's event under this key, if there is one."""
+        """Return the session's event with this key; None if there is none."""
 
     async def query(
         self,
@@ -224,38 +225,38 @@ class SessionStore(Protocol):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        """Return sessions that match all filters given, newest first; equal times by creation, newest first."""
+        """Return sessions that match all given filters, newest first, also those created at the same time."""
 
     async def count(
         self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
     ) -> int:
-        """Return how many sessions match all filters given."""
+        """Return how many sessions match all given filters."""
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        """Return what the sessions that match all filters given have spent together. Deleted ones count no more."""
+        """Return the total usage of the sessions that match all given filters, without deleted sessions."""
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[str]:
-        """Return ids of sessions with a run that is queued or running, in order of creation.
+        """Return ids of sessions with a run that is queued or running, in the order of their `create` calls.
 
-        The order is that of `create`, whatever `created_at` says. A session may settle while pages are read.
+        `created_at` does not affect the order. A session's runs may end while pages are read.
         """
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
         """Return sessions whose `ttl_s` is set and whose last commit (`updated_at`) is `ttl_s` or more before `now`.
 
-        In order of creation: of `create`, whatever `created_at` says.
+        They are in the order of their `create` calls; `created_at` does not affect the order.
 
         Args:
             now: seconds since the epoch, by the store's clock: see `now`.
         """
 
     async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
-        """Delete the session, its turns, runs and events, and those of its blocks that no fork keeps.
+        """Delete the session, its turns, runs and events, and those of its blocks that no fork uses.
 
         Raises:
-            SessionFencedError: `epoch` was given and the session has another, or `log` was and the session of this id
-                is another one; nothing is deleted.
+            SessionFencedError: `epoch` was given and the session has another epoch, or `log` was given and the session
+                has another log, so it is another session with the same id; nothing is deleted.
         """
 
     async def close(self) -> None:
-        """Let go of connections and files. Closing twice is fine; any other verb after it raises StoreClosedError."""
+        """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""

@@ -1,4 +1,4 @@
-"""What comes while a transaction is under way shares the next one."""
+"""`GroupCommit`: work that arrives during a transaction shares the next transaction."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 
 MAX_GROUP = 64
-"""The most that share a transaction, so that the first of them does not wait for too many others."""
+"""The most pieces of work in one transaction, so that the first does not wait for too many others."""
 
 Work = TypeVar("Work")
 
 Outcome = BaseException | None
-"""Why it was not done; None if it was, durably."""
+"""The error of a piece of work; None if it is durably done."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked(Generic[Work]):
+class _Waiting(Generic[Work]):
     work: Work
     key: Hashable
     loop: asyncio.AbstractEventLoop
@@ -29,26 +29,27 @@ class _Asked(Generic[Work]):
 
 
 class GroupCommit(Generic[Work]):
-    """Hands out work in groups to threads, as soon as one of them is free.
+    """Runs work in groups on a thread pool, as soon as a thread is free.
 
-    Who comes alone waits for nobody: the group is what has come by the time that a thread takes it up. Of one key there
-    is at most one in a group, and what came first is taken first. May be asked from many event loops.
+    A group is all the work that waits when a thread becomes free, so a single piece of work starts at once. A group has
+    at most one piece of work per key, in order of arrival. `do` may be called from many event loops.
 
     Args:
-        threads: where groups are carried out, beside what else these threads do.
-        carry_out: takes a group and returns the outcome of each in it, in order. What it raises is that of all.
+        threads: the pool that runs the groups. It may do other work too.
+        carry_out: takes a group and returns the outcome of each piece of work, in order. If it raises, every piece of
+            work in the group fails with that error.
     """
 
     def __init__(self, threads: Executor, carry_out: Callable[[Sequence[Work]], Sequence[Outcome]]) -> None:
         self._threads = threads
         self._carry_out = carry_out
         self._lock = Lock()
-        self._asked: deque[_Asked[Work]] = deque()
+        self._waiting: deque[_Waiting[Work]] = deque()
         self._coming = 0
-        """Jobs that are submitted and have not taken their group yet."""
+        """Jobs that were submitted to the pool and have not taken their group yet."""
 
     async def do(self, work: Work, key: Hashable) -> Outcome:
-        """Return the outcome of the work. A cancelled call's is done or not; others in its group are not touched.
+        """Return the outcome of the work. The work of a cancelled call may be done or not; others are not affected.
 
         Raises:
             RuntimeError: the threads were shut down.
@@ -56,17 +57,17 @@ class GroupCommit(Generic[Work]):
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Outcome] = loop.create_future()
         with self._lock:
-            self._asked.append(_Asked(work, key, loop, done))
+            self._waiting.append(_Waiting(work, key, loop, done))
             try:
                 self._call_threads()
             except RuntimeError:
-                self._asked.pop()
+                self._waiting.pop()
                 raise
         return await done
 
     def _call_threads(self) -> None:
-        """See to it that as many jobs are coming as what was asked takes. Under the lock."""
-        while self._coming * MAX_GROUP < len(self._asked):
+        """Submit as many jobs as the waiting work needs. The caller holds the lock."""
+        while self._coming * MAX_GROUP < len(self._waiting):
             self._threads.submit(self._do_group)
             self._coming += 1
 
@@ -80,42 +81,42 @@ class GroupCommit(Generic[Work]):
                 try:
                     self._call_threads()
                     is_alone = False
-                except RuntimeError:  # being shut down: what was asked before that is done all the same
-                    is_alone = bool(self._asked)
+                except RuntimeError:  # the pool is shut down: work that came before is still done
+                    is_alone = bool(self._waiting)
             if not group:
                 continue
             try:
                 outcomes = self._carry_out([asked.work for asked in group])
-            except BaseException as error:  # noqa: BLE001 - those who asked raise it
+            except BaseException as error:  # noqa: BLE001 - the callers of `do` raise it
                 outcomes = [error] * len(group)
-            _tell(group, outcomes)
+            _set_outcomes(group, outcomes)
 
-    def _take(self) -> list[_Asked[Work]]:
-        group: dict[Hashable, _Asked[Work]] = {}
-        left: deque[_Asked[Work]] = deque()
-        while self._asked and len(group) < MAX_GROUP:
-            asked = self._asked.popleft()
+    def _take(self) -> list[_Waiting[Work]]:
+        group: dict[Hashable, _Waiting[Work]] = {}
+        left: deque[_Waiting[Work]] = deque()
+        while self._waiting and len(group) < MAX_GROUP:
+            asked = self._waiting.popleft()
             if asked.done.cancelled():
                 continue
             if asked.key in group:
                 left.append(asked)
             else:
                 group[asked.key] = asked
-        self._asked.extendleft(reversed(left))
+        self._waiting.extendleft(reversed(left))
         return list(group.values())
 
 
-def _tell(group: Iterable[_Asked[Any]], outcomes: Iterable[Outcome]) -> None:
-    """Tell each in a group its outcome: one call of an event loop for all who wait there."""
+def _set_outcomes(group: Iterable[_Waiting[Any]], outcomes: Iterable[Outcome]) -> None:
+    """Set the outcome of each piece of work, with one call per event loop for all callers that wait on it."""
     waiting: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Outcome], Outcome]]] = {}
     for asked, outcome in zip(group, outcomes, strict=True):
         waiting.setdefault(asked.loop, []).append((asked.done, outcome))
     for loop, told in waiting.items():
-        with suppress(RuntimeError):  # the loop was closed, so nobody waits there
-            loop.call_soon_threadsafe(_settle, told)
+        with suppress(RuntimeError):  # the loop was closed, so no caller waits on it
+            loop.call_soon_threadsafe(_set_results, told)
 
 
-def _settle(told: Iterable[tuple[asyncio.Future[Outcome], Outcome]]) -> None:
+def _set_results(told: Iterable[tuple[asyncio.Future[Outcome], Outcome]]) -> None:
     for done, outcome in told:
         if not done.done():
             done.set_result(outcome)

@@ -1,4 +1,4 @@
-"""A store in this process's memory."""
+"""`InMemoryStore`: sessions in the memory of this process."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class _Row:
 
 
 class InMemoryStore:
-    """Keeps sessions while the process lives. No verb waits for anything, so each is atomic on its event loop.
+    """Keeps sessions while the process lives. No method awaits anything, so each is atomic on its event loop.
 
     Args:
-        clock: tells the time, in seconds since the epoch.
+        clock: returns the time, in seconds since the epoch.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
@@ -231,7 +231,7 @@ class InMemoryStore:
         self._closed = True
 
     def _release(self, log: str) -> None:
-        """Delete what nobody spans of a log whose session is gone."""
+        """Delete the blocks of a deleted session's log that no fork uses."""
         if any(row.session.log == log for row in self._rows.values()):
             return
         used = union(*(row.borrowed for row in self._rows.values()))
@@ -262,7 +262,7 @@ class InMemoryStore:
         ]
 
     def _behind(self, cursor: str | None) -> list[_Row]:
-        """Return what was created behind a cursor, in that order."""
+        """Return the sessions created after a cursor, in order of creation."""
         self._check_open()
         after = 0 if cursor is None else parse_cursor(cursor)[1]
         return [row for row in self._rows.values() if row.order > after]
@@ -279,7 +279,7 @@ class InMemoryStore:
 
 
 def _page(rows: Iterable[_Row], limit: int) -> tuple[list[_Row], str | None]:
-    """Return the first of these, which are in order of creation, and the cursor behind them if there are more."""
+    """Return the first `limit` rows, which are in order of creation, and the next page's cursor if there are more."""
     page = list(itertools.islice(rows, check_limit(limit) + 1))
     if len(page) <= limit:
         return page, None
@@ -287,7 +287,7 @@ def _page(rows: Iterable[_Row], limit: int) -> tuple[list[_Row], str | None]:
 
 
 def _place(session: SessionRecord) -> tuple[str, int, int, int]:
-    """Return where a session stands."""
+    """Return the fields of a session that a commit must match."""
     return session.log, session.epoch, session.revision, session.log_size
 
 
@@ -296,6 +296,6 @@ def _has_expired(session: SessionRecord, now: float) -> bool:
 
 
 def without_blocks(event: Event) -> AnyEvent:
-    """Return the event as stores keep it."""
+    """Return the event without its blocks, as stores keep it."""
     bare = event.model_copy(update={"blocks": ()}) if isinstance(event, Appending) and event.blocks else event
     return cast(AnyEvent, bare)

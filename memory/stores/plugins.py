@@ -1,7 +1,7 @@
 """Stores of other packages, found by the scheme of their URLs.
 
-A package registers one as an entry point of the group `turnwise.stores`: its name is the scheme, its value a callable
-that takes the URL and returns a `SessionStore`. It has to be installed wherever sessions run.
+A package registers a store as an entry point of the group `turnwise.stores`. The entry point's name is the scheme, its
+value a callable that takes the URL and returns a `SessionStore`. Install the package on all nodes that run sessions.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ GROUP = "turnwise.stores"
 
 
 def is_registered(scheme: str) -> bool:
-    """Return whether an installed package has a store for the scheme. Reads what is installed, so it takes a moment."""
+    """Return whether an installed package has a store for the scheme. Slow: scans the installed packages."""
     return bool(entry_points(group=GROUP, name=scheme))
 
 
 def open_registered(url: str) -> SessionStore:
-    """Return the store that a package makes of the URL. It imports the package.
+    """Import the package that registers the URL's scheme, and return the store that it makes for the URL.
 
     Raises:
-        StoreURLError: two packages have the scheme, or what has it cannot be imported, raises, or returns no store.
+        StoreURLError: two packages have the scheme, or the store cannot be imported, raises, or is not a SessionStore.
         TurnwiseError: raised by the package itself.
     """
     named = entry_points(group=GROUP, name=url.partition("://")[0])
-    found = list({entry.value: entry for entry in named}.values())  # one that is installed twice is one
+    found = list({entry.value: entry for entry in named}.values())  # a package that is installed twice counts once
     whose = " and ".join(map(_named, found))
     if len(found) != 1:
         raise StoreURLError(redact(url), f"its scheme must be of one installed package, and is of {whose or 'none'}")
@@ -40,7 +40,7 @@ def open_registered(url: str) -> SessionStore:
         store = make(url)
     except TurnwiseError:
         raise
-    except Exception as error:  # whose message may have the password, so it stays with the cause
+    except Exception as error:  # its message may have the password, so only the cause has it
         raise StoreURLError(redact(url), f"{whose} raised {type(error).__name__}") from error
     if not isinstance(store, SessionStore):
         missing = sorted(name for name in _VERBS if not hasattr(store, name))

@@ -1,4 +1,4 @@
-"""Which Rays have a store open: two would take its sessions from each other, and interrupt their runs."""
+"""Detects that two Ray clusters use one store: they would interrupt each other's runs."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LABEL = "turnwise/"
-"""What the names of connections to a server begin with."""
+"""Prefix of the names of connections to a server."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayId:
-    """A Ray: a cluster, or what one process has started."""
+    """Identity of a Ray cluster, also of one that a single process has started."""
 
     address: str
     """Of its head."""
     session: str
-    """Its name for itself, which no other Ray has."""
+    """Ray's own session name, unique to the cluster."""
 
     @property
     def label(self) -> str:
-        """What its connections to a server are called, in at most 63 characters without blanks."""
+        """The name of its connections to a server, in at most 63 characters without blanks."""
         digest = hashlib.sha256(self.session.encode()).hexdigest()[:8]
         return f"{LABEL}{self.address[:45].replace(' ', '')}/{digest}"
 
 
 class Shared(ABC):
-    """Base of stores that several Rays may reach, and that can tell which of them have it open."""
+    """Base of stores that several Ray clusters may reach, and that know which clusters have them open."""
 
     @abstractmethod
     def own(self, ray: RayId) -> None:
-        """Say for which Ray this process opens the store; before the first verb. May block.
+        """Set the Ray cluster for which this process opens the store. Call it before all other methods. May block.
 
         Raises:
-            ConfigError: another Ray has it open, and two cannot; nothing was changed.
+            ConfigError: another Ray cluster has the store open, and it allows only one; nothing was changed.
         """
 
     @abstractmethod
     async def rivals(self) -> Sequence[str]:
-        """Return the addresses of the other Rays that have the store open now; none where that cannot be told.
+        """Return the addresses of the other Ray clusters that have the store open now; none if the store cannot tell.
 
         Raises:
             StoreError: the store cannot be reached.
@@ -48,11 +48,11 @@ class Shared(ABC):
 
 
 async def rivals(store: object) -> Sequence[str]:
-    """Return the addresses of the other Rays that have a store open; none if it cannot tell."""
+    """Return the addresses of the other Ray clusters that have a store open; none if the store cannot tell."""
     return await store.rivals() if isinstance(store, Shared) else ()
 
 
 def rivals_among(labels: Sequence[str], ray: RayId | None) -> list[str]:
-    """Return the addresses of Rays other than `ray`, by the names of a server's connections; none without `ray`."""
+    """Return the addresses of clusters other than `ray`, from a server's connection names; none without `ray`."""
     others = {name for name in labels if ray and name.startswith(LABEL) and name != ray.label}
     return sorted(name.removeprefix(LABEL).rpartition("/")[0] for name in others)

@@ -1,4 +1,4 @@
-"""From a URL to the store it names."""
+"""Store URLs: open the store of a URL, resolve paths, hide passwords."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _OWN_SCHEMES = ("memory", *SQL_SCHEMES, *REDIS_SCHEMES)
 
 
 def redact(url: str) -> str:
-    """Return the URL as it may be shown: without its password, also where it is malformed."""
+    """Return the URL without its password, for messages. Works on malformed URLs too."""
     url = re.sub(r"(?s)((?://|^\w+:)[^:/@?]*:).*@", r"\1***@", str(url))
-    # That of a client's own key file too, and of what is no URL: libpq's `host=h password=p`.
+    # Also hides `sslpassword=`, and the password of libpq's form `host=h password=p`, which is not a URL.
     return re.sub(r"(?i)(\w*password\s*=)[^&]*", r"\1***", url)
 
 
@@ -28,7 +28,7 @@ def resolve_url(url: str) -> str:
     """Return the URL with a SQLite path made absolute, so that it means the same file in every process.
 
     Raises:
-        StoreURLError: the URL is of no known scheme, or names no file.
+        StoreURLError: the URL's scheme is not known, or the URL names no file.
     """
     scheme, separator, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not separator or (scheme not in _OWN_SCHEMES and not _is_foreign(scheme)):
@@ -39,7 +39,7 @@ def resolve_url(url: str) -> str:
         if not path or path == ":memory:" or not rest.startswith("/"):
             why = "it names no file (three slashes for a relative path, four for an absolute one)"
             raise StoreURLError(redact(url), why)
-        if path.startswith("file:"):  # a name in SQLite's own form, which `uri=true` goes with
+        if path.startswith("file:"):  # SQLite's own URI form, used with `uri=true`
             if not path.startswith("file:/") or "mode=memory" in options:
                 raise StoreURLError(redact(url), "it names no file by its absolute path, as file:/path does")
             return url
@@ -48,13 +48,13 @@ def resolve_url(url: str) -> str:
 
 
 READ_ONLY = "-c default_transaction_read_only=on"
-"""The option of PostgreSQL's by which a connection cannot write."""
+"""The PostgreSQL option that makes a connection read-only."""
 
 
 def read_only(url: str) -> str:
-    """Return the URL of the same store by which an SQL database refuses to be written; of any other the same URL.
+    """Return a URL that opens the same SQL database read-only. URLs of other stores are returned unchanged.
 
-    Tables are then neither made nor migrated, and a file of SQLite that is not there is not made.
+    A store that is opened read-only neither creates nor migrates tables, and creates no SQLite file.
     """
     scheme, _, rest = resolve_url(url).partition("://")
     if scheme not in SQL_SCHEMES:
@@ -63,7 +63,7 @@ def read_only(url: str) -> str:
     given = parse_qsl(options)
     if scheme.startswith("sqlite"):
         path = place.removeprefix("/")
-        # SQLAlchemy takes the quotes off once, of every path, and SQLite once more, of this form.
+        # SQLAlchemy unquotes every path once, and SQLite unquotes its URI form once more.
         file = path if path.startswith("file:") else f"file:{quote(quote(unquote(path)))}"
         given = [each for each in given if each[0] not in ("mode", "uri")]
         return f"{scheme}:///{file}?{urlencode([*given, ('mode', 'ro'), ('uri', 'true')])}"
@@ -73,12 +73,12 @@ def read_only(url: str) -> str:
 
 
 def open_store(url: str) -> SessionStore:
-    """Return a store for the URL. Imports what it needs and connects at first use, so call it off the event loop.
+    """Return a store for the URL. Imports its driver, so call it off the event loop. It connects at first use.
 
-    A scheme that is not turnwise's own is looked up among the stores of other packages, see `memory/stores/plugins`.
+    A scheme that turnwise does not have is looked up among other packages' stores: see `memory/stores/plugins`.
 
     Raises:
-        StoreURLError: the URL is of no known scheme, its driver is not installed, or another package's store is broken.
+        StoreURLError: the URL's scheme is not known, its driver is not installed, or another package's store fails.
     """
     url = resolve_url(url)
     scheme = url.partition("://")[0]
@@ -91,7 +91,7 @@ def open_store(url: str) -> SessionStore:
 
         return RedisStore(url)
     if scheme in SQL_SCHEMES:
-        from turnwise.memory.stores.sql.store import SQLStore  # 0.15 s that a process with another store need not pay
+        from turnwise.memory.stores.sql.store import SQLStore  # takes 0.15 s, so only processes that need it
 
         return SQLStore(url)
     from turnwise.memory.stores.plugins import open_registered
@@ -100,10 +100,10 @@ def open_store(url: str) -> SessionStore:
 
 
 def resolve_own_url(url: str) -> str:
-    """Return the URL, resolved, if it is of a scheme of turnwise's own.
+    """Return the resolved URL of one of turnwise's own stores.
 
     Raises:
-        StoreURLError: the URL is of another package's store, or of no known scheme.
+        StoreURLError: the scheme belongs to another package's store, or is not known.
     """
     url = resolve_url(url)
     if url.partition("://")[0] not in _OWN_SCHEMES:
@@ -112,7 +112,7 @@ def resolve_own_url(url: str) -> str:
 
 
 def is_redis(url: str) -> bool:
-    """Return whether the URL is of a Redis."""
+    """Return whether the URL names a Redis."""
     return isinstance(url, str) and url.partition("://")[0] in REDIS_SCHEMES
 
 

@@ -1,1 +1,1 @@
-"""The session store in a Redis, and what all stores in a Redis share."""
+"""The session store in Redis, and the database code that all Redis stores share."""

@@ -1,4 +1,4 @@
-"""What stores in a Redis share: the way there, scripts as transactions, and its errors as ours."""
+"""`RedisDatabase`: the base of Redis stores, with connections, scripts as transactions, and error conversion."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from turnwise.memory.stores.sharing import RayId, Shared, rivals_among
 from turnwise.memory.stores.urls import REDIS_SCHEMES, redact
 
 CONNECT_S = 4.0
-"""How long to wait for a new connection, in seconds: a server without TLS does not answer who begins with that."""
+"""How long to wait for a new connection, in seconds. A server without TLS never answers a TLS client."""
 
 Argument = str | bytes | int | float
 
 
 class RedisDatabase(Shared):
-    """Base of the stores in a Redis, 6.2 or later. Connects at first use; pickles as its settings, password included.
+    """Base of the stores in Redis, 6.2 or later. Connects at first use. A pickle has its settings, with the password.
 
-    Each verb is a script, which Redis carries out alone and whole. It runs on an event loop of the store's own, so the
-    store can be used from any, and from several.
+    Each method is one script, which Redis runs atomically. Scripts are called on the store's own event loop, so the
+    store can be used from several event loops.
 
-    What is acknowledged is on disk only with `appendonly yes` and `appendfsync always`: with `everysec` a crash may
-    lose a second of it, without an append-only file more. With a `maxmemory-policy` other than `noeviction`, Redis may
-    drop what is kept. What was deleted stays in its files until it writes them anew (`BGREWRITEAOF`, `BGSAVE`).
+    Acknowledged writes are on disk only with `appendonly yes` and `appendfsync always`. With `everysec` a crash may
+    lose a second of writes, without an append-only file more. With a `maxmemory-policy` other than `noeviction`, Redis
+    may evict stored data. Deleted data stays in Redis's files until it rewrites them (`BGREWRITEAOF`, `BGSAVE`).
 
     Args:
         url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
-        prefix: what the keys begin with; stores of different prefixes share a database and see nothing of each other.
+        prefix: the prefix of all keys. Stores with different prefixes can share a database without seeing each other.
         timeout_s: how long to wait for a free connection, and for an answer, before a StoreError. A new connection is
             waited for up to 4 s; `?socket_connect_timeout=` sets that.
-        connections: the most connections at once; who finds none waits.
+        connections: the most connections at once; further calls wait for a free one.
 
     Raises:
         StoreURLError: the URL names no Redis, or the client is not installed.
@@ -42,7 +42,7 @@ class RedisDatabase(Shared):
     """
 
     scripts: ClassVar[dict[str, str]]
-    """By name, of each subclass."""
+    """The scripts of the subclass, by name."""
 
     def __init__(self, url: str, *, prefix: str = "turnwise", timeout_s: float = 30.0, connections: int = 8) -> None:
         if not re.fullmatch(r"[\w:.-]{1,64}", prefix, re.ASCII):
@@ -71,11 +71,11 @@ class RedisDatabase(Shared):
         return cls(url, prefix=prefix, timeout_s=timeout_s, connections=connections)
 
     async def close(self) -> None:
-        """Let go of connections. Closing twice is fine; any other verb after it raises StoreClosedError."""
+        """Close the connections. Closing twice is fine; any other call afterwards raises StoreClosedError."""
         await self._thread.close(self._client.aclose)
 
     def own(self, ray: RayId) -> None:
-        """See `Shared`. The connections are named by the Ray, where this user may name them."""
+        """See `Shared`. Names the connections after the Ray cluster, if the Redis user may do that."""
         self._ray = ray
 
     async def rivals(self) -> list[str]:
@@ -87,7 +87,7 @@ class RedisDatabase(Shared):
             try:
                 clients = await self._client.client_list()
             except ResponseError:
-                return []  # this user may not ask
+                return []  # the Redis user may not list connections
             database = str(self._client.get_connection_kwargs().get("db", 0))
             return [client["name"] for client in clients if client["db"] == database]
 
@@ -95,7 +95,7 @@ class RedisDatabase(Shared):
             return rivals_among(await self._thread.run(ask), self._ray)
 
     async def _name_connections(self) -> None:
-        """Name one connection now, and those that are made from now on."""
+        """Name one connection now, and all future ones when they are made."""
         from redis.exceptions import ResponseError
 
         settings = self._client.get_connection_kwargs()
@@ -103,21 +103,21 @@ class RedisDatabase(Shared):
             try:
                 await self._client.client_setname(self._ray.label)
             except ResponseError:
-                pass  # this user may not
+                pass  # the Redis user may not name connections
             else:
                 settings["client_name"] = self._ray.label
         self._is_named = True
 
     async def _run(self, name: str, keys: Sequence[str], args: Sequence[Argument], *, again: bool = False) -> Any:
-        """Return what the script returns, which is carried out whole or not at all.
+        """Run a script atomically and return its result.
 
         Args:
-            again: whether it may be carried out twice. It is then tried once more if the connection breaks.
+            again: whether the script may run twice. If so, it is tried once more when the connection breaks.
 
         Raises:
             StoreClosedError: the store was closed.
-            CorruptRecordError: the script says that it cannot read a record; nothing was written.
-            StoreError: Redis cannot be reached, or refuses. If an answer is lost, it may have been carried out.
+            CorruptRecordError: the script cannot read a record; nothing was written.
+            StoreError: Redis cannot be reached, or refuses. If the answer is lost, the script may have run.
         """
         from redis.exceptions import ConnectionError as NotConnected
 
@@ -137,12 +137,12 @@ class RedisDatabase(Shared):
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn the errors of Redis into ours, in this one place."""
+        """Convert the errors of Redis to StoreError. Only this method does so."""
         from redis.exceptions import RedisError
 
         try:
             yield
-        except (UnicodeEncodeError, UnicodeDecodeError) as error:  # whose attributes have the whole text
+        except (UnicodeEncodeError, UnicodeDecodeError) as error:  # its attributes hold the whole text
             raise StoreError(f"store {self._name}: a text cannot be stored or read: {error.reason}") from None
         except (RedisError, OSError, ValueError) as error:
             why = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -165,7 +165,7 @@ def _remedy(error: Exception, url: str) -> str:
 
 
 def encode(text: str) -> bytes:
-    """Return a name in bytes, one that UTF-8 cannot say too: nothing is kept under it, but it may be asked for."""
+    """Return a name in bytes. Names that UTF-8 cannot encode are allowed: they can be looked up, not stored."""
     return text.encode(errors="surrogatepass")
 
 
@@ -190,14 +190,14 @@ def _client(url: str, shown: str, timeout_s: float, connections: int) -> Any:
             "socket_timeout": timeout_s,
             "socket_connect_timeout": min(timeout_s, CONNECT_S),
             **parse_url(url),
-            # What is done again, and how answers are read, is decided here, whatever the URL says.
+            # Retries and the decoding of answers are set here; options of the URL do not override them.
             "retry": Retry(NoBackoff(), 0),
             "decode_responses": False,
             "protocol": 2,
         }
         pool = BlockingConnectionPool(**options)
-        # It is not connected yet, but its options are looked at.
+        # Checks the options without connecting.
         pool.make_connection()  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError, AttributeError, RedisError):  # which may say what is in the URL
+    except (ValueError, TypeError, AttributeError, RedisError):  # its message may quote the URL
         raise StoreURLError(shown, "it is no URL that redis-py takes, or has an option that it does not") from None
     return Redis.from_pool(pool)

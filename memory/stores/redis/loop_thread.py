@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for clients that belong to one loop while their callers come from any."""
+"""`LoopThread`: an event loop in its own thread, for clients bound to one loop whose callers use any loop."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """Runs coroutines for callers on any event loops, one after the other or at once. Starts with the first.
+    """Runs coroutines concurrently for callers on any event loops. The thread starts with the first coroutine.
 
     Args:
-        name: of the store that it is for.
+        name: the name of the store that uses it.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        """Held for a moment only, so that what is run comes before the end or is refused."""
+        """Held briefly, so that a coroutine either starts before the thread closes or is refused."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
     async def run(self, make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Return what the coroutine returns that `make` makes in the thread; a call that is cancelled cancels it.
+        """Run the coroutine that `make` makes in the thread, and return its result. Cancelling the call cancels it.
 
         Raises:
-            StoreClosedError: the thread was closed; nothing was made.
+            StoreClosedError: the thread was closed; `make` was not called.
         """
 
         async def call() -> Result:
@@ -48,7 +48,7 @@ class LoopThread:
             raise StoreClosedError(self._name)
 
     async def close(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait for what runs, then run the coroutine that `make` makes, and end the thread. Closing twice is fine."""
+        """Wait for running coroutines, run the one that `make` makes, and end the thread. Closing twice is fine."""
         with self._lock:
             loop, thread, self._closed = self._loop, self._thread, True
             self._loop = self._thread = None

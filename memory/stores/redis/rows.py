@@ -1,4 +1,4 @@
-"""Records to JSON and back, by the fields that their classes have; what was spent, as numbers that add up exactly."""
+"""Converts records to JSON and back by their dataclass fields, and usage to numbers whose sums are exact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 def encode_record(record: Any, names: Collection[str]) -> str:
-    """Return the fields of these names as JSON. What is as it is by default is left out."""
+    """Return the fields with these names as JSON, without fields that have their default value."""
     values = {name: getattr(record, name) for name in names}
     kind: Any = type(record)
     defaults = _defaults(kind)
@@ -31,10 +31,10 @@ def encode_record(record: Any, names: Collection[str]) -> str:
 
 
 def decode_record(cls: type[Record], key: str, *texts: bytes | str | None, **others: Any) -> Record:
-    """Return the record that `encode_record` wrote as one text or several, beside which `others` are kept.
+    """Return the record from the texts that `encode_record` wrote, and from `others`, the fields stored elsewhere.
 
     Raises:
-        CorruptRecordError: a text is not what was written; names the key.
+        CorruptRecordError: a text is damaged; names the key.
     """
 
     def decode() -> Record:
@@ -51,16 +51,16 @@ def decode_record(cls: type[Record], key: str, *texts: bytes | str | None, **oth
 
 
 def encode_event(event: Event) -> str:
-    """Return an event as it is kept behind its number."""
+    """Return the text of an event that is stored after its sequence number."""
     kind, body = encode_body(event)
     return f"{_json([kind, event.at, event.turn_index, event.run_id, event.key])}\n{body}"
 
 
 def decode_event_text(key: str, session_id: str, text: bytes) -> AnyEvent:
-    """Return the event of a number and what `encode_event` wrote.
+    """Return the event from its stored text: the sequence number followed by the text of `encode_event`.
 
     Raises:
-        CorruptRecordError: it is not what was written; names the key.
+        CorruptRecordError: the text is damaged; names the key.
     """
 
     def decode() -> AnyEvent:
@@ -73,14 +73,14 @@ def decode_event_text(key: str, session_id: str, text: bytes) -> AnyEvent:
 
 
 PLACE_DIGITS = 19
-"""Of an index and of the number of an event, which so sort as numbers do."""
+"""Digits of a turn's index or an event's sequence number as text, so that texts sort like numbers."""
 
 
 def place_of(number: int) -> str:
-    """Return a number in digits that sort as it does.
+    """Return a number as text of fixed width, which sorts like the number.
 
     Raises:
-        ValueError: it is below 0 or too large.
+        ValueError: the number is below 0 or too large.
     """
     if not 0 <= number < 10**PLACE_DIGITS:
         raise ValueError(f"{number} is not between 0 and 10**{PLACE_DIGITS}")
@@ -88,17 +88,17 @@ def place_of(number: int) -> str:
 
 
 def finite(time_s: float, what: str) -> str:
-    """Return a time as text that reads as the same number.
+    """Return a time as text that parses to the same number.
 
     Raises:
-        StoreError: it is no number, by which nothing could be sorted.
+        StoreError: the time is not finite, so it cannot be sorted.
     """
     if not math.isfinite(time_s):
         raise StoreError(f"{what} is {time_s}, which is no time; nothing was written")
     return repr(float(time_s))
 
 
-# What was spent: each number in units of 2**-96, in 192 bits, so that sums neither round nor overflow.
+# Usage: each number in units of 2**-96, in 192 bits, so that sums neither round nor overflow.
 
 _BITS, _BYTES = 96, 24
 _MASK = (1 << 8 * _BYTES) - 1
@@ -106,16 +106,16 @@ _NUMBERS = tuple(field.name for field in fields(Usage))
 
 
 def pack_usage(usage: Usage) -> bytes:
-    """Return the numbers of a usage in the order of its fields, of which new ones come last.
+    """Return the numbers of a usage in the order of its fields. New fields must be added at the end.
 
     Raises:
-        StoreError: one of them is not finite.
+        StoreError: a number is not finite.
     """
     return b"".join(_packed(name, getattr(usage, name)) for name in _NUMBERS)
 
 
 def unpack_usage(packed: bytes) -> Usage:
-    """Return the usage of these numbers; of those that are not there, 0."""
+    """Return the usage from packed numbers. Missing numbers are 0."""
     found: dict[str, Any] = {}
     for at, field in enumerate(fields(Usage)):
         scaled = int.from_bytes(packed[_BYTES * at : _BYTES * (at + 1)], signed=True)
@@ -133,7 +133,7 @@ def _packed(name: str, value: float) -> bytes:
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-# What becomes of a field's value, by the field's type
+# Conversion of a field's value, by the field's type
 
 
 def _usage(usage: Usage) -> dict[str, float]:
@@ -155,7 +155,7 @@ def _readers(cls: type) -> dict[str, Callable[[Any], Any]]:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Return what makes a field's value of JSON, or refuses it with a TypeError."""
+    """Return the function that converts JSON to a field's value. It raises TypeError for JSON that does not fit."""
     if special := _SPECIAL.get(hint):
         return special
     if get_origin(hint) is Literal:

@@ -1,14 +1,14 @@
-"""The scripts of `RedisStore`: each is one transaction, and looks at all that it needs before it writes.
+"""The keys of `RedisStore`, and the Lua code that its scripts share. A script checks everything before it writes.
 
-What is kept, under keys that begin with a hash tag, so that on a cluster they are on one node. The scripts make the
-names of most keys, of the numbers of sessions; only the tag is declared.
+All keys begin with one hash tag, so that they are on one node of a cluster. The scripts build most key names from the
+numbers of sessions; only the hash tag is declared in KEYS.
 
     meta       hash    version
     ids        hash    session id -> number
     runs       hash    run id -> number of its session
-    spent      hash    place -> what its sessions have spent together
+    spent      hash    place -> total usage of its sessions
     unsettled  sorted  members of sessions with a run that is queued or running, by name
-    expiring   sorted  members of sessions that expire, by when they do
+    expiring   sorted  members of sessions that expire, by time of expiry
     created:<status>:<place>, updated:<status>:<place>
                sorted  members, by time
 
@@ -21,20 +21,20 @@ names of most keys, of the numbers of sessions; only the tag is declared.
     <number>:keys      hash    e=<event key> -> number; k=<idempotency key>, i<run id> -> index
     <number>:open      sorted  t<index> of open turns, r<index> of open runs, u<index> of those queued or running
 
-A session's number is made by `new_key` and has 19 digits; it is text throughout, since Lua's numbers cannot hold it.
-Older ones were counted, and are shorter. A member is the number in at least 16 digits, so members sort by creation: an
-older one begins with 0. An index, or the number of an event, has 19
-digits and sorts likewise. A place is where a session is listed: `all`, its user, its agent, and both together. It has
-one status, so it is in one list of each place, and a page of any status is merged of two.
+A session's number is made by `new_key` and has 19 digits. It is text everywhere, since Lua's numbers cannot hold it.
+Numbers of old stores were counted up and are shorter. A member is the number with at least 16 digits, zero-padded, so
+members sort by creation. The index of a turn and the number of an event have 19 digits and sort likewise. A place is a
+list of sessions: `all`, one per user, one per agent, and one per user and agent. A session has one status, so it is in
+one list per place, and a page of any status is merged from two lists.
 
-Numbers that may be large are never Lua's: they come and go as text. What was spent is eight numbers of 192 bits, in
-limbs of 48.
+Large numbers are never converted to Lua numbers: they are passed as text. Usage is eight numbers of 192 bits, in limbs
+of 48 bits.
 """
 
 from __future__ import annotations
 
 VERSION = "1"
-"""Of what is kept."""
+"""The version of the key layout."""
 
 COMMON = (
     f"local VERSION = '{VERSION}'"
@@ -175,4 +175,4 @@ local found_version = redis.call('HGET', meta, 'version')
 if found_version and found_version ~= VERSION then return {'version', found_version} end
 """
 )
-"""What each script begins with."""
+"""The code at the beginning of each script."""

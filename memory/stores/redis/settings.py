@@ -1,4 +1,4 @@
-"""Whether a Redis keeps what it acknowledges, by its settings."""
+"""Checks the settings of a Redis for those that may lose acknowledged writes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _log = logging.getLogger(__name__)
 
 
 class SettingsCheck:
-    """Asks a Redis once for the settings that may lose what was acknowledged, and warns of them.
+    """Reads the settings of a Redis once, and logs a warning for each that may lose acknowledged writes.
 
     Args:
-        name: of the store, as it may be shown.
+        name: the store's name in messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -20,15 +20,15 @@ class SettingsCheck:
         self.is_done = False
 
     async def __call__(self, client: Any) -> None:
-        """Ask, and warn. A Redis that does not tell is taken as it is."""
+        """Read the settings and warn. If Redis does not return its settings, there is no warning."""
         from redis.exceptions import ResponseError
 
         try:
             settings = await client.config_get("append*") | await client.config_get("maxmemory*")
-        except ResponseError as error:  # a user may lack the right, and some hosts have no such command
+        except ResponseError as error:  # the user may lack the right, and some hosts disable the command
             _log.debug("store %s does not tell its settings: %s", self._name, error)
             settings = {}
-        if self.is_done:  # others came first
+        if self.is_done:  # a concurrent call was first
             return
         self.is_done = True
         for why in _faults(settings):
@@ -36,7 +36,7 @@ class SettingsCheck:
 
 
 def _faults(settings: dict[str, str]) -> list[str]:
-    """Return why commits could be lost; what is not known is no fault."""
+    """Return the reasons why commits could be lost. An unknown setting is no reason."""
     faults = []
     sync = settings.get("appendfsync", "always")
     if settings.get("appendonly") == "no":

@@ -1,4 +1,4 @@
-"""A store in a Redis."""
+"""`RedisStore`: the session store in Redis."""
 
 from __future__ import annotations
 
@@ -56,29 +56,29 @@ Item = TypeVar("Item")
 
 
 class RedisStore(RedisDatabase):
-    """Keeps sessions in a Redis, 6.2 or later, of which each verb is a script: one round trip, carried out alone.
+    """Keeps sessions in Redis, 6.2 or later. Each method is one atomic script and one round trip.
 
     Many processes may use one Redis at once. All keys of a prefix share a hash tag, since forks share blocks and run
-    ids are global: on a cluster, a store is on one node. All of it stands in that node's memory.
+    ids are global. So on a cluster, a store is on one node, and all of it must fit in that node's memory.
 
-    **What survives.** With `appendonly yes` and `appendfsync always` what was acknowledged survives a kill of the
-    server and of its machine. `everysec`, Redis's default, may lose the last second, and without an append-only file
-    all goes that came since the last snapshot. The store asks for these settings once, and warns by logging. Replicas
-    change nothing: Redis acknowledges before they have it, and `WAIT` counts those that do and undoes nothing. So a
-    failover may lose what was acknowledged; where that must not be, use PostgreSQL.
+    **Durability.** With `appendonly yes` and `appendfsync always`, acknowledged writes survive a kill of the server and
+    of its machine. `everysec`, Redis's default, may lose the last second; without an append-only file, everything since
+    the last snapshot is lost. The store reads these settings once and logs a warning. Replicas do not help: Redis
+    acknowledges a write before the replicas have it, and `WAIT` only counts replicas. So a failover may lose
+    acknowledged writes; use PostgreSQL if that is not acceptable.
 
-    **Memory.** Set `maxmemory-policy noeviction`: others may drop what is kept. A Redis that is out of memory refuses
-    commits whole, and still reads and deletes. What was deleted stays in its files until it writes them anew
+    **Memory.** Set `maxmemory-policy noeviction`: other policies may evict stored data. A Redis that is out of memory
+    refuses commits whole, and still reads and deletes. Deleted data stays in Redis's files until Redis rewrites them
     (`BGREWRITEAOF`, `BGSAVE`).
 
-    `query`, `count` and pages cost what they return, `usage` the same for one session as for all. A page of `expired`
-    looks at all that have.
+    `query`, `count` and pages cost O(results); `usage` is O(1) in the number of sessions. A page of `expired` is O(all
+    expired sessions).
 
     Args:
         url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
-        prefix: what the keys begin with; stores of different prefixes share a database and see nothing of each other.
+        prefix: the prefix of all keys. Stores with different prefixes can share a database without seeing each other.
         timeout_s: how long to wait for a connection, and for an answer, before a StoreError.
-        connections: the most connections at once; who finds none waits.
+        connections: the most connections at once; further calls wait for a free one.
 
     Raises:
         StoreURLError: the URL names no Redis, or the client is not installed.
@@ -104,7 +104,7 @@ class RedisStore(RedisDatabase):
                 *_rows([_turn_row(turn)] if turn else []),
             ]
         number = str(new_key())
-        while await self._do("create", [number, *args], session.session_id):  # says that the number is given
+        while await self._do("create", [number, *args], session.session_id):  # the script found the number in use
             number = str(new_key())
         return replace(session, log=number)
 
@@ -236,7 +236,7 @@ class RedisStore(RedisDatabase):
         *,
         again: bool = False,
     ) -> list[Any]:
-        """Return what a script says behind its first word, which is blank or names an error."""
+        """Run a script and return its answer after the first word, which is blank or names an error."""
         if not self._check.is_done:
             with self._translated():
                 await self._thread.run(lambda: self._check(self._client))
@@ -263,7 +263,7 @@ class RedisStore(RedisDatabase):
         return errors[word]()
 
     async def _page(self, session_id: str, after: int, limit: int, *sets: str) -> tuple[str, list[bytes]]:
-        """Return a session's number and up to `limit` entries of these sets above a number, in its order."""
+        """Return a session's number, and up to `limit` entries of these sets above the number `after`, in order."""
         place = "" if after < 0 else place_of(min(after, 10**PLACE_DIGITS - 1))
         args: list[Argument] = [encode(session_id), place, min(check_limit(limit), _MANY), *sets]
         number, *found = await self._do("page", args, session_id, again=True)
@@ -280,7 +280,7 @@ class RedisStore(RedisDatabase):
                 sessions.append(self._session(each))
             except CorruptRecordError:
                 if each[4] is None:
-                    raise  # without its id nobody could be told which one it is
+                    raise  # without an id the session cannot be reported
                 unreadable.append(each[4].decode(errors="replace"))
         last = shown[limit - 1] if len(shown) > limit else None
         more = cursor_of(float(last[6]) if len(last) > 6 else 0.0, int(last[0])) if last else None  # noqa: PLR2004
@@ -310,19 +310,19 @@ class RedisStore(RedisDatabase):
         return _decoded(f"id of {self._key(number.decode())}", session_id)
 
     def _key(self, number: str, part: str = "", text: bytes = b"") -> str:
-        """Return the key of a session or of a part of it, with what an entry of the part begins with."""
+        """Return the key of a session or of a part of it, and the beginning of an entry, for messages."""
         where = f"{self._base}:{number}{part}"
         return f"{where} {text[:PLACE_DIGITS].decode(errors='replace')}" if part else where
 
 
 _MANY = 2**31
-"""More than an answer can have."""
+"""A limit above any possible number of results."""
 
 _BORN = ("session_id", "user_id", "agent", "created_at", "parent")
-"""What a session keeps."""
+"""The fields of a session that are set at creation and never change."""
 
 _OWN = ("log", "epoch", "revision")
-"""What stands by itself: the session's number, and what the scripts look at."""
+"""The fields that are stored outside the JSON text: the session's number, and those that the scripts read."""
 
 _CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in (*_OWN, *_BORN))
 
@@ -333,7 +333,7 @@ _OPEN_TURN = ("pending", "queued", "running")
 
 
 def _rows(rows: Sequence[Sequence[Argument]]) -> list[Argument]:
-    """Return rows as the scripts read them: how many, then their values."""
+    """Return rows as arguments of a script: their count, then their values."""
     return [len(rows), *(value for row in rows for value in row)]
 
 
@@ -346,13 +346,13 @@ def _new_run_row(run: RunRecord) -> tuple[str, str, str, str, str]:
 
 
 def _run_text(run: RunRecord) -> tuple[str, str]:
-    """Return a letter that says how open the run is, and the run."""
+    """Return a letter for the run's state (ended, open, or queued or running), and the run as text."""
     letter = "u" if run.state in UNSETTLED else "w" if run.is_open else "e"
     return letter, encode_record(run, _RUN)
 
 
 def _times(session: SessionRecord) -> tuple[str, str]:
-    """Return when the session was last changed, and when it expires."""
+    """Return the time of the session's last change and its time of expiry, as text."""
     deadline = "" if session.ttl_s is None else finite(session.updated_at + session.ttl_s, "updated_at + ttl_s")
     return finite(session.updated_at, "updated_at"), deadline
 
@@ -369,19 +369,19 @@ def _decoded(key: str, text: bytes) -> str:
 
 
 def _number(log: str) -> str:
-    """Return the number of the session whose log this is; one that is nobody's for a name that was never given."""
+    """Return the number of the session that has this log; for a name that is not a log's, a number no session has."""
     return log if log.isascii() and log.isdigit() else "0"
 
 
 def _place(user_id: str | None, agent: str | None) -> str:
-    """Return where the sessions of a user and of an agent are listed. Keys tell neither."""
+    """Return the place that lists the sessions of a user and an agent. The key reveals neither."""
     if user_id is None:
         return "all" if agent is None else f"agent-{digest_of(agent, '').hex()}"
     return f"user-{digest_of(user_id, '').hex()}" if agent is None else f"both-{digest_of(user_id, agent).hex()}"
 
 
 def _places(session: SessionRecord) -> list[str]:
-    """Return all places of a session."""
+    """Return all places in which a session is listed."""
     agents = (None,) if session.agent is None else (None, session.agent)
     return [_place(user_id, agent) for user_id in (None, session.user_id) for agent in agents]
 
@@ -391,6 +391,6 @@ def _statuses(status: SessionStatus | None) -> tuple[str, ...]:
 
 
 def _behind(cursor: str) -> tuple[str, str]:
-    """Return the time of a cursor and the member that it stands behind."""
+    """Return the time of a cursor, and the member after which the page starts."""
     time_s, order = parse_cursor(cursor)
     return repr(time_s), f"{max(order, 0):016d}"

@@ -1,4 +1,4 @@
-"""The scripts of `RedisStore` that write. Each looks at all that it needs before it does."""
+"""The scripts of `RedisStore` that write. Each checks everything before it writes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ for _, event in ipairs(events) do
   seen[' ' .. place] = true
 end
 
--- First what a Redis that is out of memory refuses.
+-- First the writes that a Redis without memory refuses.
 redis.call('HSET', home, 'row', row, 'status', status, 'spent', used, 'revision', revision, 'size', size)
 if status ~= old_status then
   unlist(number, old_status, places)
@@ -155,7 +155,7 @@ if not (owned_epoch and status and places and used and borrowed) then
   return {'corrupt', key(number), 'a field of it is missing'}
 end
 if (epoch ~= '' and epoch ~= owned_epoch) or (log ~= '' and log ~= number) then return {'fenced'} end
-redis.call('HDEL', ids, session) -- first: a Redis that is out of memory lets a script that has begun so go on
+redis.call('HDEL', ids, session) -- first, since Redis without memory lets a script that began with a deletion go on
 for _, name in ipairs(redis.call('HKEYS', key(number, ':keys'))) do
   if string.sub(name, 1, 1) == 'i' then redis.call('HDEL', run_ids, string.sub(name, 2)) end
 end

@@ -1,1 +1,1 @@
-"""The session store in SQLite or PostgreSQL, and what all stores in an SQL database share."""
+"""The session store in SQLite or PostgreSQL, and the database code that all SQL stores share."""

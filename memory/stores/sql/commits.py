@@ -1,4 +1,4 @@
-"""How commits of sessions are written, one or many, on the driver's own cursor within a transaction."""
+"""Writes session commits, one or several in a transaction, on the driver's own cursor."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from turnwise.memory.stores.sql.statements import Row, Statements
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A commit that is asked for, as rows."""
+    """A requested commit, converted to rows."""
 
     session_id: str
     epoch: int
     since: float
-    """When it was asked for, by the monotonic clock."""
+    """The time of the request, by the monotonic clock."""
     key: int
-    """Of the session's row, and the name of its log."""
+    """The key of the session's row, which is also the name of its log."""
     session: Row
     others: tuple[list[Row], ...]
-    """What it writes beside the session, by kind, in the order in which kinds are written."""
+    """The other rows to write, by kind, in the order in which the kinds are written."""
 
 
 class CommitWriter:
     """Writes commits of different sessions in the transaction that a cursor is in.
 
-    Session rows are taken in the order of their keys, so groups of several processes wait for each other, and never in
-    a circle. To PostgreSQL all statements go at once (pipeline mode), so a group costs one round trip and the COMMIT.
-    There a session whose row another's transaction holds is waited for briefly, so that its neighbours need not wait:
-    its commit is refused (`is_locked`). A file of SQLite has one writer and no such rows.
+    Session rows are locked in the order of their keys, so groups of several processes cannot deadlock. PostgreSQL gets
+    all statements at once (pipeline mode), so a group costs one round trip and the COMMIT. There a commit whose session
+    row another transaction holds waits briefly and is then refused (`is_locked`), so that the rest of the group need
+    not wait. A SQLite file has one writer and no row locks.
     """
 
     def __init__(self, sql: Statements, dialect: sa.Dialect, lock_timeout_s: float) -> None:
@@ -59,7 +59,7 @@ class CommitWriter:
         self._has_pipeline = not self._is_sqlite and driver.Pipeline.is_supported()
 
     def asked(self, session_id: str, epoch: int, commit: Commit) -> Asked:
-        """Return the commit as what `write` takes: made beforehand, so that nobody else's transaction waits for it."""
+        """Return the commit as rows for `write`. Call it before the transaction, so that no other transaction waits."""
         key = log_key(commit.session.log)
         kinds: tuple[Iterable[dict[str, Any]], ...] = (
             ({"log": key, "at": at, "body": body} for at, body in enumerate(commit.blocks, commit.log_size_before)),
@@ -75,10 +75,10 @@ class CommitWriter:
         return Asked(session_id, epoch, time.monotonic(), key, session, others)
 
     def write(self, cursor: Any, group: Sequence[Asked]) -> list[Exception | None]:
-        """Write those of the group that can be written; return for each why it cannot, None if it is.
+        """Write the commits of the group that can be written. Return for each its error, or None if it was written.
 
         Raises:
-            Exception: nothing of the group is written; the transaction is to be rolled back.
+            Exception: nothing of the group is written; the caller must roll the transaction back.
         """
         if len(group) == 1 and not self._has_pipeline:
             self._write_session(cursor, group[0])
@@ -88,7 +88,7 @@ class CommitWriter:
         outcomes: list[Exception | None] = [None] * len(group)
         try:
             self._write_together(cursor, [group[at] for at in order])
-        except Exception:  # noqa: BLE001 - it is not known which of them is refused: each is told on its own
+        except Exception:  # noqa: BLE001 - it is unknown which commit failed: each is tried on its own
             cursor.connection.rollback()
             if self._is_sqlite:
                 begin_writing(cursor.connection, self._lock_timeout_s)
@@ -106,15 +106,15 @@ class CommitWriter:
             self._put_session.write(sessions, [asked.session for asked in group])
             self._write_rest(cursor, group)
         if sessions.rowcount != len(group):
-            raise SessionFencedError(group[0].session_id, group[0].epoch)  # or another of them
+            raise SessionFencedError(group[0].session_id, group[0].epoch)  # or another commit of the group
 
     @staticmethod
     def is_locked(outcome: BaseException | None) -> bool:
-        """Return whether a commit was refused since another's transaction holds its session's row."""
+        """Return whether a commit was refused because another transaction holds its session's row."""
         return getattr(outcome, "sqlstate", None) == "55P03"
 
     def _try(self, cursor: Any, asked: Asked) -> Exception | None:
-        """Write one whole, or nothing of it; return why not."""
+        """Write one commit whole or not at all; return its error, or None."""
         cursor.execute("SAVEPOINT one")
         try:
             self._write_session(cursor, asked)
@@ -130,7 +130,7 @@ class CommitWriter:
             raise SessionFencedError(asked.session_id, asked.epoch)
 
     def _write_rest(self, cursor: Any, group: Sequence[Asked]) -> None:
-        """Write all but the session rows, kind by kind: what one session has is no matter to another."""
+        """Write all rows but the session rows, kind by kind. The order of sessions within a kind does not matter."""
         for kind, rows in zip(self._kinds, zip(*(asked.others for asked in group), strict=True), strict=True):
             if every := list(chain.from_iterable(rows)):
                 kind.write(cursor, every)

@@ -1,4 +1,4 @@
-"""What stores in an SQL database share: engine, threads, transactions, errors, and the version of the tables."""
+"""`SQLDatabase`: the base of SQL stores, with engine, threads, transactions, errors and table versions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from turnwise.memory.stores.urls import READ_ONLY, SQL_SCHEMES, redact
 Result = TypeVar("Result")
 
 CHECKPOINT_COMMITS = 100
-"""After how many commits of a process SQLite's log is moved into its file."""
+"""Commits of a process between two checkpoints, which move SQLite's log (WAL) into its file."""
 
 WHERE = "where"
-"""In the `info` of a partial index: its predicate. The options of dialects would have SQLAlchemy load each of them."""
+"""The key for a partial index's predicate in its `info`. Dialect options would make SQLAlchemy load each dialect."""
 
 _meta = sa.Table(
     "turnwise_meta",
@@ -43,33 +43,33 @@ class Schema:
     """The tables of one kind of store. Stores of several kinds may share a database."""
 
     name: str
-    """Of the row in `turnwise_meta` that has the version."""
+    """The name of the row in `turnwise_meta` that has the version."""
     version: int
-    """Goes up with every change of the tables."""
+    """The version of the tables. Raise it with every change of them."""
     tables: sa.MetaData
     migrations: Mapping[int, Sequence[str]]
-    """What makes of the tables of a version those of the next, in SQL that SQLite and PostgreSQL both know."""
+    """By version: the statements that migrate its tables to the next version, in SQL for both SQLite and PostgreSQL."""
 
 
 class SQLDatabase(Shared):
-    """Base of the stores in an SQL database: a file of SQLite, or PostgreSQL.
+    """Base of the stores in an SQL database: SQLite or PostgreSQL.
 
-    A transaction that writes is on disk when it returns (SQLite: WAL, synchronous FULL). Statements run on threads of
-    the store's own: one for SQLite, `connections` for PostgreSQL. Many processes may use one database at once; a SQLite
-    file belongs to one machine. The tables are made, or migrated, at first use.
+    A write is on disk when the call returns (SQLite: WAL, synchronous FULL). Statements run on the store's own threads:
+    one for SQLite, `connections` for PostgreSQL. Many processes may use one database at once; a SQLite file belongs to
+    one machine. The tables are created or migrated at first use.
 
-    **What is down or slow.** A verb that cannot be carried out is a StoreError, at the latest after three times
-    `lock_timeout_s`, of which it waits at most one until it is begun. The next verb tries anew, with new connections in
-    place of dead ones, so nothing has to be restarted. A file of SQLite that is deleted or replaced while it is open is
-    refused. On PostgreSQL `lock_timeout_s` is also what a statement, and a transaction that is left alone, may take:
+    **Failures and timeouts.** A call that cannot be carried out raises StoreError after at most three times
+    `lock_timeout_s`; at most one of the three is the wait until it begins. The next call tries again and replaces dead
+    connections, so nothing needs a restart. A SQLite file that is deleted or replaced while it is open is refused. On
+    PostgreSQL, `lock_timeout_s` is also the most time for a statement and for an idle transaction: the store sets
     `statement_timeout`, `lock_timeout`, `idle_in_transaction_session_timeout` and, twice as long, `transaction_timeout`
-    are set where the server, database or role does not. A URL may set them, `?options=-c%20statement_timeout%3D60s`,
-    and `connect_timeout=10` (s). A server that is silent for half as long again as its `statement_timeout` is given up.
+    unless the server, database or role sets them. A URL may set them too, as `?options=-c%20statement_timeout%3D60s`,
+    and `connect_timeout=10` (s). A connection without an answer for 1.5 times its `statement_timeout` is closed.
 
     Args:
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
         schema: the tables.
-        lock_timeout_s: how long to wait for another's transaction before a StoreError, in seconds.
+        lock_timeout_s: how long to wait for another transaction before a StoreError, in seconds.
         connections: the most connections to PostgreSQL at once.
 
     Raises:
@@ -83,7 +83,7 @@ class SQLDatabase(Shared):
         self._url = parsed
         sqlite = parsed.get_backend_name() == "sqlite"
         self.is_local = sqlite
-        """Whether it is a file of one machine."""
+        """Whether the store is a file on one machine."""
         if sqlite:
             connections = 1
         try:
@@ -93,7 +93,7 @@ class SQLDatabase(Shared):
                 max_overflow=0,
                 hide_parameters=True,
                 pool_timeout=lock_timeout_s,
-                pool_pre_ping=not sqlite,  # one round trip more, so that a server's restart fails no verb after it
+                pool_pre_ping=not sqlite,  # one more round trip, so that no call fails after a restart of the server
             )
         except ModuleNotFoundError as error:
             why = f"its driver is missing ({error}): pip install 'turnwise[postgres]'"
@@ -109,7 +109,7 @@ class SQLDatabase(Shared):
         self._driver: Any = self._engine.dialect.loaded_dbapi
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
         self._writer: Any = None
-        """The driver's connection for commits to a file of SQLite, from the first one on."""
+        """The driver's connection for commits to a SQLite file, kept after the first commit."""
         self._transactions = 0
         self._ready = False
         self._closed = False
@@ -118,7 +118,7 @@ class SQLDatabase(Shared):
         return f"{type(self).__name__}({self._name!r})"
 
     async def close(self) -> None:
-        """Let go of connections and files. Closing twice is fine; any other verb after it raises StoreClosedError."""
+        """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._threads.shutdown)
@@ -128,16 +128,16 @@ class SQLDatabase(Shared):
             if self._owner:
                 self._owner.release()
 
-    # Which Ray has it
+    # Ownership by a Ray cluster
 
     def own(self, ray: RayId) -> None:
-        """See `Shared`. A file of SQLite is one Ray's at a time; a server has the names of its connections."""
+        """See `Shared`. One Ray cluster at a time may have a SQLite file; a server has named connections."""
         self._ray = ray
         if self.is_local:
             self._owner = SQLiteOwner(path_of(self._url), self._name, ray)
 
     async def rivals(self) -> list[str]:
-        """See `Shared`. A role of PostgreSQL's sees the connections of its own name."""
+        """See `Shared`. A PostgreSQL role sees only its own connections."""
         if self.is_local or self._ray is None:
             return []
         named = sa.text(
@@ -148,35 +148,35 @@ class SQLDatabase(Shared):
         return rivals_among(names, self._ray)
 
     def _called(self) -> str:
-        """Return what connections to a server are called, if nobody has said so in the URL."""
+        """Return the name for connections to a server, used unless the URL sets one."""
         return self._ray.label if self._ray else "turnwise"
 
     # Transactions
 
     async def _write(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """Return what `work` returns of a transaction, when that is on disk.
+        """Run `work` in a transaction; return its result when the transaction is on disk.
 
         Raises:
             StoreClosedError: the store was closed.
-            SchemaVersionError: the tables are of another version.
+            SchemaVersionError: the tables have another version.
             StoreError: the database could not be reached, read or written; nothing was written.
         """
         return await self._on_thread(lambda: self._connected(self._engine, work))
 
     async def _read(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """Return what `work` returns of a transaction that only reads; raises as `_write` does."""
+        """Run `work` in a transaction that only reads, and return its result; raises as `_write` does."""
         return await self._on_thread(lambda: self._connected(self._reader, work))
 
     async def _write_fast(self, work: Callable[[Any], None]) -> None:
-        """Do `work` in a transaction on the driver's own cursor: what is done for every turn is worth the shortcut."""
+        """Run `work` in a transaction on the driver's own cursor, which is faster. For writes of every turn."""
         await self._on_thread(lambda: self._transact(work))
 
     def _is_duplicate(self, error: StoreError) -> bool:
-        """Return whether the database refused a row because there is one of its key."""
+        """Return whether the database refused a row because a row with its key exists."""
         return isinstance(error.__cause__, self._driver.IntegrityError)
 
     def _lock(self, connection: sa.Connection) -> None:
-        """Let this be the only transaction that holds this lock. A SQLite transaction that writes is alone anyway."""
+        """Take an exclusive lock for this transaction. A writing SQLite transaction is exclusive anyway."""
         if self._engine.dialect.name == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7475726E)))
 
@@ -192,14 +192,14 @@ class SQLDatabase(Shared):
                 except (exc.DBAPIError, self._driver.Error) as error:
                     if not self._was_recreated(error):
                         raise
-                return self._checked(work)  # nothing was done
+                return self._checked(work)  # the failed attempt changed nothing
 
         if self._closed:
             raise StoreClosedError(self._name)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _late(self, asked: float) -> StoreError | None:
-        """Return the error of what was asked for, by the monotonic clock, so long ago that it is not begun any more."""
+        """Return the error for work requested so long ago (monotonic clock) that it must not begin; None if it may."""
         waited_s = time.monotonic() - asked
         if waited_s <= self._lock_timeout_s:
             return None
@@ -207,7 +207,7 @@ class SQLDatabase(Shared):
         return StoreError(f"store {self._name}: {why}; is it reachable, and not overloaded?")
 
     def _checked(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns, with the tables there, and the file of SQLite still in its place afterwards."""
+        """Run `work` after the tables exist, check that the SQLite file is still in place, and return the result."""
         self._check_before()
         result = work()
         self._check_after()
@@ -215,7 +215,7 @@ class SQLDatabase(Shared):
 
     def _check_before(self) -> None:
         if self._file:
-            self._file.check()  # a new connection would make a file where there is none
+            self._file.check()  # a new connection would create a missing file
         if not self._ready:
             self._prepare()
 
@@ -225,9 +225,9 @@ class SQLDatabase(Shared):
 
     @staticmethod
     def _connected(engine: sa.Engine, work: Callable[[sa.Connection], Result]) -> Result:
-        """Return what `work` returns of a transaction; it is carried out again if a text in SQLite is not UTF-8.
+        """Run `work` in a transaction and return its result. Run it again if a text in SQLite is not UTF-8.
 
-        Then it reads `UNDECODABLE` in the place of such texts, so that it can tell where they are, or delete them.
+        The second run reads `UNDECODABLE` in place of such texts, so that it can report or delete them.
         """
         try:
             with engine.begin() as connection:
@@ -245,7 +245,7 @@ class SQLDatabase(Shared):
 
     @property
     def _transact(self) -> Callable[[Callable[[Any], Result]], Result]:
-        """What carries out work in a transaction, on the driver's own cursor."""
+        """The function that runs work in a transaction, on the driver's own cursor."""
         return self._transact_in_file if self.is_local else self._transact_on_server
 
     def _transact_on_server(self, work: Callable[[Any], Result]) -> Result:
@@ -259,11 +259,11 @@ class SQLDatabase(Shared):
                 connection.invalidate(error)
             raise
         finally:
-            connection.close()  # back to the pool, which rolls back what was not committed
+            connection.close()  # returns it to the pool, which rolls back what was not committed
 
     def _transact_in_file(self, work: Callable[[Any], Result]) -> Result:
         if self._writer is None:
-            # One thread needs no pool: a connection of its own saves what the pool takes, as much as two statements.
+            # One thread needs no pool. Keeping its own connection saves as much time as two statements take.
             pooled = self._engine.raw_connection()
             pooled.detach()
             self._writer = pooled.dbapi_connection
@@ -277,18 +277,18 @@ class SQLDatabase(Shared):
             raise
         self._transactions += 1
         if self._transactions % CHECKPOINT_COMMITS == 0:
-            with suppress(RuntimeError):  # the store is being closed, and SQLite makes a checkpoint then
+            with suppress(RuntimeError):  # the store is closing, and SQLite makes a checkpoint then
                 self._threads.submit(self._checkpoint)
         return result
 
     def _checkpoint(self) -> None:
-        """Move SQLite's log into its file between commits, so that no commit takes the time for it."""
-        # What cannot be moved now is moved later, at the latest by the commit that finds the log too long.
+        """Move SQLite's log into its file between commits, so that no commit has to wait for it."""
+        # A part of the log that cannot be moved now is moved later, at the latest by a commit that finds it too long.
         with suppress(self._driver.Error, exc.SQLAlchemyError), self._engine.connect() as connection:
             connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _was_recreated(self, error: BaseException) -> bool:
-        """Return whether tables are missing that were there; they are made, or looked for, at the next use."""
+        """Return whether tables that existed are missing. They are created, or checked again, at the next use."""
         was_ready = self._ready
         if lacks_tables(error.orig if isinstance(error, exc.DBAPIError) else error):
             self._ready = False
@@ -296,7 +296,7 @@ class SQLDatabase(Shared):
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn the database's errors into ours, in this one place."""
+        """Convert the database's errors to StoreError. Only this method does so."""
         try:
             yield
         except (exc.DBAPIError, self._driver.Error) as error:
@@ -304,17 +304,17 @@ class SQLDatabase(Shared):
             cause = error.orig if isinstance(error, exc.DBAPIError) else error
             quiet = without_text(cause)
             raise StoreError(f"store {self._name}: {quiet}; {remedy(cause)}") from quiet
-        except (UnicodeEncodeError, UnicodeDecodeError) as error:  # whose attributes have the whole text
+        except (UnicodeEncodeError, UnicodeDecodeError) as error:  # its attributes hold the whole text
             raise StoreError(f"store {self._name}: a text cannot be stored: {error.reason}") from None
         except exc.StatementError as error:  # a value cannot be stored
             raise StoreError(f"store {self._name}: a value cannot be stored: {type(error.orig).__name__}") from None
-        except (exc.SQLAlchemyError, ValueError, OverflowError) as error:  # the last two: values that cannot be stored
+        except (exc.SQLAlchemyError, ValueError, OverflowError) as error:  # the last two: unstorable values
             raise StoreError(f"store {self._name}: {error}") from error
 
     # The schema
 
     def _prepare(self) -> None:
-        """Make the tables if there are none, migrate old ones; refuse a schema that is not ours."""
+        """Create missing tables, migrate old ones, and refuse tables of an unknown version."""
         with self._reader.begin() as connection:
             if self._file:
                 self._file.remember(connection)
@@ -328,16 +328,16 @@ class SQLDatabase(Shared):
             with self._engine.begin() as connection:
                 self._lock(connection)
                 driver: Any = connection.connection.dbapi_connection
-                with nullcontext() if self._file else driver.unhurried():  # a migration takes as long as it takes
+                with nullcontext() if self._file else driver.unhurried():  # a migration has no time limit
                     found = self._update(connection)
         if found != str(self._schema.version):
             raise SchemaVersionError(self._name, found, self._schema.version)
         self._ready = True
 
     def _update(self, connection: sa.Connection) -> str:
-        """Bring the tables as far as they can be; return their version then."""
+        """Create or migrate the tables as far as possible; return the version that they have then."""
         _meta.create(connection, checkfirst=True)
-        found = self._version(connection)  # again: another process may have been faster
+        found = self._version(connection)  # read again: another process may have migrated meanwhile
         if found is None:
             if not self._schema.tables.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
                 raise CorruptRecordError(f"{self._schema.name} of {self._name}", "missing, and its tables are there")
@@ -359,7 +359,7 @@ class SQLDatabase(Shared):
 
 
 def insert_into(table: sa.Table, dialect: sa.Dialect) -> Any:
-    """Return the INSERT of a dialect itself, which can say what is done about a conflict. Loads that dialect alone."""
+    """Return the dialect's own INSERT, which has ON CONFLICT. Imports only that dialect."""
     if dialect.name == "postgresql":
         from sqlalchemy.dialects import postgresql
 
@@ -387,7 +387,7 @@ def _parse_url(url: str, name: str) -> sa.URL:
 
 
 def _bound_waits(engine: sa.Engine, timeout_s: float, called: Callable[[], str]) -> None:
-    from turnwise.memory.stores.sql.postgres_connection import PostgresConnection  # whose driver others need not have
+    from turnwise.memory.stores.sql.postgres_connection import PostgresConnection  # needs a driver
 
     @sa.event.listens_for(engine, "do_connect")
     def connect(_: object, __: object, args: list[Any], settings: dict[str, Any]) -> PostgresConnection:

@@ -1,7 +1,7 @@
-"""What makes of the tables of an older version those of the next: for each version its statements.
+"""Migrations: for each older version, the statements that change its tables to the next version.
 
-They run in one transaction with the new version's number, in SQL that SQLite and PostgreSQL both know, and are never
-changed once they were released. Columns are named, so their order does not matter.
+They run in one transaction with the update of the version number, in SQL for both SQLite and PostgreSQL. They never
+change after a release. Columns are named, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 _COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "calls", "tool_calls")
 
 MIGRATIONS: Mapping[int, Sequence[str]] = {
-    # Sessions and runs have usage; runs have tool calls, wait for approval, and can be taken up again.
+    # Sessions and runs have usage; runs have tool calls, can wait for approval, and can be resumed.
     1: (
         *(f"ALTER TABLE turnwise_sessions ADD COLUMN {name} BIGINT DEFAULT 0 NOT NULL" for name in _COUNTS),
         "ALTER TABLE turnwise_sessions ADD COLUMN seconds DOUBLE PRECISION DEFAULT 0 NOT NULL",
@@ -24,10 +24,10 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
         """UPDATE turnwise_runs SET (usage, stop_reason) = (SELECT usage, stop_reason FROM turnwise_turns
         WHERE turnwise_turns.session = turnwise_runs.session AND turnwise_turns.idx = turnwise_runs.turn_index)""",
     ),
-    # Turns have what they carry on to the next.
+    # Turns have `carried`.
     2: ("ALTER TABLE turnwise_turns ADD COLUMN carried TEXT",),
-    # Long-term memory: how sessions and runs use it, and up to which turn it has a session's. What there is was not
-    # meant for it.
+    # Long-term memory: how sessions and runs use it, and up to which turn a session is saved. Existing turns count as
+    # saved, so that they are not sent to long-term memory.
     3: (
         "ALTER TABLE turnwise_sessions ADD COLUMN memory TEXT",
         "ALTER TABLE turnwise_sessions ADD COLUMN saved BIGINT DEFAULT -1 NOT NULL",
@@ -42,7 +42,7 @@ MIGRATIONS: Mapping[int, Sequence[str]] = {
     ),
     # Commits are matched by the revision that they follow.
     5: ("ALTER TABLE turnwise_sessions ADD COLUMN revision BIGINT DEFAULT 0 NOT NULL",),
-    # Sessions and runs say which model is asked, and with which parameters; runs, of which type the answer is.
+    # Sessions and runs have a model and request parameters; runs have the type of the answer.
     6: (
         *(f"ALTER TABLE turnwise_sessions ADD COLUMN {name} TEXT" for name in ("model", "params")),
         *(f"ALTER TABLE turnwise_runs ADD COLUMN {name} TEXT" for name in ("model", "params", "output")),

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL on which nobody waits for ever."""
+"""Connections to PostgreSQL with a limit on every wait."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from turnwise.errors import StoreError
 Answer = TypeVar("Answer")
 
 CONNECT_S = 10
-"""How long to wait for a connection, in seconds, where the URL has no `connect_timeout`."""
+"""How long to wait for a connection, in seconds, if the URL has no `connect_timeout`."""
 
 PATIENCE = 1.5
-"""How much longer than its `statement_timeout` a server may be silent. One that is at work answers before."""
+"""The wait for an answer, as a multiple of `statement_timeout`. A working server answers within the timeout."""
 
 BRIEF_MS = 200
-"""How long a group of commits waits for a row that another's transaction holds, in milliseconds."""
+"""How long a group of commits waits for a row that another transaction holds, in milliseconds."""
 
 TRANSACTION_TIMEOUT_SINCE = 170_000
-"""Which version of the server has such a setting. Before, a client that freezes right behind a pipeline is not seen."""
+"""The first server version with this setting. Older servers do not notice a client that freezes after a pipeline."""
 
-# Only what nobody has set: the URL, the role, the database and the server's own settings go before.
+# Sets only what has its default: settings of the URL, the role, the database and the server take precedence.
 _SETTINGS = """
     SELECT name, setting, CASE source WHEN 'default' THEN set_config(
         name, CASE name WHEN 'transaction_timeout' THEN %(twice)s ELSE %(once)s END, false
@@ -39,17 +39,16 @@ _SETTINGS = """
 
 
 class PostgresConnection(psycopg.Connection[Any]):
-    """A connection that breaks if the server is silent for too long.
+    """A connection that closes itself if the server does not answer in time.
 
-    The server's own timeouts end what waits for a lock or takes too long, and the transaction of a client that is
-    frozen in its midst, whose locks others wait for. They do not help where the server itself is frozen or the network
-    is gone: that is seen here.
+    The server's own timeouts end statements that wait for a lock or take too long, and transactions of frozen clients.
+    They do not help if the server itself is frozen or the network is down; this class detects that.
     """
 
     brief_ms = BRIEF_MS
     """How long `wait_briefly` lets a statement wait for a lock, in milliseconds."""
     silence_s: float | None = CONNECT_S
-    """How long to wait for each answer, in seconds; for ever if None."""
+    """How long to wait for each answer, in seconds; None for no limit."""
 
     @classmethod
     def open(cls, timeout_s: float, *args: Any, **settings: Any) -> PostgresConnection:
@@ -62,8 +61,8 @@ class PostgresConnection(psycopg.Connection[Any]):
             args, settings: as `psycopg.connect` takes them.
 
         Raises:
-            psycopg.Error: it cannot be had.
-            StoreError: the database is not in UTF-8, which alone can keep all text.
+            psycopg.Error: the connection cannot be made.
+            StoreError: the database's encoding is not UTF-8, the only one that can hold all text.
         """
         connection = cls.connect(*args, **{"connect_timeout": CONNECT_S, **settings})
         try:
@@ -81,7 +80,7 @@ class PostgresConnection(psycopg.Connection[Any]):
         return connection
 
     def wait(self, gen: PQGen[Answer], interval: float = 0.1, timeout: float | None = None) -> Answer:
-        """Wait for an answer of the server; break the connection if there is none in time."""
+        """Wait for an answer of the server; close the connection if there is none in time."""
         if timeout is not None or self.silence_s is None:
             return super().wait(gen, interval, timeout)
         deadline = time.monotonic() + self.silence_s
@@ -90,16 +89,16 @@ class PostgresConnection(psycopg.Connection[Any]):
         except psycopg.OperationalError as error:
             if time.monotonic() < deadline:
                 raise
-            self.close()  # what the server may still say would be taken for the answer to the next question
+            self.close()  # a late answer would be taken for the answer to the next statement
             raise psycopg.OperationalError(f"no answer for {self.silence_s:g} s") from error
 
     def wait_briefly(self, cursor: psycopg.Cursor[Any]) -> None:
-        """Let what comes in this transaction wait for locks for a moment only."""
+        """Let the following statements of this transaction wait only `brief_ms` for locks."""
         cursor.execute(f"SET LOCAL lock_timeout = {self.brief_ms}".encode())
 
     @contextmanager
     def unhurried(self) -> Iterator[None]:
-        """Let the transaction that has begun take as long as it takes."""
+        """Remove the time limits of the current transaction."""
         before, self.silence_s = self.silence_s, None
         try:
             self.execute("SET LOCAL statement_timeout = 0")

@@ -1,4 +1,4 @@
-"""What to do about an error of a database, and what of it may be told."""
+"""Database errors: the remedy for each, and a message that quotes no stored text."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _OPTION = "settings of the server go into the URL as ?options=-c%20search_path%3
 
 
 def remedy(error: object) -> str:
-    """Return what the message of a driver's error is to end with."""
-    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the bits above it say more of the same
+    """Return the remedy for a driver's error, with which its message ends."""
+    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are the extended code
     state = getattr(error, "sqlstate", None) or ""
     if _NO_OPTION in str(error):
         return _OPTION
@@ -39,7 +39,7 @@ def remedy(error: object) -> str:
 
 
 def lacks_tables(error: object) -> bool:
-    """Return whether a driver's error says that a table is not there."""
+    """Return whether a driver's error says that a table does not exist."""
     is_sqlite = isinstance(error, sqlite3.OperationalError) and "no such table" in str(error)
     return is_sqlite or getattr(error, "sqlstate", None) == "42P01"
 
@@ -49,12 +49,12 @@ _QUOTING = ("22", "23")
 
 
 def is_undecodable(error: object) -> bool:
-    """Return whether SQLite has a text that is not UTF-8. Its message quotes that text."""
+    """Return whether the error is SQLite's for a text that is not UTF-8. Its message quotes that text."""
     return isinstance(error, sqlite3.OperationalError) and str(error).startswith("Could not decode to UTF-8")
 
 
 def without_text(error: BaseException | None) -> BaseException:
-    """Return an error of the driver's like this one, whose message quotes nothing that is stored or was to be."""
+    """Return an equivalent driver's error whose message quotes neither stored text nor text to store."""
     kind = type(error) if isinstance(error, Exception) else Exception
     state = getattr(error, "sqlstate", None) or ""
     if is_undecodable(error):

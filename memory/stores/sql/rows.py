@@ -1,4 +1,4 @@
-"""Records to rows of the tables and back."""
+"""Converts records to table rows and back."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Result = TypeVar("Result")
 
 
 def log_key(log: str) -> int:
-    """Return the key of the session whose log this is; 0, which is nobody's, for a name that the store never gave."""
+    """Return the key of the session that has this log; 0, which no session has, for a name that is not a log's."""
     key = int(log) if log.isascii() and log.isdigit() and len(log) <= _KEY_DIGITS else 0
     return key if key.bit_length() <= _KEY_BITS else 0
 
 
 _KEY_BITS = 63
 _KEY_DIGITS = 19
-"""So many has the highest number of so many bits."""
+"""Digits of the largest number of that many bits."""
 
 
 def to_json(value: Any) -> str | None:
-    """Return a value as JSON text, None as None. Also for free text, which PostgreSQL cannot hold with NUL in it."""
+    """Return a value as JSON text, None as None. Also used for free text, since PostgreSQL text cannot hold NUL."""
     return None if value is None else _ENCODER.encode(value)
 
 
@@ -69,7 +69,7 @@ _SHORT = {
     "seconds": "s",
     "cost": "cost",
 }
-"""Names of usage in its text, which stands in every turn and run. Version 1 wrote the long ones."""
+"""Short names of usage fields, since every turn and run stores them as text. Version 1 wrote the long names."""
 
 _LONG = {short: name for name, short in _SHORT.items()}
 
@@ -78,7 +78,7 @@ def _usage_text(usage: Usage | None) -> str | None:
     if usage is None:
         return None
     values = {name: getattr(usage, name) for name in USAGE}
-    values |= {"seconds": round(usage.seconds, 6), "cost": round(usage.cost, 12)}  # more is noise, in every row
+    values |= {"seconds": round(usage.seconds, 6), "cost": round(usage.cost, 12)}  # more digits are noise
     return to_json({_SHORT[name]: value for name, value in values.items() if value})
 
 
@@ -90,7 +90,7 @@ def _usage(text: str | None) -> Usage | None:
 
 
 _OWN_LOG = 0
-"""Stands for a turn's own session in its spans: no key is 0, and keys have 19 digits."""
+"""Stands for the turn's own session in stored spans, since keys have 19 digits. No session has the key 0."""
 
 
 def _spans_text(spans: Spans, own: int) -> str:
@@ -125,7 +125,7 @@ def _unless_on(use: MemoryUse) -> str | None:
 
 
 def changed_session_row(session_id: str, epoch: int, commit: Commit) -> dict[str, Any]:
-    """Return what a commit changes of a session, and what it is matched by, for the `put_session` statement."""
+    """Return the session fields that a commit changes and those that it must match, for the `put_session` statement."""
     session, usage = commit.session, commit.session.usage
     return {
         "b_key": log_key(session.log),
@@ -148,7 +148,7 @@ def changed_session_row(session_id: str, epoch: int, commit: Commit) -> dict[str
 
 
 def read_usage(row: Any) -> Usage:
-    """Return the usage that stands in columns of its own."""
+    """Return the usage of a session, which has its own columns."""
     values: dict[str, Any] = {name: number(getattr(row, name)) for name, number in USAGE.items()}
     return Usage(**values)
 
@@ -243,7 +243,7 @@ def _run_texts(run: RunRecord) -> dict[str, str | None]:
 
 
 def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
-    """Return what may change of a run after it was stored, for the `put_run` statement."""
+    """Return the fields of a run that may change after it was stored, for the `put_run` statement."""
     return {
         "b_session": key,
         "b_turn_index": run.turn_index,
@@ -293,8 +293,8 @@ def event_row(key: int, event: Event) -> dict[str, Any]:
 
 
 def read_event(row: Iterable[Any], session_id: str) -> AnyEvent:
-    """Return the event of a row with the columns of a table of events, in their order."""
-    _, seq, at, turn_index, run_id, key, kind, body = row  # by name would take longer than to decode the body
+    """Return the event of a row, which has the columns of an events table in their order."""
+    _, seq, at, turn_index, run_id, key, kind, body = row  # access by name would take longer than decoding the body
     try:
         return decode_event(
             kind, body, session_id=session_id, seq=seq, at=at, turn_index=turn_index, run_id=run_id, key=key

@@ -36,7 +36,7 @@ _Key = BigInteger().with_variant(Integer(), "sqlite")
 USAGE: dict[str, type[int | float]] = {
     field.name: {"int": int, "float": float}[str(field.type)] for field in fields(Usage)
 }
-"""Columns of a session's usage and their types: it can be summed up. That of a turn or a run is JSON text."""
+"""Usage columns of a session and their types, so that SQL can sum them. Usage of turns and runs is JSON text."""
 
 sessions = Table(
     "turnwise_sessions",
@@ -66,7 +66,7 @@ sessions = Table(
     ),
     Index("turnwise_sessions_created", "created_at", "key"),
     Index("turnwise_sessions_user", "user_id", "created_at", "key"),
-    sqlite_autoincrement=True,  # as in older versions, which gave keys by a counter; today `new_key` does
+    sqlite_autoincrement=True,  # kept from older versions, which numbered keys; today `new_key` makes them
 )
 
 borrowed = Table(
@@ -110,7 +110,7 @@ turns = Table(
     PrimaryKeyConstraint("session", "idx"),
 )
 _has_ttl = sessions.c.ttl_s.is_not(None)
-# By key and not by the time of expiry: that changes with every commit, which would then write to the index.
+# Indexed by key, not by the time of expiry: that changes with every commit, and each would write to the index.
 Index("turnwise_sessions_ttl", sessions.c.key, info={WHERE: _has_ttl})
 
 _open_turn = text("status IN ('pending', 'queued', 'running')")

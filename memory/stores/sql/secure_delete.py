@@ -1,4 +1,4 @@
-"""What stores in an SQL database share that people may ask to forget: nothing legible stays behind."""
+"""`SecureDeleteDatabase`: the base of SQL stores whose deleted text must not stay readable in files."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from turnwise.memory.stores.urls import resolve_url
 Result = TypeVar("Result")
 
 _LOG_HEADER, _FRAME_HEADER = 32, 24
-"""How many bytes stand before the pages of a log, and before each page."""
+"""Bytes before the pages of a WAL file, and before each page in it."""
 
 _EMPTYING_MS = 1000
-"""How long to wait for those who read, until the log of SQLite can be emptied."""
+"""How long to wait for readers before SQLite's log can be emptied, in milliseconds."""
 
 
 class SecureDeleteDatabase(SQLDatabase):
-    """Base of stores of what people said. Pickles as its settings, with the password that the URL may have.
+    """Base of stores of users' text. A pickle has its settings, with the URL's password.
 
-    What is deleted from a file of SQLite is overwritten there, and its log emptied, unless another process is reading.
-    PostgreSQL overwrites it by and by, with its vacuum.
+    Text deleted from a SQLite file is overwritten there, and the log is emptied unless another process is reading.
+    PostgreSQL overwrites deleted text later, when it vacuums.
     """
 
     schema: Schema
-    """The tables, of each subclass."""
+    """The tables of the subclass."""
 
     def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
         if isinstance(url, str) and url.startswith("sqlite"):
-            url = resolve_url(url)  # pickled, it is to name the same file wherever it is opened
+            url = resolve_url(url)  # absolute, so that a pickle names the same file everywhere
         super().__init__(url, self.schema, lock_timeout_s=lock_timeout_s, connections=connections)
         self._settings = (url, lock_timeout_s, connections)
         self._is_sqlite = self._engine.dialect.name == "sqlite"
@@ -46,18 +46,18 @@ class SecureDeleteDatabase(SQLDatabase):
             sa.event.listen(self._engine, "connect", _overwrite_what_is_deleted)
 
     async def scrub(self) -> None:
-        """Write a file of SQLite anew, so that nothing that was deleted is in it: O(all that is in the file).
+        """Rewrite a SQLite file, so that it contains nothing that was deleted. O(size of the file).
 
-        Other stores of the same file wait meanwhile. PostgreSQL is left to its vacuum.
+        Other stores of the same file wait meanwhile. Does nothing on PostgreSQL, which vacuums by itself.
 
         Raises:
-            StoreError: another process reads or writes for longer than the lock timeout; again.
+            StoreError: another process reads or writes for longer than the lock timeout; try again.
         """
         if self._is_sqlite:
             await self._on_thread(self._rewrite)
 
     def paths(self) -> list[Path]:
-        """Return SQLite's file, and those that it may have beside it; none of PostgreSQL."""
+        """Return the SQLite file and its possible side files (log and shared memory); none for PostgreSQL."""
         if not self._is_sqlite:
             return []
         file = Path(self._engine.url.database or "").absolute()
@@ -71,16 +71,16 @@ class SecureDeleteDatabase(SQLDatabase):
         return cls(url, lock_timeout_s=lock_timeout_s, connections=connections)
 
     def _lock_user(self, connection: sa.Connection, user_id: str) -> None:
-        """Let this be the only transaction that writes of this user; on SQLite it is the only one that writes."""
+        """Make this the only transaction that writes items of this user; on SQLite, the only one that writes at all."""
         if not self._is_sqlite:
             name = f"{self.schema.name} {user_id}".encode(errors="surrogatepass")
             number = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), signed=True)
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(number)))
 
     async def _erase(self, *works: Callable[[sa.Connection], Result]) -> list[Result]:
-        """Return what each work, which deletes, returns of a transaction of its own; nothing of what they delete stays.
+        """Run each piece of work, which deletes, in its own transaction; return the results. No deleted text stays.
 
-        The pages of the file that they wrote are noted for `erase`.
+        The file's pages that they wrote are noted for `erase`.
         """
         done: list[Result] = []
         try:
@@ -97,9 +97,9 @@ class SecureDeleteDatabase(SQLDatabase):
                 await self._on_thread(self._empty_log)
 
     def _noting_pages(self, work: Callable[[sa.Connection], Result]) -> tuple[Result, set[int]]:
-        """Return what the work returns, and which pages it wrote, with those that were in SQLite's log before."""
+        """Run the work; return its result and the pages that it wrote, and those that were in SQLite's log before."""
         file, log, *_ = self.paths()
-        # While this reads, nobody begins the log anew, so all that the work writes is in it.
+        # While this connection reads, SQLite does not restart the log, so the log has all pages that the work writes.
         with closing(self._driver.connect(file, isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -115,8 +115,8 @@ class SecureDeleteDatabase(SQLDatabase):
             raise StoreError(f"store {self._name}: others read it, so its log has what was deleted still; try again")
 
     def _empty_log(self) -> None:
-        """Move SQLite's log, where deleted text still stands, into its file, and leave nothing of it."""
-        # It is deleted already, so neither a failure nor a long wait may come of this; the next deletion tries again.
+        """Move SQLite's log, which may still hold deleted text, into its file, and empty the log."""
+        # The deletion is done, so this must neither fail nor wait long; the next deletion tries again.
         with suppress(self._driver.Error, exc.SQLAlchemyError), self._engine.connect() as connection:
             cursor = connection.connection.cursor()
             (timeout_ms,) = cursor.execute("PRAGMA busy_timeout").fetchone()
@@ -128,7 +128,7 @@ class SecureDeleteDatabase(SQLDatabase):
 
 
 def _pages_in(log: Path) -> set[int]:
-    """Return the numbers of the pages in a log of SQLite; of those that it had long ago too, which does no harm."""
+    """Return the numbers of the pages in a SQLite log. Outdated pages may be among them, which does no harm."""
     try:
         written = log.read_bytes()
     except FileNotFoundError:

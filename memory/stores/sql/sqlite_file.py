@@ -1,4 +1,4 @@
-"""A file of SQLite: how it is opened, and whether it is still the one that was opened."""
+"""`SQLiteFile`: opens a SQLite file, and detects that it was deleted or replaced while open."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import sqlalchemy as sa
 from turnwise.errors import StoreError
 
 LOOK_S = 0.001
-"""How often a writer looks whether the file is free."""
+"""How often a waiting writer checks whether the file is free, in seconds."""
 
 
 class SQLiteFile:
     """The file that an engine has open.
 
-    A process that has a file open goes on with it after somebody has deleted it or put another in its place, and what
-    it writes is lost. So each transaction looks whether the file is where it was.
+    A process that has a file open can still write to it after the file was deleted or replaced, and those writes are
+    lost. So each transaction checks that the path still names the same file.
 
     Args:
-        name: of the store, as it may be shown.
-        lock_timeout_s: how long to wait for another process's transaction.
+        name: the store's name in messages.
+        lock_timeout_s: how long to wait for another process's transaction, in seconds.
         is_read_only: whether the engine opens it for reading.
     """
 
@@ -35,16 +35,16 @@ class SQLiteFile:
         _configure(engine, lock_timeout_s, is_read_only)
 
     def remember(self, connection: sa.Connection) -> None:
-        """Take the file that the connection is to for the one."""
+        """Remember the identity of the file that the connection has open."""
         databases = connection.exec_driver_sql("PRAGMA database_list")
         self._path = Path(next(path for _, name, path in databases if name == "main"))
         self._inode = _inode(self._path)
 
     def check(self) -> None:
-        """Raise if it is gone or another, once it has been remembered.
+        """Raise if the remembered file is gone or was replaced.
 
         Raises:
-            StoreError: it was deleted or replaced; what was written last may be lost.
+            StoreError: the file was deleted or replaced; the last writes may be lost.
         """
         if self._inode is None or (found := _inode(self._path)) == self._inode:
             return
@@ -53,7 +53,7 @@ class SQLiteFile:
 
 
 def path_of(url: sa.URL) -> Path:
-    """Return where the file of a URL is, with links resolved."""
+    """Return the path of a URL's file, with links resolved."""
     database = url.database or ""
     if database.startswith("file:"):
         database = unquote(urlsplit(database).path)
@@ -61,13 +61,13 @@ def path_of(url: sa.URL) -> Path:
 
 
 def begin_writing(connection: sqlite3.Connection, timeout_s: float) -> None:
-    """Begin a transaction that has the file's lock at once, as one that upgrades from reading can fail without waiting.
+    """Begin a transaction that takes the write lock at once. An upgrade from a read lock can fail at once.
 
-    Waits for others by looking every `LOOK_S`. SQLite's own wait looks less and less often, at last every 0.1 s: of two
-    processes that write all the time, one then stands still for half a second again and again.
+    Waits for other writers by trying every `LOOK_S` seconds. SQLite's own wait tries less and less often, at last every
+    0.1 s: of two processes that write all the time, one would then repeatedly stall for half a second.
 
     Args:
-        connection: its busy_timeout is 0.
+        connection: a connection whose busy_timeout is 0.
 
     Raises:
         sqlite3.OperationalError: the file was not free within `timeout_s`.
@@ -98,10 +98,10 @@ def _configure(engine: sa.Engine, lock_timeout_s: float, is_read_only: bool) -> 
 
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # the driver begins no transaction on its own
+        connection.isolation_level = None  # the driver must not begin transactions on its own
         connection.execute(patience)
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA wal_autocheckpoint = 8000")  # pages; for processes that end before they make one
+        connection.execute("PRAGMA wal_autocheckpoint = 8000")  # pages; for processes that end before a checkpoint
         if not is_read_only:
             _use_wal(connection, lock_timeout_s)
 
@@ -119,7 +119,7 @@ def _configure(engine: sa.Engine, lock_timeout_s: float, is_read_only: bool) -> 
 
 
 def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:
-    """Switch the file to WAL. Of two that open a new file at once SQLite refuses one, and does not let it wait."""
+    """Switch the file to WAL. If two processes open a new file at once, SQLite refuses one without waiting; retry."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

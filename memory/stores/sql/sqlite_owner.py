@@ -1,4 +1,4 @@
-"""Which Ray a file of SQLite belongs to: a lock beside the file, held by the processes of that Ray."""
+"""`SQLiteOwner`: a lock beside a SQLite file, held by the processes of the one Ray cluster that uses it."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.stores.sharing import RayId
 
 LOOK_S = 0.05
-"""How often the lock is looked at while others have it, in seconds."""
+"""How often a held lock is tried again, in seconds."""
 
 PATIENCE_S = 0.5
-"""How long others may hold the lock, such as to look at it, before another Ray is refused, in seconds."""
+"""How long another cluster's brief lock, such as for reading the owner, is waited for, in seconds."""
 
 ENDING_S = 20.0
-"""How long to wait for a Ray that has ended, and cannot be reached: its processes end soon, too; in seconds."""
+"""How long to wait for the processes of a Ray cluster that has ended, in seconds. They end soon after it."""
 
 
 class SQLiteOwner:
-    """This process's share of its Ray's claim on a file of SQLite: until `release`, or until the process ends.
+    """This process's share of its Ray cluster's lock on a SQLite file, until `release` or the end of the process.
 
-    The claim is one of SQLite's own locks, on a file `<name>.lock`: they are there on every system, and go with the
-    process that holds them, however it ends. Who gets the lock alone writes down its Ray, then shares the lock, and
-    reads there whose it is by then. Others of the same Ray share it; of another Ray nobody does.
+    The lock is one of SQLite's own, on a file `<name>.lock`: it works on every system, and the system releases it when
+    the process ends. A process that gets the lock exclusively writes its cluster's identity into that file, then shares
+    the lock and reads the owner again. Processes of the same cluster share the lock; others are refused.
 
     Args:
-        file: with links resolved, so that there is one lock for it.
-        name: of the store, as it may be shown.
+        file: the SQLite file, with links resolved, so that it has one lock.
+        name: the store's name in messages.
 
     Raises:
-        ConfigError: another Ray has the file; nothing was changed.
+        ConfigError: another Ray cluster has the file; nothing was changed.
         StoreError: the lock cannot be written.
     """
 
@@ -51,13 +51,13 @@ class SQLiteOwner:
             time.sleep(LOOK_S)
 
     def release(self) -> None:
-        """Let go of the file. A process that was forked from the one that has it changes nothing."""
+        """Release the lock. Does nothing in a process that was forked from the one that took it."""
         if self._connection is not None and self._process == os.getpid():
             self._connection.close()
         self._connection = None
 
     def _try(self) -> RayId | None:
-        """Take a share of the lock; return who has it if that is another Ray, or somebody who does not say."""
+        """Take a share of the lock. Return the holder if it is another Ray cluster, or an unknown process."""
         connection: sqlite3.Connection | None = None
         try:
             connection = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -78,8 +78,8 @@ class SQLiteOwner:
 
 
 def _claim(connection: sqlite3.Connection, ray: RayId) -> None:
-    """Write down whose the file is, if nobody else has the lock."""
-    connection.execute("PRAGMA synchronous = OFF")  # it says nothing after a crash of the machine
+    """Write the owner into the lock file, if no other process has the lock."""
+    connection.execute("PRAGMA synchronous = OFF")  # the owner is meaningless after a crash of the machine
     try:
         connection.execute("BEGIN EXCLUSIVE")
     except sqlite3.OperationalError as error:
@@ -93,13 +93,13 @@ def _claim(connection: sqlite3.Connection, ray: RayId) -> None:
 
 
 def _share(connection: sqlite3.Connection) -> RayId:
-    """Return whose the file is; the lock is shared from then on, until the connection is closed."""
+    """Return the owner of the file. The connection shares the lock from then on, until it is closed."""
     connection.execute("BEGIN")
     return RayId(*connection.execute("SELECT address, session FROM owner").fetchone())
 
 
 def _is_reached(ray: RayId) -> bool:
-    """Return whether something answers at the head of a Ray."""
+    """Return whether the head node of a Ray cluster accepts connections."""
     host, _, port = ray.address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()

@@ -18,24 +18,24 @@ _OPEN_RUN = ("queued", "running", "awaiting_approval")
 
 
 Row = Any
-"""What a driver takes for a row: a tuple or, by name, a dict."""
+"""The parameters of one row for a driver: a tuple, or a dict by name."""
 
 _SIZES = (32, 8)
-"""Of how many rows there are statements that insert them."""
+"""Row counts for which multi-row INSERT statements are compiled."""
 
 
 class Statement:
-    """A statement compiled once: SQLAlchemy's own run of a Core statement costs more than SQLite's commit."""
+    """A statement compiled once. Executing a Core statement through SQLAlchemy costs more than SQLite's commit."""
 
     def __init__(self, statement: Any, dialect: sa.Dialect, columns: Sequence[str] | None = None) -> None:
         compiled = statement.compile(dialect=dialect, column_keys=columns)
         self._text = str(compiled)
         self._pick = _picker(compiled.positiontup)
         self._constants = {name: value for name, value in compiled.params.items() if value is not None}
-        # Only SQLite gains by it: PostgreSQL has all rows of a statement in one round trip anyway.
+        # Only SQLite gets faster by it: PostgreSQL gets all rows of a statement in one round trip anyway.
         values = _VALUES.search(self._text) if dialect.name == "sqlite" else None
         self._inserts = {size: _with_rows(values, size) for size in _SIZES} if values else {}
-        """By number of rows, what inserts so many at once."""
+        """By number of rows: the statement that inserts that many."""
 
     def __call__(
         self, connection: sa.Connection, values: dict[str, Any] | list[dict[str, Any]]
@@ -45,13 +45,13 @@ class Statement:
         return connection.exec_driver_sql(self._text, self.bind(values))
 
     def rows(self, connection: sa.Connection, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Return all rows, as the driver gives them: for small reads that are many."""
+        """Return all rows as the driver's tuples. For small, frequent reads."""
         cursor = connection.connection.cursor()
         cursor.execute(self._text, self.bind(values))
         return list(cursor.fetchall())
 
     def write(self, cursor: Any, rows: Sequence[Row]) -> int:
-        """Execute on a driver's own cursor, once for each bound row; return how many rows the last of it changed."""
+        """Execute on a driver's own cursor, once per bound row; return how many rows the last execution changed."""
         if len(rows) >= _SIZES[-1]:
             rows = self._insert_many(cursor, rows)
         if len(rows) == 1:
@@ -61,10 +61,10 @@ class Statement:
         return int(cursor.rowcount) if rows else 0
 
     def _insert_many(self, cursor: Any, rows: Sequence[Row]) -> Sequence[Row]:
-        """Insert rows by statements of many; return those that are left.
+        """Insert rows by multi-row statements; return the rows that are left.
 
-        The driver gives Python's lock away for each row of an `executemany`, and while a busy event loop keeps it,
-        all other writers of the file wait.
+        The driver releases the GIL for each row of an `executemany`. While a busy event loop then holds the GIL, all
+        other writers of the file wait.
         """
         for size, text in self._inserts.items():
             while len(rows) >= size:
@@ -73,7 +73,7 @@ class Statement:
         return rows
 
     def bind(self, values: dict[str, Any]) -> Row:
-        """Return a row as the driver takes it."""
+        """Return a row's parameters in the driver's form."""
         if self._constants:
             values = self._constants | values
         return values if self._pick is None else self._pick(values)
@@ -88,14 +88,14 @@ def _with_rows(values: re.Match[str], count: int) -> str:
 
 
 def _picker(names: Sequence[str] | None) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
-    """Return what picks the values of these names, in order; None for a driver that takes them by name."""
+    """Return a function that picks the values of these names in order; None for a driver that takes them by name."""
     if names is None:
         return None
     return itemgetter(*names) if len(names) > 1 else lambda values: tuple(values[name] for name in names)
 
 
 class Statements:
-    """The statements of the verbs, for one dialect."""
+    """The statements of the store's methods, for one dialect."""
 
     def __init__(self, dialect: sa.Dialect) -> None:
         def compiled(statement: Any, columns: Sequence[str] | None = None) -> Statement:
@@ -178,7 +178,7 @@ class Statements:
         unsettled = (
             sa.select(runs.c.session)
             .where(
-                runs.c.state.in_(_literals(_OPEN_RUN)),  # as the index has it
+                runs.c.state.in_(_literals(_OPEN_RUN)),  # the same predicate as the index
                 runs.c.state != sa.literal_column("'awaiting_approval'"),
                 runs.c.session > bind("after"),
             )
@@ -242,12 +242,12 @@ class Statements:
 
     @staticmethod
     def _now(dialect: sa.Dialect) -> sa.ColumnElement[Any]:
-        """Return the time by the server's clock; nothing for SQLite, which has no server."""
+        """Return an expression for the server's time; NULL for SQLite, which has no server."""
         if dialect.name == "sqlite":
             return sa.null()
         return sa.literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)", sa.Double)
 
 
 def _literals(values: Iterable[str]) -> list[sa.ColumnElement[str]]:
-    # Written into the statement, so that the partial indexes of the schema match it.
+    # Literals, not parameters, so that the schema's partial indexes match the statement.
     return [sa.literal_column(f"'{value}'") for value in values]

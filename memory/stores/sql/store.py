@@ -1,4 +1,4 @@
-"""A store in an SQL database: SQLite for one node, PostgreSQL for a cluster."""
+"""`SQLStore`: the session store in an SQL database, SQLite for one node or PostgreSQL for a cluster."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ Item = TypeVar("Item", "Asked", "_Job")
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What is to be done in a transaction, and what came of it."""
+    """Work to do in a transaction, and its result."""
 
     work: Callable[[sa.Connection], Any]
     since: float
-    """When it was asked for, by the monotonic clock."""
+    """The time of the request, by the monotonic clock."""
     result: Any = None
     is_begun: bool = False
 
     def do(self, connection: sa.Connection) -> Exception | None:
-        """Do it; return why it is refused, which has changed nothing."""
+        """Do the work; return the error with which it was refused, or None. Refused work has changed nothing."""
         self.is_begun = True
         try:
             self.result = self.work(connection)
@@ -84,20 +84,20 @@ class _Job:
 
 
 LOCKED_PAUSE_S = 0.1
-"""How long a commit pauses before it is tried again whose session's row another's transaction holds, in seconds."""
+"""Pause before a commit is retried whose session row another transaction holds, in seconds."""
 
 
 def _time(of_server: float | None) -> float:
-    """Return the time of the server; of this machine where there is none: a file of SQLite belongs to one machine."""
+    """Return the server's time, or this machine's for SQLite, whose file belongs to one machine."""
     return time.time() if of_server is None else float(of_server)
 
 
 class SQLStore(SecureDeleteDatabase):
     """Keeps sessions in an SQL database through SQLAlchemy Core.
 
-    Commits of several sessions that come while a transaction is under way share the next one; each is refused on its
-    own. Many processes may use one database at once; a SQLite file belongs to one machine. The tables are made, or
-    migrated, at first use. What is deleted is overwritten, see `SecureDeleteDatabase`.
+    Commits of several sessions that arrive during a transaction share the next one; a refused commit does not affect
+    the others. Many processes may use one database at once; a SQLite file belongs to one machine. The tables are
+    created or migrated at first use. Deleted text is overwritten: see `SecureDeleteDatabase`.
 
     Args:
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`.
@@ -139,7 +139,7 @@ class SQLStore(SecureDeleteDatabase):
         return await self._write_along(create)
 
     def _insert(self, connection: sa.Connection, session: SessionRecord) -> int | None:
-        """Return the key of the session; None if there is one of its id, or of the key."""
+        """Insert the session and return its key; None if the id or the key is taken."""
         found: int | None = self._sql.insert_session(connection, session_row(new_key(), session)).scalar_one_or_none()
         return found
 
@@ -167,13 +167,13 @@ class SQLStore(SecureDeleteDatabase):
         return await self._write_along(activate)
 
     async def _write_along(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """Return what `work` returns of a transaction: of SQLite's, with what else has come by the time that it can be.
+        """Run `work` in a transaction and return its result. On SQLite, waiting work shares a transaction.
 
-        Sessions are opened by the thousand, and a file of SQLite has one writer; a server has many, and they would wait
-        for each other's rows.
+        Sessions are opened by the thousand, and a SQLite file has one writer. A server has many writers, which would
+        wait for each other's rows in a shared transaction.
 
         Args:
-            work: raises a TurnwiseError only where it has changed nothing.
+            work: must raise a TurnwiseError only if it has changed nothing.
         """
         if not self.is_local:
             return await self._write(work)
@@ -197,7 +197,7 @@ class SQLStore(SecureDeleteDatabase):
         except Exception:
             if len(left) == 1 or not left[0].is_begun:
                 raise
-            done = map(self._do_alone, left)  # nothing is stored, and it is not known whose fault that is
+            done = map(self._do_alone, left)  # nothing was stored, and it is unknown whose error this is
         return [why or next(done) for why in late]
 
     def _do_alone(self, job: _Job) -> Exception | None:
@@ -212,9 +212,9 @@ class SQLStore(SecureDeleteDatabase):
                 asked = self._commits.asked(session_id, epoch, commit)
                 if self._closed:
                     raise StoreClosedError(self._name)
-                outcome = await self._group.do(asked, asked.key)  # with what else has come by the time that it can be
+                outcome = await self._group.do(asked, asked.key)  # grouped with other waiting commits
                 while self._commits.is_locked(outcome) and self._late(asked.since) is None:
-                    # Apart from the others, and in short tries, so that it keeps no connection from them.
+                    # Retried apart from the other commits and in short attempts, so that it blocks no connection.
                     await asyncio.sleep(LOCKED_PAUSE_S)
                     write = partial(self._commits.write, group=[asked])
                     (outcome,) = await self._on_thread(partial(self._transact, write))
@@ -343,7 +343,7 @@ class SQLStore(SecureDeleteDatabase):
         await self._erase(delete)
 
     def _release(self, connection: sa.Connection, log: int) -> None:
-        """Delete what nobody spans of a log whose session is gone."""
+        """Delete the blocks of a deleted session's log that no fork uses."""
         sessions, borrowed, blocks = schema.sessions.c, schema.borrowed.c, schema.blocks.c
         if connection.scalar(sa.select(sessions.key).where(sessions.key == log)):
             return
@@ -387,7 +387,7 @@ class SQLStore(SecureDeleteDatabase):
     async def _in_order(
         self, select: Statement, cursor: str | None, limit: int, **values: Any
     ) -> tuple[Sequence[sa.Row[Any]], str | None]:
-        """Return a page of what a statement selects in order of creation, and the cursor behind it if there is more."""
+        """Return a page of a statement's rows in order of creation, and the next page's cursor if there are more."""
         values["after"] = 0 if cursor is None else parse_cursor(cursor)[1]
         values["limit"] = check_limit(limit) + 1
         rows = await self._read(lambda connection: select(connection, values).all())
@@ -396,7 +396,7 @@ class SQLStore(SecureDeleteDatabase):
         return rows[:limit], cursor_of(0.0, rows[limit - 1].key)
 
     async def _refuse_duplicate(self, session_id: str, commit: Commit, error: StoreError) -> None:
-        """Raise DuplicateKeyError if one of the commit's keys is why the database refused it."""
+        """Raise DuplicateKeyError if the database refused the commit because one of its keys is stored already."""
         keys = [event.key for event in commit.events if event.key is not None]
         for key in keys:
             if keys.count(key) > 1 or await self.event_of_key(session_id, key):
@@ -419,7 +419,7 @@ def _filters(user_id: str | None, agent: str | None, status: str | None = None) 
 
 
 def _of_time(asked: Sequence[Item], late: Sequence[Exception | None]) -> list[Item]:
-    """Return what was not asked for too long ago."""
+    """Return the items that were not requested too long ago."""
     return [each for each, why in zip(asked, late, strict=True) if why is None]
 
 

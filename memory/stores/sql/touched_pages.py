@@ -1,4 +1,4 @@
-"""Which pages of SQLite files a deletion wrote, so that they can be searched for what was deleted."""
+"""Records which pages of SQLite files a deletion wrote, so that they can be searched for the deleted text."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def noting(pages: dict[Path, set[int]]) -> Iterator[None]:
 
 
 def notes_pages() -> bool:
-    """Return whether somebody wants to know which pages of files are written."""
+    """Return whether this context records written pages."""
     return _touched.get() is not None
 
 
 def note_pages(file: Path, pages: Collection[int]) -> None:
-    """Let `erase` know which pages of a SQLite file its deletion wrote."""
+    """Record the pages of a SQLite file that a deletion wrote."""
     if (touched := _touched.get()) is not None:
         touched.setdefault(file, set()).update(pages)

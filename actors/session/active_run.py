@@ -1,4 +1,4 @@
-"""A run that has not ended: where it stands, and who wants it stopped."""
+"""`ActiveRun`: the state in memory of a queued, running or waiting run, with its usage and cancel request."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ if TYPE_CHECKING:
 
 
 class ActiveRun:
-    """A queued, running or waiting run in memory: its record and turn as of the last commit, and what came since."""
+    """A queued, running or waiting run: its record and turn as of the last commit, and its state since then."""
 
     def __init__(self, session: SessionView, record: RunRecord, turn: TurnRecord, run_resources: RunResources) -> None:
         self.session = session
         self.run_resources = run_resources
-        """What it works with, to its end."""
+        """The engine, settings and memories that the run uses until its end."""
         self.record = record
         self.turn = turn
         self.output = RecordedOutput()
         loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = loop.create_future()
-        """Set when the end is in the store and the session's claim is free; an exception if it could not be stored."""
+        """Done when the end is stored and the run is no longer active; has an exception if the end was not stored."""
         self.cancelled: asyncio.Future[str] = loop.create_future()
-        """Set to the reason."""
+        """Set, to the reason, when the run is asked to cancel."""
         self.decided = asyncio.Event()
-        """Set when nothing is left to decide, for a run that awaits approval."""
+        """Set when all tool calls of a run that awaits approval have been decided."""
         self.discard = False
         self.attempt: Attempt | None = None
-        """The engine at work on it."""
+        """The current attempt, while an engine works on the run."""
         self.recalled: Recalled | None = None
-        """What long-term memory has about its prompt."""
+        """The retrieved memory text that is added to the run's requests; None if there is none."""
         self.found: dict[str, int] = {}
-        """How many items each memory returned for it, by the name of the memory."""
+        """How many items each memory returned for the run's prompt, by the memory's name."""
         self.profile = Profile()
-        """What of it is for every request of the user."""
+        """The user's profile, as retrieved for this run."""
         self.asked: asyncio.Task[Any] | None = None
-        """What memories say of it, if they were asked before it began."""
+        """The memory search, if it was started before the run began."""
         self.query = ""
-        """What memories were asked about its prompt."""
+        """The text with which memories were searched."""
         self.has_asked_memories = False
         self.memory: MemoryAccess | None = None
-        """What the session's memories do for it; None if there are none, or it goes without."""
+        """The run's access to the session's memories; None without memories, or if the run uses none."""
         self.unbilled = Usage()
-        """What it has spent since its last commit, time aside."""
+        """The usage since the run's last commit, without its seconds."""
         self._since = loop.time()
         self._bill = self.unbilled, self._since
 
@@ -68,63 +68,63 @@ class ActiveRun:
 
     @property
     def closed(self) -> bool:
-        """Whether its outcome is decided."""
+        """Whether the run's outcome is decided, so that its engine changes nothing any more."""
         return self.attempt is not None and self.attempt.closed
 
     @property
     def calls(self) -> dict[str, CallState]:
-        """What became of its tool calls, as of the last commit."""
+        """The states of the run's tool calls by call id, as of the last commit."""
         return decode_calls(self.record.calls)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether somebody has to decide before it can go on."""
+        """Whether the run waits for a decision about a tool call."""
         return any(state.is_waiting for state in self.calls.values())
 
     @property
     def spent(self) -> Usage:
-        """What it has spent up to now."""
+        """The run's usage up to now."""
         usage = self.record.usage + self.unbilled if self.record.usage else self.unbilled
         if self.record.state != "running":
             return usage
         return replace(usage, seconds=usage.seconds + (asyncio.get_running_loop().time() - self._since))
 
     def bill(self) -> Usage:
-        """Return what it has spent up to now, for its next record. `billed` follows if that is stored."""
+        """Return the usage up to now, for the run's next record; call `billed` once that record is stored."""
         self._bill = self.unbilled, asyncio.get_running_loop().time()
         spent = self.spent
-        # Rounded as stores keep it, so that what is in memory and what is read back are equal.
+        # Rounded as stores round it, so that a record in memory equals the one that is read back.
         return replace(spent, seconds=round(spent.seconds, 6), cost=round(spent.cost, 12))
 
     def billed(self, record: RunRecord) -> None:
-        """Take over the record of the last bill, and count from there."""
+        """Set the stored record, which has the usage of the last `bill`, and count usage from there."""
         self.record = record
         billed, self._since = self._bill
         self.unbilled -= billed
 
     def restart_clock(self) -> None:
-        """Let the time that it spends count from now."""
+        """Count the run's seconds from now on."""
         self._since = asyncio.get_running_loop().time()
 
     def charged(self, session: SessionRecord, record: RunRecord) -> SessionRecord:
-        """Return the session's row with what `record` has been billed since the last one."""
+        """Return the session's row with the usage that `record` adds to the run's last stored record."""
         spent = record.usage or Usage()
         if self.record.usage:
             spent -= self.record.usage
         return replace(session, usage=session.usage + spent)
 
     def ended(self, state: RunState, why: str | None, at: float, **more: Any) -> RunRecord:
-        """Return its record as it has ended `at` this time."""
+        """Return the run's record with this final state and end time."""
         said = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
         return replace(self.record, state=state, why=said, ended_at=at, **more)
 
     def with_output(
         self, output: Sequence[Block], session: SessionRecord, **changes: Any
     ) -> tuple[TurnRecord, list[Block], SessionRecord]:
-        """Return its turn with this output, those of the blocks that are to be stored, and the session's row with them.
+        """Return the turn with this output, the output blocks that are not stored yet, and the session's row with them.
 
         Args:
-            changes: of the turn.
+            changes: other fields of the turn to change.
         """
         new = self.output.missing(output)
         span = Span(session.log, session.log_size, session.log_size + len(new))
@@ -132,28 +132,28 @@ class ActiveRun:
         return replace(self.turn, output=grown.spans, **changes), new, replace(session, log_size=span.stop)
 
     def wake_waiters(self) -> None:
-        """Answer those who wait for its end: it is in the store, and the session's claim is free."""
+        """Wake the callers that wait for the run's end, once it is stored and the run is no longer active."""
         if not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """Give those who wait an error in place of its end."""
+        """Raise an error for the callers that wait for the run's end."""
         if not self.done.done():
             self.done.set_exception(error)
-            self.done.exception()  # there need not be any
+            self.done.exception()  # mark it as retrieved, since there may be no waiters
 
     def request_cancel(self, reason: str, *, discard: bool) -> None:
-        """Ask the run to stop. The first reason stands; once asked to discard, it discards."""
+        """Ask the run to stop. Later calls do not change the reason; any call with `discard` discards the turn."""
         self.discard = self.discard or discard
         if not self.cancelled.done():
             self.cancelled.set_result(storable(reason))
 
     def close(self) -> None:
-        """Let nothing that its engine does from now on reach anything."""
+        """Ignore everything that the run's engine does from now on."""
         if self.attempt:
             self.attempt.close()
 
 
 def grants(calls: Iterable[CallState]) -> int:
-    """Return how often somebody let a run go on above its limits."""
+    """Return how many times a caller approved that the run continues beyond its budget."""
     return sum(state.wants == "budget" and state.verdict == "approved" for state in calls)

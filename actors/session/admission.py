@@ -1,4 +1,4 @@
-"""How prompts and runs get into a session: appended, begun, queued, or in the place of others; and cancelled."""
+"""`RunAdmission`: appends prompts, starts, queues and cancels runs, and ends the session."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Started:
 
 
 class StartOptions(TypedDict, total=False):
-    """How a run is started; see `RunAdmission.start`."""
+    """The options of a run; see `RunAdmission.start`."""
 
     run_id: Required[str]
     if_busy: IfBusy
@@ -70,8 +70,8 @@ class StartOptions(TypedDict, total=False):
     output: Mapping[str, Any] | None
 
 
-class _Asked:
-    """A run that is asked for: its options, its prompts as blocks, what it works with."""
+class _StartRequest:
+    """A requested run: its options, its prompts as blocks, and the resources that it will use."""
 
     def __init__(
         self, options: StartOptions, blocks: list[Block], encoded: list[str], run_resources: RunResources
@@ -84,7 +84,7 @@ class _Asked:
         self.if_busy: IfBusy = options.get("if_busy", "reject")
         self.key = options.get("idempotency_key")
         self.fingerprint = self._fingerprint() if self.key else None
-        """What the run of the same key is to have been asked with."""
+        """A digest of prompts, model, parameters and output type: an earlier run of the same key must have the same."""
 
     def _fingerprint(self) -> str:
         said = [self.options.get(name) for name in ("model", "params", "output")]
@@ -93,12 +93,12 @@ class _Asked:
 
 
 class RunAdmission:
-    """Stores prompts and runs, durably before it answers, and cancels runs that are active or queued.
+    """Stores prompts and runs, durable on return, and cancels active and queued runs.
 
     | await in a start | what else may run there | what a kill there leaves |
     |---|---|---|
     | the store, for an idempotency key | reads, streaming | nothing of this start |
-    | the commit | reads, streaming; memories are asked about the prompt | all of it or nothing |
+    | the commit | reads, streaming; the search of memories for the prompt | all of it or nothing |
     """
 
     def __init__(
@@ -120,12 +120,12 @@ class RunAdmission:
         self._reads = reads
 
     async def append(self, prompts: Sequence[Prompt], key: str) -> int:
-        """Store prompts for the next run to take up; return the index of its turn.
+        """Store prompts for the next run; return the index of that run's turn.
 
-        Appends are in the history in the order in which they are acknowledged. A run that is active is not changed.
+        The history has the prompts in the order in which appends return. An active run does not see them.
 
         Args:
-            key: names this append; the same key again appends nothing and returns the same index.
+            key: identifies this append; repeating the key appends nothing and returns the same index.
 
         Raises:
             EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
@@ -153,54 +153,56 @@ class RunAdmission:
             return event.turn_index
 
     async def start(self, prompts: Sequence[Prompt], **options: Unpack[StartOptions]) -> Started:
-        """Start a run of the prompts that were appended and these; durable on return.
+        """Start a run on the appended prompts and these; durable on return.
 
-        What `if_busy` says happens while a run is active or queued: `reject` (the default) raises; `enqueue` waits
-        behind them in order of arrival; `interrupt` cancels them all and keeps what they have, `rollback` cancels them
-        all and leaves no trace of them; then this run is next. Queued runs that are cancelled give their prompts to the
-        next run (`interrupt`) or drop them (`rollback`); prompts that were appended on their own are never dropped.
+        `if_busy` decides what happens while another run is active: `reject` (the default) raises; `enqueue` waits
+        behind it and all queued runs, in order of arrival; `interrupt` cancels them all and keeps their turns;
+        `rollback` cancels them all and drops their turns; after either, this run is next. Cancelled queued runs pass
+        their prompts to the next run (`interrupt`) or drop them (`rollback`); prompts that were appended on their own
+        are never dropped.
 
         Args:
-            run_id: a fresh id; the same id again starts nothing and returns the run there is.
-            idempotency_key: likewise, chosen by the caller and good for as long as the session; costs one more read.
-            timeout_s: the run fails after so long, and keeps what it has.
-            labels: what the caller calls the run by.
-            memory: what it does with long-term memory; as the session if left out.
-            model: which one it asks; as the session if left out.
-            params: what it asks of the model, over the session's; see `ModelParams`.
-            output: the type of its answer; see `OutputType`.
+            run_id: a new id; repeating an id starts nothing and returns the existing run.
+            idempotency_key: like `run_id`, but chosen by the caller, and valid as long as the session exists; costs one
+                more read.
+            timeout_s: the run fails after so many seconds, and keeps its output.
+            labels: the caller's labels of the run.
+            memory: how the run uses long-term memory; the session's setting if omitted.
+            model: the model that answers; the session's if omitted.
+            params: model parameters, which replace the session's; see `ModelParams`.
+            output: the type of the run's answer; see `OutputType`.
 
         Raises:
             SessionBusyError, QueueFullError, SessionEndedError, EmptyTurnError, InvalidPromptError,
             IdempotencyConflictError: nothing was stored.
-            InvalidInputError: there are more or longer labels than `SessionConfig` allows, or the engine does not take
-                a parameter, another model or a type of answers; nothing was stored.
+            InvalidInputError: there are more or longer labels than `SessionConfig` allows, or the engine does not
+                support a parameter, a choice of model or typed output; nothing was stored.
         """
         _check_labels(options.get("labels") or {}, self._engines.config)
         blocks, encoded = self._accept(prompts)
-        asked = _Asked(options, blocks, encoded, self._engines.current)
+        request = _StartRequest(options, blocks, encoded, self._engines.current)
         try:
-            return await self._transactor.run(partial(self._start, asked))
+            return await self._transactor.run(partial(self._start, request))
         except DuplicateKeyError:
-            if found := await self._find_run(asked, stored=True):
+            if found := await self._find_run(request, stored=True):
                 return found
             raise
 
-    async def _start(self, asked: _Asked) -> Started:
-        """Commit a run as running, or as queued behind the active one, and then launch it or preempt that one.
+    async def _start(self, request: _StartRequest) -> Started:
+        """Commit a run as running, or as queued behind the active one; then launch it, or cancel the active one.
 
-        Within a change. Returns the run that there is, if it was asked for before.
+        Call it within a change. Returns the existing run if the same run was requested before.
         """
-        if found := await self._find_run(asked):
+        if found := await self._find_run(request):
             return found
         try:
-            record = self._checked_record(asked)
+            record = self._checked_record(request)
         except Exception:
-            # Refusing costs a read: this may be the second delivery of a start that was acknowledged.
-            if found := await self._find_run(asked, stored=True):
+            # Before refusing, look in the store: this may be the second delivery of a start that was acknowledged.
+            if found := await self._find_run(request, stored=True):
                 return found
             raise
-        blocks, if_busy = asked.blocks, asked.if_busy
+        blocks, if_busy = request.blocks, request.if_busy
         run_queue, now = self._state.run_queue, record.created_at
         busy, preempts, rollback = self._state.active, if_busy in ("interrupt", "rollback"), if_busy == "rollback"
         gone = list(run_queue.queue) if busy and preempts else []
@@ -209,7 +211,7 @@ class RunAdmission:
         turn = with_given(run_queue.next_turn(session.next_index, now), left_by(gone, discard=rollback))
         turn = replace(turn, run_id=record.run_id, status="queued", prompt=join(turn.prompt, (span,)))
         record = replace(record, turn_index=turn.index, first_seq=self._journal.log.last_seq + 1 + len(ends))
-        run = ActiveRun(self._state.view(), record, turn, asked.run_resources)
+        run = ActiveRun(self._state.view(), record, turn, request.run_resources)
         if busy is None:
             run.record, run.turn = self._driver.begin(record, turn, self._state.head)
             waiting = cut(turn.prompt, size(turn.prompt) - len(blocks))[0]
@@ -218,7 +220,7 @@ class RunAdmission:
             session,
             [*map(end_event, ends), (RunQueued if busy else RunStarted, about(record))],
             blocks=blocks,
-            encoded=asked.encoded,
+            encoded=request.encoded,
             turns=[run.turn],
             dropped_turns=[run.turn.index for run in gone],
             new_run=run.record,
@@ -238,13 +240,13 @@ class RunAdmission:
         return Started(run.run_id, turn.index)
 
     async def cancel(self, reason: str, run_id: str | None = None, timeout_s: float | None = None) -> bool | None:
-        """Cancel a run, or the active one; return whether the run ended as cancelled, when it has ended.
+        """Cancel a run, by default the active one, and wait for its end; return whether it ended as cancelled.
 
-        None after `timeout_s`: it has yet to end.
+        Returns None if the run has not ended after `timeout_s` seconds.
 
-        Idempotent: the first reason stands, and cancelling a run that has ended does nothing. An engine that ignores
-        it delays the return by no more than `cancel_grace_s`. A run that was only queued gives its prompts to the next
-        run, or drops them if `on_cancel` is `discard`.
+        Idempotent: the first reason is kept, and cancelling a run that has ended does nothing. An engine that ignores
+        the cancel delays the return by no more than `cancel_grace_s`. A cancelled queued run passes its prompts to the
+        next run, or drops them if `on_cancel` is `discard`.
 
         Raises:
             NoActiveRunError: no run was named and none is active.
@@ -263,7 +265,7 @@ class RunAdmission:
 
         if run is not self._state.active:
             await self._transactor.run(change)
-        if run is self._state.active:  # or has become it while the change waited for its turn
+        if run is self._state.active:  # perhaps only since the change above waited for the lock
             run.request_cancel(reason, discard=self._discards)
         if not await settled(run.done, timeout_s):
             return None
@@ -271,10 +273,10 @@ class RunAdmission:
         return run.record.state == "cancelled"
 
     async def end_session(self, reason: str, timeout_s: float | None) -> bool:
-        """Take no more runs; cancel the active and the queued ones with this reason. Ending twice is fine.
+        """End the session: accept no new runs, and cancel active and queued ones with this reason. Idempotent.
 
-        The end is durable before the active run is cancelled; returns when that run has ended, or False after
-        `timeout_s`.
+        The session's end is durable before the active run is cancelled. Returns True when that run has ended, or False
+        after `timeout_s` seconds.
         """
 
         async def change() -> None:
@@ -319,35 +321,35 @@ class RunAdmission:
         if self._journal.session.status == "ended":
             raise SessionEndedError(self._state.session_id)
 
-    def _checked_record(self, asked: _Asked) -> RunRecord:
-        """Return the record of a run that may start now, as queued at no turn yet.
+    def _checked_record(self, request: _StartRequest) -> RunRecord:
+        """Return a record, in state `queued` and with no turn yet, of a run that may start now.
 
         Raises:
-            TurnwiseError: why it may not.
+            TurnwiseError: the run may not start; the error says why.
         """
         self._check_not_ended()
-        state, session, options = self._state, self._journal.session, asked.options
-        if not asked.blocks and state.run_queue.pending is None:
+        state, session, options = self._state, self._journal.session, request.options
+        if not request.blocks and state.run_queue.pending is None:
             raise EmptyTurnError(state.session_id)
         if state.active:
-            if asked.if_busy == "reject":
+            if request.if_busy == "reject":
                 raise SessionBusyError(state.session_id, state.active.run_id)
             most = self._engines.config.max_queued
-            if asked.if_busy == "enqueue" and len(state.run_queue.queue) >= most:
+            if request.if_busy == "enqueue" and len(state.run_queue.queue) >= most:
                 raise QueueFullError(state.session_id, state.active.run_id, most)
         output = options.get("output")
         model, params = options.get("model") or session.model, merged(session.params, options.get("params") or {})
-        check_taken(asked.run_resources.builder, model, params)
-        check_answers(asked.run_resources.builder, output, params)
+        check_taken(request.run_resources.builder, model, params)
+        check_answers(request.run_resources.builder, output, params)
         return RunRecord(
             session_id=state.session_id,
             turn_index=0,
             state="queued",
             first_seq=0,
             created_at=self._journal.clock(),
-            run_id=asked.run_id,
-            idempotency_key=asked.key,
-            fingerprint=asked.fingerprint,
+            run_id=request.run_id,
+            idempotency_key=request.key,
+            fingerprint=request.fingerprint,
             timeout_s=options.get("timeout_s"),
             labels=FrozenDict(options.get("labels") or {}),
             memory=options.get("memory") or session.memory,
@@ -356,17 +358,17 @@ class RunAdmission:
             output=FrozenDict(output) if output else None,
         )
 
-    async def _find_run(self, asked: _Asked, *, stored: bool = False) -> Started | None:
-        """Return the run of this id or idempotency key if there is one; `stored` looks for the id in the store too."""
-        open_run, ended = self._state.open_run(asked.run_id), self._state.ended_run(asked.run_id)
+    async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
+        """Return the run with this id or idempotency key, or None; with `stored`, search the id in the store too."""
+        open_run, ended = self._state.open_run(request.run_id), self._state.ended_run(request.run_id)
         record = open_run.record if open_run else ended[0] if ended else None
-        if record is None and asked.key:
-            record = await self._journal.store.run_of_key(self._state.session_id, asked.key)
-            if record and record.fingerprint != asked.fingerprint:
-                raise IdempotencyConflictError(self._state.session_id, asked.key, record.run_id)
+        if record is None and request.key:
+            record = await self._journal.store.run_of_key(self._state.session_id, request.key)
+            if record and record.fingerprint != request.fingerprint:
+                raise IdempotencyConflictError(self._state.session_id, request.key, record.run_id)
         if record is None and stored:
             try:
-                record = await self._journal.find_run(asked.run_id)
+                record = await self._journal.find_run(request.run_id)
             except RunNotFoundError:
                 return None
         return Started(record.run_id, record.turn_index) if record else None

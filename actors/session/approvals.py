@@ -1,4 +1,4 @@
-"""Decisions about the calls of a run that wait for one."""
+"""`Approvals`: stores decisions about tool calls that wait for one, and resumes their runs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from turnwise.memory.conversation.transcript import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalDecision:
-    """What somebody decided about a call.
+    """A decision about a tool call.
 
-    `input`: for an approved call, arguments in place of the model's. `text`: why it was rejected, or the result that is
-    provided, which `is_error` marks as one of a failure.
+    `input`: for an approved call, arguments that replace the model's. `text`: the reason of a rejection, or the
+    provided result. `is_error`: whether the provided result reports a failure.
     """
 
     verdict: Verdict
@@ -40,12 +40,12 @@ class ApprovalDecision:
 
     @property
     def digest(self) -> str:
-        """The same for the same decision."""
+        """A hash of the decision, equal for equal decisions."""
         parts = (self.verdict, self.input, self.text, self.is_error)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def block(self, call_id: str, use: ToolUse | None) -> Block | None:
-        """Return what it adds to the transcript: a result, or the edited call; None for a plain approval."""
+        """Return the block that the decision adds to the transcript: a result, the edited call, or None."""
         if self.verdict == "approved":
             edited = self.input is not None and use is not None
             return use.model_copy(update={"input": freeze(self.input)}) if edited and use else None
@@ -56,7 +56,7 @@ class ApprovalDecision:
 
 
 class Approvals:
-    """Stores what somebody decided about a call that waits, and lets the run go on when nothing is left to decide."""
+    """Stores decisions about waiting tool calls, and resumes a run when all of its calls are decided."""
 
     def __init__(self, state: SessionState, transactor: Transactor, engines: SessionEngines) -> None:
         self._state = state
@@ -65,17 +65,18 @@ class Approvals:
         self._engines = engines
 
     async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
-        """Decide about a call that waits; durable on return. The run goes on when nothing is left to decide.
+        """Decide a waiting tool call; durable on return. The run continues when all of its calls are decided.
 
-        Idempotent: the same decision again changes nothing, whatever has become of the run. What a rejection or a
-        provided result says is in the run's output at once, so it is kept even if the run is cancelled meanwhile.
+        Idempotent: repeating a decision changes nothing, in whatever state the run is. A rejection or a provided result
+        is part of the run's output at once, so it is kept even if the run is cancelled afterwards.
 
         Raises:
             RunNotFoundError: the session has no such run.
-            CallNotFoundError: the run has no such call that waits or waited.
-            CallDecidedError: it was decided otherwise, or the run has ended.
-            InvalidInputError: such a call takes no such decision, or no such arguments; nothing was stored.
-            EngineError: the engine, which knows what the call takes, cannot be built; nothing was stored.
+            CallNotFoundError: no such call of the run waits, or has waited, for a decision.
+            CallDecidedError: the call was decided differently, or the run has ended.
+            InvalidInputError: the call does not allow this decision, or the tool does not accept these arguments;
+                nothing was stored.
+            EngineError: the arguments cannot be checked, since the engine cannot be built; nothing was stored.
         """
         await self._transactor.loaded()
         if decision.input is not None:
@@ -100,11 +101,11 @@ class Approvals:
         await self._transactor.run(change)
 
     async def _check_arguments(self, run_id: str, call_id: str, arguments: Mapping[str, Any]) -> None:
-        """Raise InvalidInputError if a call that waits for approval cannot be made with these arguments."""
+        """Raise InvalidInputError if the tool of a call that waits for approval does not accept these arguments."""
         run = self._state.open_run(run_id)
         state = decode_calls(run.record.calls).get(call_id) if run else None
         if run is None or state is None or state.verdict or state.wants != "approval":
-            return  # the decision itself is refused, or was made
+            return  # the change refuses the decision, or finds that it was made before
         try:
             runner = await self._engines.runner(run)
         except Exception as error:
@@ -139,7 +140,7 @@ class Approvals:
         run.turn, run.output = turn, RecordedOutput.read(turn.output, self._journal.cache)
         run.billed(record)
         if run.attempt and isinstance(block, ToolUse):
-            # An attempt that waits to learn whether its call was stored takes the edited one when it does.
+            # While the outcome of storing the call is unknown, the ledger lacks it; `record` adds the edited call then.
             if call_id in {use.call_id for use in run.attempt.ledger.uses_without_result()}:
                 run.attempt.ledger.replace_use(block)
         elif run.attempt and block:
@@ -149,7 +150,7 @@ class Approvals:
 
 
 def _check_decision(state: CallState, decision: ApprovalDecision) -> None:
-    """Raise if a call that waits for this takes no such decision."""
+    """Raise InvalidInputError if the call does not allow this kind of decision."""
     if state.wants == "result" and decision.verdict == "approved":
         raise InvalidInputError("approve", shown(state.name), "it runs outside: provide() its result, or reject() it")
     if state.wants == "budget" and (decision.verdict == "provided" or decision.input is not None):

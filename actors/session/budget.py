@@ -1,4 +1,4 @@
-"""Budgets: what runs may spend, and what it costs."""
+"""Budgets: limits on a run's and a session's usage, and prices of tokens."""
 
 from __future__ import annotations
 

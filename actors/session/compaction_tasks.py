@@ -1,4 +1,4 @@
-"""Of a compaction, what leads outside its session: counting, asking models, handing over to memories."""
+"""The parts of a compaction that need no lock: counting tokens, asking models for summaries, saving in memories."""
 
 from __future__ import annotations
 

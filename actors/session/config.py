@@ -1,4 +1,4 @@
-"""How sessions behave."""
+"""`SessionConfig`: limits, timeouts and policies of sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's state machine, without a cluster."""
+"""`SessionCore`: one session's state machine, without Ray; puts the parts of this package together."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ from turnwise.strategies.strategy import OverflowStrategy
 
 
 class SessionCore:
-    """One session: its history, its one active run, its queue. Plain asyncio; lives on one event loop.
+    """One session: its history, its one active run and its queue. Plain asyncio, on one event loop.
 
-    Invariants, each held by a test:
+    Invariants, each checked by tests:
 
-    1. At most one run is active. The check and the claim are one step; a finished run gives up its claim before any
+    1. At most one run is active. Checking that and activating a run is one step; a finished run is inactive before any
        waiter wakes.
-    2. What a call acknowledged is in the store. A commit (blocks, turns, runs, events) is one transaction, or nothing.
+    2. What a call acknowledged is in the store. A commit (blocks, turns, runs, events) is stored whole or not at all.
     3. A run has exactly one terminal event, and it is that run's last.
     4. The next request to a provider is always valid, whatever was cancelled, failed or crashed.
-    5. A late result (an engine that ignored cancel, a core whose session another has activated) changes nothing: the
-       run's context is closed, and the store refuses the stale epoch.
+    5. A late result (of an engine that ignored cancel, or of a core whose session another process has activated)
+       changes nothing: the run's context is closed, and the store refuses the stale epoch.
 
-    How: every state change runs alone, behind one lock, as decide, commit, apply; see `Transactor`. Reads take no lock.
-    A turn costs two commits: one that starts the run, one that ends it (and starts the next in the queue).
+    Every state change runs alone, behind one lock, as decide, commit, apply; see `Transactor`. Reads take no lock. A
+    turn costs two commits: one starts the run, one ends it (and starts the next run of the queue).
 
-    This class puts the parts together and names the verbs; each verb is described where it is carried out. The parts
-    know each other by their public methods only.
+    This class constructs the parts and forwards each method to the part that implements and documents it. The parts
+    use each other's public methods only.
     """
 
     def __init__(
@@ -145,13 +145,14 @@ class SessionCore:
         engine_id: str = "",
         runs: Collection[str] | None = None,
     ) -> None:
-        """Take another engine, other settings, another overflow strategy and memories over, from the next run on.
+        """Switch to another engine, settings, overflow strategy and memories, from the next run on.
 
-        Runs that are open keep what they have: `activate` first, where it is not known which these are.
+        Open runs keep their current engine and settings. If the open runs are not loaded yet, call `activate` first.
 
         Args:
-            engine_id: names all that.
-            runs: ids of runs of an earlier process that had this; only they have it again then.
+            engine_id: identifies this engine together with its settings, strategy and memories.
+            runs: if given, only these runs, which an earlier process left open, use the engine; the session does not
+                switch.
         """
         off_loop = self.engines.off_loop
         run_resources = RunResources(
@@ -205,11 +206,11 @@ class SessionCore:
         return await self._admission.end_session(reason, timeout_s)
 
     async def refresh(self) -> None:
-        """Commit nothing, so that the session is as if it had been used now; durable on return."""
+        """Make an empty commit, which restarts the session's `ttl_s`; durable on return."""
         await self._store_row()
 
     async def use_memory(self, use: MemoryUse) -> None:
-        """Say what later runs do with long-term memory, if they do not say; durable on return."""
+        """Set the default for later runs' use of long-term memory; durable on return."""
         await self._store_row(memory=use)
 
     async def _store_row(self, **changes: Any) -> None:
@@ -239,7 +240,7 @@ class SessionCore:
         return self.ingestion.wait_for_memory(timeout_s)
 
     def memory_access(self) -> SessionMemoryAccess:
-        """See `MemoryRetrieval.desk`."""
+        """See `MemoryRetrieval.memory_access`."""
         return self.retrieval.memory_access()
 
     def compact(self, *, explain: bool = False) -> Coroutine[Any, Any, Compaction | None]:

@@ -1,4 +1,4 @@
-"""How a session's events get into a history of their own."""
+"""`EventForwarder`: copies a session's stored events to the history store, in the background."""
 
 from __future__ import annotations
 

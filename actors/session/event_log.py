@@ -1,4 +1,4 @@
-"""The recent events of a session, for those who follow it live."""
+"""`EventLog`: a session's recent events in memory, for callers that follow it live."""
 
 from __future__ import annotations
 

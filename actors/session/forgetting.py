@@ -1,4 +1,4 @@
-"""How a session forgets a turn, or is deleted with all that memories have of it."""
+"""`Forgetting`: removes a turn from a session's requests and memories, or deletes the session."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from turnwise.memory.longterm.deletion_report import Forgotten
 
 
 class Forgetting:
-    """Takes a turn out of all that comes after it: requests, summaries, long-term memories.
+    """Removes a turn from later requests, from summaries and from long-term memories; deletes sessions.
 
-    | await in forgetting | what else may run there | what a kill there leaves |
+    | await in `forget_turn` | what else may run there | what a kill there leaves |
     |---|---|---|
-    | the commit | reads; a compaction, which then finds that the conversation has moved on | all of it or nothing |
-    | the compaction under way, to stop | reads | a turn that is forgotten here; to be repeated |
-    | memories | all else; they are not given the turn any more, a run that begins may recall it | as above |
-    | memories, for such a run | all else | all of it |
+    | the commit | reads; a compaction, which is then discarded | all of it or nothing |
+    | stopping the background compaction | reads | a turn forgotten by the session only: repeat the call |
+    | memories | everything; they no longer get the turn, but a run that begins may recall it | as above |
+    | memories, searched again for such a run | everything | all of it |
 
-    The history keeps the turn as it was, until the session is deleted. A delete is one change: memories first, so that
-    one that fails can be repeated; a kill within it leaves the session, of which memories know less.
+    The history keeps the turn unchanged until the session is deleted. A delete is one change that clears memories
+    first, so that it can be repeated if it fails; a kill in it leaves the session, with less in memories.
     """
 
     def __init__(
@@ -69,15 +69,16 @@ class Forgetting:
         self._progress = progress
 
     async def forget_turn(self, index: int, *, verify: Verify = False) -> Forgotten:
-        """Forget what a turn added; return what was removed. May be repeated, and is to be if a memory fails.
+        """Forget what a turn added; return what was removed. May be repeated; repeat it if a memory fails.
 
         Args:
-            verify: how what memories forget is looked for afterwards: see `erasing.Verify`.
+            verify: how memories are checked afterwards for remains; see `deletion.Verify`.
 
         Raises:
-            TurnNotFoundError: there is no such turn, or it has not ended.
-            SessionBusyError: a run is active, whose request may hold it.
-            LongTermMemoryError: memories failed; names them. The session has forgotten it, the others too.
+            TurnNotFoundError: no such turn exists, or it has not ended.
+            SessionBusyError: a run is active, and its requests may contain the turn.
+            LongTermMemoryError: memories failed; the error names them. The session and the other memories have
+                forgotten the turn.
         """
         await self._transactor.loaded()
         done = Forgotten()
@@ -91,9 +92,9 @@ class Forgetting:
                 raise TurnNotFoundError(self._state.session_id, index)
             if not turn.forgotten:
                 done = Forgotten(turns=1, summaries=await self._leave_out(turn))
-            # Also where the answer to the commit was lost, and this is the next attempt.
+            # Repeated also if the turn is forgotten already: an earlier attempt may have stopped after its commit.
             done += Forgotten(waiting=int(self._progress.make_private(index)))
-            await self._compaction.stop()  # it may be giving the turn to a memory
+            await self._compaction.stop()  # it may be saving the turn in a memory
             self._compaction.watch()
 
         await self._transactor.run(change)
@@ -104,18 +105,18 @@ class Forgetting:
     async def delete(
         self, *, memory: bool = True, verify: Verify = False, updated_at: float | None = None
     ) -> Forgotten:
-        """Delete the session for good, and what memories have of it; forks keep what they span.
+        """Delete the session permanently, with what memories keep of it; forks keep the blocks that they use.
 
-        The memories first, so that a delete that fails can be repeated.
+        Memories are cleared first, so that a delete that fails can be repeated.
 
         Args:
-            memory: whether memories forget it too.
+            memory: if false, memories keep what they have of the session.
             verify: see `forget_turn`.
-            updated_at: when its last commit is to have been.
+            updated_at: delete only if the session's last commit was at this time.
 
         Raises:
             SessionBusyError: a run is active or queued; nothing was deleted.
-            SessionChangedError: its last commit was at another time; nothing was deleted.
+            SessionChangedError: the last commit was not at `updated_at`; nothing was deleted.
             LongTermMemoryError: memories failed; the session was not deleted.
         """
 
@@ -148,7 +149,7 @@ class Forgetting:
         """Delete a session that cannot be loaded, since something of it cannot be read.
 
         Raises:
-            CorruptRecordError: its own record cannot be read, so nobody knows whose it is in memories.
+            CorruptRecordError: the session's record cannot be read, so its user's memories cannot be found.
         """
         done = Forgotten(sessions=1)
         try:
@@ -174,7 +175,7 @@ class Forgetting:
         self._transactor.give_up(lost)
 
     async def _leave_out(self, turn: TurnRecord) -> int:
-        """Let the next turn go on without this one; return in how many summaries it was."""
+        """Remove a turn from the window that the next turn continues; return how many summaries it was in."""
         head = self._state.head
         if head is None:
             raise TurnNotFoundError(self._state.session_id, turn.index)
@@ -195,10 +196,7 @@ class Forgetting:
         return summaries
 
     async def as_forked(self, turn: TurnRecord) -> TurnRecord:
-        """Return a turn that has ended, such that a fork goes on with what it holds, but for what is forgotten.
-
-        Reads the turns up to it.
-        """
+        """Return an ended turn for a fork to continue: without forgotten blocks. Reads all turns up to it."""
         gone: list[Span] = []
         after = -1
         while after < turn.index and (page := await self._journal.store.turns(self._state.session_id, after=after)):
@@ -210,7 +208,10 @@ class Forgetting:
         return turn if left == held else _carrying(turn, left)
 
     async def _without(self, spans: Spans, own: Spans) -> tuple[Spans, int]:
-        """Return the spans without some blocks, and with what is left of each summary that stands for one of them."""
+        """Return `spans` without the blocks `own`, and how many summaries covered any of them.
+
+        Each such summary is replaced by the other blocks that it covered.
+        """
         parts: list[Span] = []
         summaries = 0
         for span, block in zip(_places(spans), await self._journal.read(spans), strict=True):
@@ -223,10 +224,10 @@ class Forgetting:
         return join(part for span in parts for part in seen.take(span)), summaries
 
     async def _forget_in_memories(self, index: int | None = None, *, verify: Verify = False) -> Forgotten:
-        """Let memories forget the session, or a turn of it; what is on its way to them arrives before.
+        """Make all writable memories forget the session, or one turn of it, after saves in flight have arrived.
 
         Raises:
-            LongTermMemoryError: some failed; all were asked.
+            LongTermMemoryError: some memories failed; all were tried.
         """
         await self._ingestion.wait_for_gifts()
         run_resources = self._engines.current
@@ -279,5 +280,5 @@ def _less(spans: Spans, own: Spans) -> list[Span]:
 
 
 def _carrying(turn: TurnRecord, base: Spans) -> TurnRecord:
-    """Return a turn that has ended, such that the next one continues from `base`, which ends with its output."""
+    """Return an ended turn with `carried` set so that the next turn continues `base`, which ends with its output."""
     return replace(turn, carried=base if turn.forgotten else cut(base, size(base) - size(turn.output))[0])

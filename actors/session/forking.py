@@ -1,4 +1,4 @@
-"""Sessions that continue from a turn of another one."""
+"""`Forking`: creates a session that continues after a turn of another session."""
 
 from __future__ import annotations
 

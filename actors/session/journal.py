@@ -1,4 +1,4 @@
-"""A session's way into its store and back: what is committed, what is held of it in memory, what is published."""
+"""`Journal`: activates a session in its store, commits to it, reads from it, and publishes its events."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from turnwise.memory.stores.base import Activation, Commit, SessionStore
 from turnwise.memory.stores.encrypted.records import check_events, check_session
 
 LIVE_NUMBERS = 10_000_000
-"""How many live events may follow a commit before the next: a later activation numbers its events from above them."""
+"""How many event numbers are reserved for live events between two commits; stored events are numbered above them."""
 
 
 FORGET_EVERY = 256
-"""How many numbers the history is to be ahead before the store lets go of their events: it looks through what stays."""
+"""How many events are copied to the history store before the session store deletes its copies, at the next commit."""
 
 REVERTED = "turnwise.reverted"
-"""The key of the first event that says so."""
+"""The key of the first `SessionReverted` event."""
 
 HELD_BYTES = 1 << 20
-"""How much of a session's blocks its process holds before it looks for those that nobody needs any more, in bytes."""
+"""How many bytes of blocks a process caches for a session before it drops those that it no longer needs."""
 
 MISSED = 1000
-"""More events than a commit whose outcome was unknown, and another owner in between, can have stored."""
+"""How many events an activation catches up at most: more than another owner and a commit in doubt can have stored."""
 
 
 class Journal:
     """The session's row, its block log and its events, as of the last commit under this activation's epoch.
 
-    A commit is stored and then applied and published, or none of that. After a store error nobody knows whether it was
-    stored: the journal is `stale` until the next activation has asked, and live events wait so long.
+    A commit is first stored, then applied and published. After a store error it is unknown whether the commit was
+    stored: the journal is `stale` until the next activation has read the store, and live events wait until then.
     """
 
     def __init__(
@@ -68,34 +68,34 @@ class Journal:
         self.store = store
         self.feed = EventForwarder(session_id, store, history) if history else None
         self._forgotten = 0
-        """The store has let go of the events up to this number, where the history has them."""
+        """The store has deleted the events up to this number, since the history store has them."""
         self._clock = clock
         self._store_now: tuple[float, float] | None = None
-        """What the store's clock said, and this process's monotonic one, when the session was last activated."""
+        """The store's time and this process's monotonic time, both read at the last activation."""
         self.session = SessionRecord(session_id=session_id)
         self.log = EventLog(0)
         self.cache = BlockCache(new_id())
         self._held_bytes = HELD_BYTES
-        """When to look for blocks that nobody needs any more."""
+        """The cache size at which blocks that are no longer needed are dropped next, in bytes."""
         self.caught_up: frozenset[int] = frozenset()
-        """The numbers of the events that were stored unnoticed since the last commit: by one in doubt."""
+        """The numbers of stored events that the last activation found, such as those of a commit in doubt."""
         self.stale = True
         """Whether the session must be activated before the next change."""
         self.lost: Exception | None = None
-        """Why this process owns the session no more."""
+        """Why this process no longer owns the session; None while it may."""
         self._is_reverted = False
-        """Whether the store is known to have gone back behind what this process knows."""
+        """Whether the store is known to be in an earlier state than this process committed."""
         self._asked = 0
-        """How many activations were asked for since `session` is what it is: each has raised the epoch, or not."""
+        """How many activations were sent to the store since `session` was set; each may have raised the epoch."""
 
     @property
     def session_id(self) -> str:
         return self.session.session_id
 
     def clock(self) -> float:
-        """Return the time by the store's clock, in seconds since the epoch: as of the last activation and since.
+        """Return the store's time, in seconds since the epoch: read at activation, advanced by a monotonic clock.
 
-        So what a session writes on one node never seems older than what it wrote on another, whose clock is ahead.
+        So a session's records are in order even if it moves to a node whose own clock is behind.
         """
         if self._clock:
             return self._clock()
@@ -104,35 +104,35 @@ class Journal:
         then, began = self._store_now
         return then + (time.monotonic() - began)
 
-    # Whether this process has the session
+    # Ownership
 
     def mark_loaded(self) -> None:
-        """What an activation has found is taken over."""
+        """Clear `stale`, once the state that an activation found is loaded."""
         self.stale = False
 
     def read_row(self, session: SessionRecord) -> None:
-        """Take over a row as the store has it, without activating the session."""
+        """Set the session's row as read from the store, without activating the session."""
         self.session = session
 
     def mark_stale(self) -> None:
-        """Have the next change activate the session first: memory and store may differ."""
+        """Make the next change activate the session first, since memory and store may differ."""
         self.stale = True
 
     def lose(self, why: Exception) -> None:
-        """This process owns the session no more: each later change and read raises this."""
+        """Give up ownership: each later change and read raises `why`."""
         self.lost = why
 
     # Writing
 
     async def activate(self) -> Activation:
-        """Take the session over; hold the blocks of its head and of what is open; publish what was stored unnoticed.
+        """Take ownership of the session; cache the blocks of its head and open turns; publish events missed so far.
 
-        Live events wait on: the next commit, or `log.publish`, lets them go.
+        Live events still wait: the next commit, or `log.publish`, publishes them.
 
         Raises:
-            SessionFencedError, SessionNotFoundError: this process had the session, and meanwhile another has it, or
-                nobody; the journal is `lost`. A process that was cut off does not take it back.
-            SessionRevertedError: the store has gone back behind what this process knows; the journal is `lost`.
+            SessionFencedError, SessionNotFoundError: this process owned the session, and meanwhile another process
+                took it, or it was deleted; the journal is `lost`. A process that was cut off does not take it back.
+            SessionRevertedError: the store is in an earlier state than this process committed; the journal is `lost`.
         """
         left = await self.check_own() if self.session.epoch else None
         self._asked += 1
@@ -166,11 +166,11 @@ class Journal:
         return found
 
     async def check_own(self) -> SessionRecord:
-        """Return the stored row, if the session stands where this process has left it.
+        """Return the stored row, if it can be the result of this process's own commits.
 
         Raises:
-            SessionFencedError, SessionNotFoundError, SessionRevertedError: it does not; the journal is `lost`.
-            StoreError: nobody knows.
+            SessionFencedError, SessionNotFoundError, SessionRevertedError: it cannot; the journal is `lost`.
+            StoreError: the store could not be read.
         """
         own = self.session
         try:
@@ -188,10 +188,10 @@ class Journal:
         return found
 
     async def _check_unmoved(self, found: SessionRecord) -> None:
-        """Raise if the store has gone back since it gave this row, so that another core is to load what it has now.
+        """Raise if the stored row has changed since `found` was read, for example by a restore.
 
         Raises:
-            SessionFencedError, SessionNotFoundError: it has; the journal is `lost`.
+            SessionFencedError, SessionNotFoundError: it has; the journal is `lost`, and a new core must load it.
         """
         try:
             now = await self.store.get(self.session_id)
@@ -203,27 +203,27 @@ class Journal:
             raise
 
     async def revert(self) -> None:
-        """Have the session go on from what the store has, since some of what this process knows is not there.
+        """Continue the session from the store's earlier state, since the store misses commits of this process.
 
         Raises:
             SessionFencedError, SessionNotFoundError, SessionRevertedError: always one of them; the journal is `lost`.
-            StoreError: it is to be tried again.
+            StoreError: the store could not be used; call this again.
         """
         self._is_reverted = True
         self.mark_stale()
         await self.check_own()
 
     def _may_stand_at(self, found: SessionRecord) -> bool:
-        """Return whether the store may have got there by what this process has asked for, be it answered or not."""
+        """Return whether the stored row can result from this process's own requests, answered or not."""
         own = self.session
         if found.epoch == own.epoch:
             return found.revision in (own.revision, own.revision + 1)
         return found.epoch > own.epoch and found.revision > own.revision and found.log_size >= own.log_size
 
     async def _go_back(self) -> None:
-        """Have the session go on from the earlier state that the store has, and say so in its events.
+        """Activate the session in the store's earlier state, and store a `SessionReverted` event.
 
-        Numbers of events and indexes of turns go on above those that were given out: none ever means two things.
+        Event numbers and turn indexes continue above those that were already used, so that each stays unique.
         """
         self._asked += 1
         found = (await self.store.activate(self.session_id)).session
@@ -240,9 +240,9 @@ class Journal:
         await self.store.commit(self.session_id, found.epoch, Commit(session=session, events=[said]))
 
     def let_go(self, spans: Spans) -> bool:
-        """Hold only what is here of `spans`, if what is held has doubled since the last time; return whether it had.
+        """Drop all cached blocks except `spans`, if the cache has doubled since the last time; return whether it had.
 
-        So what a session has said and shows no more leaves memory, at a constant cost for each block.
+        So blocks that are no longer needed leave memory, at an amortised constant cost for each block.
         """
         if self.cache.size_bytes < self._held_bytes:
             return False
@@ -251,21 +251,21 @@ class Journal:
         return True
 
     async def has_reverted(self) -> bool:
-        """Return whether the store has ever gone back behind what a process of the session knew."""
+        """Return whether the session was ever reverted to an earlier state of its store."""
         return await self.store.event_of_key(self.session_id, REVERTED) is not None
 
     async def hold(self, spans: Spans) -> None:
-        """Read what is missing of `spans` into memory."""
+        """Read the blocks of `spans` that are not cached into the cache."""
         if missing := self.cache.missing(spans):
             self.cache.add_spans(missing, await self.store.blocks(missing))
 
     def extend(self, count: int) -> tuple[Span, SessionRecord]:
-        """Return where the next `count` blocks of the log go, and the session's row with them."""
+        """Return the span of the next `count` blocks of the log, and the session's row with the log grown by them."""
         span = Span(self.session.log, self.session.log_size, self.session.log_size + count)
         return span, replace(self.session, log_size=span.stop)
 
     def number(self, events: Sequence[NewEvent]) -> list[Event]:
-        """Return the events with the next numbers, which are theirs until the commit that comes next."""
+        """Return the events with the next numbers, which are reserved for them until the next commit."""
         first, at = self.log.reserve(len(events)), self.clock()
         return [
             kind(session_id=self.session_id, seq=seq, at=at, **values)
@@ -276,14 +276,14 @@ class Journal:
         """Store a commit, then apply its session row and publish its events.
 
         Args:
-            live: whether a run is active after it, which may number live events before the next commit.
+            live: whether a run is active after the commit, which may publish live events before the next one.
 
         Raises:
-            SessionFencedError, SessionNotFoundError: another activation owns the session, or nobody; the journal is
-                `lost`.
-            SessionRevertedError: the store has gone back behind what this process knows; the journal is `lost`.
+            SessionFencedError, SessionNotFoundError: another process took the session, or it was deleted; the journal
+                is `lost`.
+            SessionRevertedError: the store is in an earlier state than this process committed; the journal is `lost`.
             DuplicateKeyError: nothing was stored.
-            StoreError: it is stored or not; the journal is `stale`. Also where the store raised an error that is not
+            StoreError: the outcome is unknown; the journal is `stale`. Raised also for errors of the store that are not
                 turnwise's.
         """
         indices = [turn.index + 1 for turn in commit.turns]
@@ -300,9 +300,9 @@ class Journal:
             whole = replace(commit, session=session, forget_events=forget)
             await self.store.commit(self.session_id, session.epoch, whole)
         except SessionFencedError:
-            self.mark_stale()  # until it is known why
+            self.mark_stale()  # until the cause is known
             await self.check_own()
-            await self.revert()  # it was elsewhere a moment ago
+            await self.revert()  # the row is this process's own, so the store was reverted under the commit
             raise
         except DuplicateKeyError:
             self.log.publish()
@@ -320,10 +320,10 @@ class Journal:
             self.feed.poke()
 
     async def delete(self) -> None:
-        """Delete the session, its history first: so a delete that fails can be repeated.
+        """Delete the session, its history first, so that a delete that fails can be repeated.
 
         Raises:
-            SessionFencedError: another activation owns the session; its history is left as it is.
+            SessionFencedError: another process owns the session; its history was not deleted.
         """
         if self.feed:
             await self.check_own()
@@ -334,11 +334,11 @@ class Journal:
     # Reading
 
     def turn(self, record: TurnRecord) -> Turn:
-        """Return a turn whose blocks are held."""
+        """Return a turn whose blocks are all cached."""
         return Turn(self.session_id, record, self.cache)
 
     async def read_turns(self, records: Sequence[TurnRecord]) -> list[Turn]:
-        """Return turns whose blocks may not be held, and are not held for them."""
+        """Return turns; blocks that are not cached are read for these turns only."""
         spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
         if not self.cache.missing(spans):
             return [self.turn(record) for record in records]
@@ -347,7 +347,7 @@ class Journal:
         return [Turn(self.session_id, record, cache) for record in records]
 
     async def read(self, spans: Spans) -> tuple[AnyBlock, ...]:
-        """Return blocks, in order; those that are not held are not held for this."""
+        """Return blocks, in order; blocks that are read from the store are not added to the cache."""
         if not self.cache.missing(spans):
             return self.cache.read(spans)
         cache, wanted = BlockCache(), union(spans)
@@ -358,7 +358,7 @@ class Journal:
         """Return a turn's record.
 
         Raises:
-            TurnNotFoundError: there is none of this index.
+            TurnNotFoundError: no turn has this index.
         """
         found = await self.store.turns(self.session_id, after=index - 1, limit=1) if index >= 0 else []
         if not found or found[0].index != index:
@@ -369,7 +369,7 @@ class Journal:
         """Return a run of this session.
 
         Raises:
-            RunNotFoundError: it has none of this id.
+            RunNotFoundError: the session has no run with this id.
         """
         try:
             found = await self.store.run(run_id)
@@ -380,16 +380,16 @@ class Journal:
         return found
 
     async def find_turn_of(self, run: RunRecord) -> TurnRecord | None:
-        """Return what was kept of a run that has ended."""
+        """Return the turn of a run that has ended; None if the turn was dropped."""
         found = await self.store.turns(self.session_id, after=run.turn_index - 1, limit=1)
         return next((turn for turn in found if turn.run_id == run.run_id), None)
 
     async def events(self, after: int, limit: int) -> Sequence[Event]:
-        """Return up to `limit` events with a number above `after`: from memory, and what has left it from the store."""
+        """Return up to `limit` events with a number above `after`, from memory, and older ones from the store."""
         start = self.log.start
         if after >= start - 1:
             return self.log.since(after, limit)
-        held = self.log.since(start - 1, limit)  # now: some of it may leave memory while the store is read
+        held = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
         stored = await self._stored_events(after, limit)
         older = await self._with_blocks([event for event in stored if event.seq < start], self.session.log)
         return [*older, *held][:limit]
@@ -403,7 +403,7 @@ class Journal:
         return check_events([merged[seq] for seq in sorted(merged)][:limit])
 
     async def _with_blocks(self, events: Sequence[Event], log: str) -> Sequence[Event]:
-        """Return stored events with the blocks that they added, which the log has: one read, if they are not held."""
+        """Return stored events with the blocks that they added, from the cache or by one read of the log."""
         spans = [Span(log, *event.span) for event in events if isinstance(event, Appending) and event.span]
         if not spans:
             return events
@@ -421,17 +421,17 @@ class Journal:
 
 
 def _failed(verb: str, error: Exception) -> StoreError:
-    """Return what a store raised that is no error of turnwise's as one: whoever tries again after those does."""
+    """Return a StoreError for an exception that is not turnwise's, so that callers retry as after any StoreError."""
     return StoreError(f"the store raised {type(error).__name__} at {verb}, whose outcome is unknown: try again")
 
 
 def _follows(found: SessionRecord, left: SessionRecord) -> bool:
-    """Return whether an activation has found the session where it was left, or behind a commit that was under way."""
+    """Return whether an activated row `found` is no older than `left`, the row that was read just before."""
     names = ("revision", "log_size", "seq", "next_index", "updated_at")
     return found.log == left.log and all(getattr(found, name) >= getattr(left, name) for name in names)
 
 
 async def settled(future: asyncio.Future[None], timeout_s: float | None = None) -> bool:
-    """Wait for a future that others wait for too, whoever is cancelled; return whether it is done."""
+    """Wait for a shared future, without cancelling it when this waiter is cancelled; return whether it is done."""
     await asyncio.wait([future], timeout=timeout_s)
     return future.done()

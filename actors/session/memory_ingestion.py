@@ -1,4 +1,4 @@
-"""How a session's turns get into its long-term memories."""
+"""`MemoryIngestion`: saves a session's ended turns in its long-term memories, in the background."""
 
 from __future__ import annotations
 
@@ -23,36 +23,35 @@ from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 
 AT_ONCE = 16
-"""How many turns a memory is given at once."""
+"""How many turns are sent to a memory in one call at most."""
 
 DELAY_S = 0.05
-"""How long a memory is left in peace after a turn: a prompt that comes at once has it to itself."""
+"""How many seconds saving waits after a turn, so that it does not slow an immediate next prompt's search."""
 
 PAGE = 100
-"""How many turns are read at once, of those that an earlier process left."""
+"""How many unsaved turns of an earlier process are read at once."""
 
 ATTEMPTS = 3
-"""How often a memory's model is asked about a turn that it has nothing sensible to say of."""
+"""How many times saving a turn is tried if a memory's model returns unusable answers."""
 
 PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
-"""How long a memory that failed is left alone; doubled each time, up to the second."""
+"""The pause after a memory's failure, in seconds: the first, doubled each time up to the second."""
 
 
 class MemoryIngestion:
-    """Gives each turn that has ended to each memory that may be written, in order, beside the conversation.
+    """Saves each ended turn in each writable memory, in order, in the background.
 
-    How far each memory is, `SavingProgress` says. Its mark goes along with the session's next commit, and the session
-    does not leave before it is stored. What was saved and not noted when a process was lost is given again, under the
-    same ids, and changes nothing.
+    `SavingProgress` tracks which turns each memory has. Its mark is stored with the session's next commit, at the
+    latest when the process gives the session up. Turns that were saved but not marked when a process died are sent
+    again, with the same ids, which changes nothing.
 
-    A memory that fails delays no run and no other memory; it is given what it lacks again and again, with growing
-    pauses, and followers are told that it is behind and when it has caught up. A turn that it cannot keep is told too
-    and left out.
+    A memory that fails delays no run and no other memory. Its turns are sent again with growing pauses, and events say
+    that it is behind and when it has caught up. A turn that a memory cannot keep is skipped, and an event says so.
 
     | await in saving | what else may run there | what a kill there leaves |
     |---|---|---|
-    | the store, to read | all else; a turn that is forgotten meanwhile is not given | a turn unsaved |
-    | a memory | all else; what forgets waits for it, what cancels does not stop it | a turn that is given again |
+    | a read of the store | everything; a turn that is forgotten meanwhile is not sent | an unsaved turn |
+    | a memory | everything; a forget waits for it, a cancel does not stop it | a turn that is sent again |
     """
 
     def __init__(
@@ -70,17 +69,17 @@ class MemoryIngestion:
         self._tasks = tasks
         self._progress = progress
         self._is_held = False
-        """Whether memories are given nothing for now."""
+        """Whether saving is paused."""
         self._finding: asyncio.Task[None] | None = None
         self._savers: dict[str, asyncio.Task[None]] = {}
         self._unreadable: set[int] = set()
         """Turns above the mark that are corrupt."""
-        self._gifts: set[asyncio.Task[Any]] = set()
-        """What is on its way to memories."""
+        self._in_flight: set[asyncio.Task[Any]] = set()
+        """The calls to memories that have not returned."""
 
     @property
     def is_at_work(self) -> bool:
-        """Whether some memory is being given something, or is about to."""
+        """Whether a turn is being saved, or is about to be."""
         return bool(self._at_work)
 
     @property
@@ -89,13 +88,13 @@ class MemoryIngestion:
         return [task for task in tasks if not task.done()]
 
     def begin_anew(self) -> None:
-        """Begin with the memories that there are now: the session has other engines and settings."""
+        """Restart saving with the current memories, after the session switched engine and settings."""
         self._cancel_savers()
         self._progress.begin_anew()
         self.save_soon()
 
     def load(self) -> None:
-        """Take over from the store how far the memories are. For when the session was loaded."""
+        """Load the memories' progress from the session's row, after an activation."""
         self._cancel_savers()
         self._is_held = False
         self._progress.load(self._journal.session, self._state.head)
@@ -106,10 +105,10 @@ class MemoryIngestion:
             saver.cancel()
         self._savers = {}
 
-    # What there is to be saved
+    # Finding unsaved turns
 
     def save_soon(self) -> None:
-        """See to it that all memories get what they lack. Does not wait."""
+        """Start saving the turns that memories lack. Does not wait."""
         if not self._progress.writable or self._is_held or (self._finding and not self._finding.done()):
             return
         if self._progress.is_behind:
@@ -121,13 +120,13 @@ class MemoryIngestion:
                 self._savers[slot.name] = self._keep_at(partial(self._save_to, slot), f"saving in {slot.name}")
 
     def _keep_at(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
-        """Start work beside the conversation that is begun again after whatever error it meets."""
+        """Start background work that is restarted after any error."""
         return self._tasks.spawn(retry(work, self._tasks.name(what), until=self._transactor.is_final))
 
     async def _find_unsaved(self) -> None:
-        """Read what an earlier process, or one without memories, has left; a page at a time, so that runs may start.
+        """Read the turns that an earlier process did not save, one page per change, so that runs can start between.
 
-        A turn that is corrupt, or whose run is, is told and left out.
+        A corrupt turn, or one whose run is corrupt, is skipped, and an event says so.
         """
         after = self._progress.saved
 
@@ -155,7 +154,7 @@ class MemoryIngestion:
         self.save_soon()
 
     async def _note_page(self, after: int, limit: int) -> int | None:
-        """Note the next turns that have ended; return the index of the last that was read, None if there is none."""
+        """Add the next ended turns to the progress; return the index of the last turn read, None if there is none."""
         page = await self._journal.store.turns(self._state.session_id, after=after, limit=limit)
         if not page:
             return None
@@ -167,7 +166,7 @@ class MemoryIngestion:
         return page[-1].index
 
     async def _tell_unreadable(self, index: int, error: CorruptRecordError) -> None:
-        """Tell once that no memory is given a turn, since it cannot be read."""
+        """Log and store events, once per turn, that a turn is not saved, since it cannot be read."""
         if index in self._unreadable:
             return
         self._unreadable.add(index)
@@ -180,7 +179,7 @@ class MemoryIngestion:
 
     async def _save_to(self, slot: MemorySlot) -> None:
         failures = refused = 0
-        alone = -1  # turns up to this index are given one by one
+        alone = -1  # turns up to this index are sent one by one
         await asyncio.sleep(DELAY_S)
         while not self._journal.lost and (turns := self._progress.lacking(slot)[:AT_ONCE]):
             turns = turns[:1] if turns[0].index <= alone else turns
@@ -196,7 +195,7 @@ class MemoryIngestion:
                     refused = 0
                 elif len(turns) > 1:
                     refused = 0
-            except Exception as error:  # noqa: BLE001 - whatever a memory raises, it is told and tried again
+            except Exception as error:  # noqa: BLE001 - any error of a memory is reported, and the call repeated
                 failures += 1
                 if failures == 1:
                     await self._tell_of_saving((MemoryBehind, {"memory": slot.name, "why": reason(error)}))
@@ -210,17 +209,17 @@ class MemoryIngestion:
 
     async def _give(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
         read = [(turn, await self._item(turn)) for turn in turns]
-        # A turn that was forgotten meanwhile has become private.
+        # A turn that was forgotten during the read has become private.
         items = [item for turn, item in read if item and self._progress.is_current(turn)]
         if not items:
             return
-        gift = self._tasks.spawn(_remember(slot, scope_of(self._journal.session, self._engines.config.memory), items))
-        self._gifts.add(gift)
-        gift.add_done_callback(self._gifts.discard)
-        await ended(gift, self._tasks.name(f"saving in {slot.name}"))
-        if gift.cancelled():
+        call = self._tasks.spawn(_remember(slot, scope_of(self._journal.session, self._engines.config.memory), items))
+        self._in_flight.add(call)
+        call.add_done_callback(self._in_flight.discard)
+        await ended(call, self._tasks.name(f"saving in {slot.name}"))
+        if call.cancelled():
             raise LongTermMemoryError("it cancelled itself")
-        has = gift.result()
+        has = call.result()
         if left := sum(item.id not in has for item in items):
             raise LongTermMemoryError(f"it did not take {left} of {len(items)}")
 
@@ -236,15 +235,15 @@ class MemoryIngestion:
         await self._transactor.run_until_stored(commit)
 
     async def store_mark(self) -> None:
-        """Store how far the memories are, if the store does not know. Within a change."""
+        """Store the memories' progress, if the stored one is older. Call it within a change."""
         if not self._journal.stale and self._progress.saved > self._journal.session.saved:
             await self._transactor.commit(self._journal.session)
 
     async def wait_for_memory(self, timeout_s: float | None = None) -> bool | None:
-        """Wait until all memories have all turns that have ended; return whether they have, None after `timeout_s`.
+        """Wait until all saving has ended; return whether all memories have all ended turns, None after `timeout_s`.
 
         Raises:
-            SessionFencedError, SessionNotFoundError: the session is another's by now, or deleted.
+            SessionFencedError, SessionNotFoundError: another process took the session, or it was deleted.
         """
         await self._transactor.loaded()
         self.save_soon()
@@ -258,7 +257,7 @@ class MemoryIngestion:
         return not (self._progress.is_behind or self._unreadable or self._progress.missing)
 
     async def stop(self) -> int:
-        """Give memories no more, and let what is on its way arrive; return how many turns some memory lacks."""
+        """Stop saving, and wait for calls in flight; return how many turns at least one memory lacks."""
         lacking = {turn.index for turn in self._progress.missing if not turn.is_private}
         self._is_held = True
         self._cancel_savers()
@@ -266,9 +265,9 @@ class MemoryIngestion:
         return len(lacking)
 
     async def wait_for_gifts(self) -> None:
-        """Return when what is on its way to memories has arrived, or failed."""
-        if self._gifts:
-            await asyncio.wait(set(self._gifts))
+        """Wait until the calls to memories that are in flight have returned or failed."""
+        if self._in_flight:
+            await asyncio.wait(set(self._in_flight))
 
 
 async def _remember(slot: MemorySlot, scope: Scope, items: Sequence[MemoryItem]) -> set[str]:

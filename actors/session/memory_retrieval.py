@@ -1,4 +1,4 @@
-"""How a session draws on long-term memory before its model is asked."""
+"""`MemoryRetrieval`: searches long-term memories before a run, and adds the results to the run's requests."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from turnwise.memory.longterm.search.query import question_of
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
 
 MOST_ASKED = 8000
-"""Characters of a prompt that memories are asked about."""
+"""How many characters of a prompt are used as the query at most."""
 
 SHARE = 2
-"""What all memories have may take one part of so many of a request."""
+"""Retrieved text may take up to 1/SHARE of a request's tokens."""
 
 
 _Answer = tuple[MemorySlot, Sequence[MemoryItem] | ProfiledRecall | BaseException]
 
 
 class MemoryRetrieval:
-    """Asks all memories at once what bears on a run's prompt, and puts what they have into the run's requests.
+    """Searches all memories concurrently for what is relevant to a run's prompt, and adds it to the run's requests.
 
-    Once for a run: its later requests have the same, so that what a provider has cached stays good. It is in no turn,
-    so it is never summed up, remembered or extracted from again. A memory that fails, or takes too long, is left out:
-    the run goes on and an event says so. The working memory stands in front.
+    The search is done once per run: all requests of the run have the same retrieved text, so that a provider's prompt
+    cache stays valid. The text is part of no turn, so it is never summarised or saved in a memory again. A memory that
+    fails or times out is left out: the run continues, and an event says so. The working memory comes first.
     """
 
     def __init__(self, state: SessionState, engines: SessionEngines, tasks: SessionTasks) -> None:
@@ -55,18 +55,18 @@ class MemoryRetrieval:
         self._engines = engines
         self._tasks = tasks
         self._forgets = 0
-        """How often memories have forgotten: what was asked before may be gone."""
+        """How many times memories have forgotten something; results of earlier searches may contain it."""
 
     @property
     def _scope(self) -> Scope:
         return scope_of(self._state.journal.session, self._engines.config.memory)
 
     def memory_access(self) -> SessionMemoryAccess:
-        """Return what the memories do for whoever acts in the session."""
+        """Return access to the memories for the session's user, outside of any run."""
         return SessionMemoryAccess(self._scope, self._engines.current.memories, self._engines.current.working)
 
     async def recall(self, run: ActiveRun) -> None:
-        """Let the run's requests have what memories know; asks them once."""
+        """Search the memories for a run and set the text that its requests get; does nothing the second time."""
         memories, working = run.run_resources.memories, run.run_resources.working
         if run.record.memory == "off" or not (memories or working):
             return
@@ -99,7 +99,7 @@ class MemoryRetrieval:
         self._tell_recalled(run, sent, dict(zip(found, map(dict, sections.left_out), strict=True)))
 
     def leave_out(self, run: ActiveRun) -> None:
-        """Send the run's next requests without what was recalled for it, and tell so."""
+        """Send the run's next requests without the retrieved text, and publish an event that says so."""
         run.recalled = None
         window: dict[str, dict[LeftOut, int]] = {name: {"window": count} for name, count in run.found.items()}
         counts = run.profile.items.items()
@@ -116,11 +116,11 @@ class MemoryRetrieval:
             self._state.publish_live(run, MemoryRecalled, told)
 
     def memories_forgot(self) -> None:
-        """Memories have forgotten something: what they were asked before is asked again."""
+        """Invalidate searches in flight, since memories have forgotten something."""
         self._forgets += 1
 
     async def recall_anew(self) -> None:
-        """Let the active run's next requests have what memories know by now."""
+        """Search again for the active run, so that its next requests have current results."""
         if (run := self._state.active) and run.recalled:
             run.recalled, run.has_asked_memories = None, False
             await self.recall(run)
@@ -131,26 +131,26 @@ class MemoryRetrieval:
             return ""
         try:
             return await asyncio.wait_for(working.section(self._scope), run.run_resources.config.memory.timeout_s)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on without, and it is told
+        except Exception as error:  # noqa: BLE001 - the run continues without the notes, and an event says so
             self._state.publish_live(run, MemoryFailed, {"memory": "working memory", "why": reason(error)})
             return ""
 
     def ask_early(self, run: ActiveRun, prompt: Sequence[Block]) -> None:
-        """Ask memories about a prompt that is about to be stored, so that one does not wait for the other."""
+        """Start the search for a prompt while that prompt is being stored."""
         if run.run_resources.memories and run.run_resources.config.memory.recall and run.record.memory != "off":
             run.asked = self._tasks.spawn_logged(self._ask_all(run.run_resources, prompt), "asking its memories")
 
     def _before(self) -> Sequence[Block]:
-        """Return the prompt of the turn before, as far as this process has it."""
+        """Return the previous turn's prompt; empty if its blocks are not in memory."""
         head, cache = self._state.head, self._state.journal.cache
         if head is None or head.forgotten or cache.missing(head.prompt):
             return ()
         return cache.read(head.prompt)
 
     async def _ask_all(self, run_resources: RunResources, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
-        """Return what each memory has, how often they had forgotten when they were asked, and what they were asked."""
+        """Return each memory's results, the value of `_forgets` at the start of the search, and the query."""
         query, slots, forgets = _query(prompt, self._before()), run_resources.memories, self._forgets
-        if not query:  # as that of a picture: who asks is known all the same
+        if not query:  # such as for a picture; only the user's profile can be retrieved
             slots = [slot for slot in slots if _has_profile(slot, run_resources.config.memory)]
         results = await asyncio.gather(
             *(self._ask(slot, query, run_resources.config.memory) for slot in slots), return_exceptions=True
@@ -158,7 +158,7 @@ class MemoryRetrieval:
         return list(zip(slots, results, strict=True)), forgets, query
 
     async def _found(self, run: ActiveRun) -> tuple[dict[str, Found], int]:
-        """Return what memories have, by their names, and how often they had forgotten when they were asked."""
+        """Return the items found, by memory name, and the value of `_forgets` at the start of the search."""
         config = run.run_resources.config.memory
         if not config.recall:
             return {}, self._forgets
@@ -185,7 +185,7 @@ class MemoryRetrieval:
         return found, forgets
 
     async def _ask(self, slot: MemorySlot, query: str, config: MemoryConfig) -> Sequence[MemoryItem] | ProfiledRecall:
-        """Ask a memory; one with profiles for both at once, and for twice as much: some may be in the profile."""
+        """Search one memory. If it has profiles, get both at once, and twice the items: some may be in the profile."""
         types = None if is_read_only(slot.memory) else config.types
         if _has_profile(slot, config) and isinstance(slot.memory, Profiled):
             limit = 2 * config.max_results
@@ -214,7 +214,7 @@ def _counter(run_resources: RunResources) -> TokenCounter:
 
 
 def _query(prompt: Sequence[object], before: Sequence[object] = ()) -> str:
-    """Return what memories are asked about a prompt: what it says, with the one before it where it refers to that."""
+    """Return the query for a prompt: its text, with the previous prompt's text if it refers to that."""
     return question_of(_said(prompt), _said(before))[:MOST_ASKED]
 
 
@@ -223,7 +223,7 @@ def _said(prompt: Sequence[object]) -> str:
 
 
 class _QuarterCounter(ByteCounter):
-    """Takes a token for four bytes: good enough for a limit, and needs no vocabulary."""
+    """Counts four bytes as one token: accurate enough for a limit, and needs no vocabulary."""
 
     def text(self, text: str) -> int:
         return (super().text(text) + 3) // 4

@@ -1,4 +1,4 @@
-"""Whether this process has a session, may leave it, and how it does."""
+"""`Ownership`: whether this process owns a session, whether it may give the session up, and how it does."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from turnwise.actors.session.window_compaction import WindowCompaction
 from turnwise.errors import SessionFencedError, SessionNotFoundError
 
 FLUSH_S = 5.0
-"""How long a process that leaves waits for its events to reach their history; the next one sees to the rest."""
+"""How many seconds a leaving process waits for its events to reach the history store.
+
+The next process forwards the rest."""
 
 
 class Ownership:
-    """A process's hold on a session: from its activation until it leaves, is fenced, or the session is deleted.
+    """A process's ownership of a session, from activation until it leaves, is fenced, or the session is deleted.
 
-    | await in leaving | what else may run there | what a kill there leaves |
+    | await in `leave` | what else may run there | what a kill there leaves |
     |---|---|---|
-    | the commit of how far memories are | reads | turns that memories are given again |
-    | the note of the engines of runs that wait | reads | the session here, or a note that nobody needs |
-    | the event history | nothing: the session is lost here | events that the next process forwards |
+    | the commit of the memories' progress | reads | turns that memories receive again |
+    | the note of the waiting runs' engines | reads | the session here, or an unused note |
+    | the event history | nothing: the session is given up | events that the next process forwards |
     """
 
     def __init__(
@@ -40,11 +42,14 @@ class Ownership:
         self._compaction = compaction
         self._ingestion = ingestion
         self.left_waiting: dict[str, str] = {}
-        """The runs that waited for somebody's word, or behind one that did, when it left, and their engines' ids."""
+        """The engine id by run id, of the runs that waited for a decision (or behind one that did) on leaving."""
 
     @property
     def is_in_use(self) -> bool:
-        """Whether something runs or is about to. A run that awaits approval, and what is behind it, does neither."""
+        """Whether a run, compaction or memory save is active or about to start.
+
+        A run that awaits approval, and the runs queued behind it, do not count.
+        """
         active = self._state.active
         waits = active and active.record.state == "awaiting_approval" and active.is_waiting
         runs = not waits and bool(active or self._state.run_queue.queue)
@@ -52,20 +57,21 @@ class Ownership:
 
     @property
     def is_lost(self) -> bool:
-        """Whether this process has the session no more: it left, was fenced, or has deleted it."""
+        """Whether this process no longer owns the session: it left, was fenced, or deleted the session."""
         return self._journal.lost is not None
 
     @property
     def is_active(self) -> bool:
-        """Whether this process has the session."""
+        """Whether this process owns the session."""
         return bool(self._journal.session.epoch) and not self.is_lost
 
     async def check_log(self, log: str) -> None:
-        """Raise if the session that this process has is not the one whose log this is. Costs nothing if it is.
+        """Raise if the loaded session's log is another than `log`. Costs nothing if it is the same.
 
         Raises:
-            SessionFencedError: the store has another session of this id by now; another core is to look.
-            SessionNotFoundError: the session of this log was deleted, or a restore took it; there is another.
+            SessionFencedError: the store has another session with this id by now; load it with a new core.
+            SessionNotFoundError: the session with this log was deleted, or removed by a restore; the id belongs to
+                another session.
         """
         await self._transactor.loaded()
         if self._journal.session.log != log:
@@ -73,19 +79,19 @@ class Ownership:
             raise SessionNotFoundError(self._state.session_id)
 
     async def check_own(self) -> None:
-        """Raise if the store has not the session as this process has left it: for who misses something of it.
+        """Raise if the stored session is not as this process last committed it. Call it when a record is missing.
 
         Raises:
-            SessionFencedError, SessionNotFoundError, SessionRevertedError: it has not; another core is to look.
+            SessionFencedError, SessionNotFoundError, SessionRevertedError: it differs; load it with a new core.
         """
         if self._journal.session.epoch:
             await self._transactor.run(self._journal.check_own)
 
     async def leave(self, note: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> bool:
-        """Give the session up if it is not `is_in_use`; return whether it has it no more. Later calls are fenced.
+        """Give the session up unless it `is_in_use`; return whether it was given up. Later calls are fenced.
 
         Args:
-            note: is told first which engine each run that waits has, by run id. If it fails, the session stays here.
+            note: called first with the engine id of each waiting run, by run id. If it raises, the session stays here.
         """
         async with self._transactor.alone:
             if self.is_lost:

@@ -1,4 +1,4 @@
-"""What a session can be asked without changing it."""
+"""`SessionReads`: reads a session's runs, turns and events without changing it, and waits for runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turnwise.memory.stores.base import SessionStore
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `turn` is what was kept of it."""
+    """How a run ended. `turn` is None if the run's turn was dropped."""
 
     run: RunRecord
     turn: Turn | None
@@ -34,7 +34,7 @@ class SessionReads:
     """The reads of a session. They take no lock and never wait for a change.
 
     Args:
-        load: returns when the state is to be read; see `Transactor.loaded`.
+        load: makes sure that the session is activated; see `Transactor.loaded`.
     """
 
     def __init__(self, state: SessionState, load: Callable[[], Awaitable[None]]) -> None:
@@ -44,7 +44,7 @@ class SessionReads:
         self._load = load
 
     async def wait(self, run_id: str, timeout_s: float | None = None) -> Outcome | None:
-        """Return how the run ended, when it has; None after `timeout_s`. Waiting and giving up change nothing.
+        """Wait for the run's end and return it; None after `timeout_s` seconds. Does not change the run.
 
         Raises:
             RunNotFoundError: the session has no such run.
@@ -64,10 +64,10 @@ class SessionReads:
                 turn = await self._journal.find_turn_of(record)
                 return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
             if not self._state.open_run(run_id):
-                await self._load()  # it was lost with an earlier activation, which has yet to be settled
+                await self._load()  # the run was interrupted, and the next activation ends or resumes it
 
     async def run(self, run_id: str) -> RunRecord:
-        """Return where the run stands; its usage is up to now."""
+        """Return the run's record, with its usage up to now."""
         await self._load()
         if run := self._state.open_run(run_id):
             return replace(run.record, usage=run.spent)
@@ -78,8 +78,8 @@ class SessionReads:
         """Return a run of this session.
 
         Raises:
-            RunNotFoundError: it has none of this id.
-            SessionRevertedError: likewise, and the store once went back, so it may have had one.
+            RunNotFoundError: the session has no run with this id.
+            SessionRevertedError: it has none, but the store was once reverted, so the run may have existed.
         """
         try:
             return await self._journal.find_run(run_id)
@@ -89,7 +89,7 @@ class SessionReads:
             raise
 
     async def pending(self, run_id: str) -> list[PendingCall]:
-        """Return the calls of the run that wait for a decision, in the order in which they were made."""
+        """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
         record = await self.run(run_id)
         run = self._state.open_run(run_id)
         uses = {block.call_id: block for block in run.output.blocks if isinstance(block, ToolUse)} if run else {}
@@ -112,17 +112,17 @@ class SessionReads:
 
     @property
     def stores(self) -> tuple[SessionStore, HistoryStore | None]:
-        """Where it is kept."""
+        """The session's store, and its history store if it has one."""
         return self._journal.store, self._journal.feed.history if self._journal.feed else None
 
     @property
     def is_activated(self) -> bool:
-        """Whether this process has, or had, the session."""
+        """Whether this process owns, or has owned, the session."""
         return self._journal.session.epoch > 0
 
     @property
     def active_run_id(self) -> str | None:
-        """The run that has the session's claim."""
+        """The id of the active run, or None."""
         return self._state.active.run_id if self._state.active else None
 
     def is_ending(self, run_id: str) -> bool:
@@ -132,11 +132,14 @@ class SessionReads:
 
     @property
     def queued_run_ids(self) -> list[str]:
-        """The runs that wait behind it, in order."""
+        """The ids of the queued runs, in order."""
         return [run.run_id for run in self._state.run_queue.queue]
 
     async def latest(self) -> Turn | None:
-        """Return the newest turn: pending prompts on top of all before them, else the last queued, running or ended."""
+        """Return the newest turn: pending, queued, running or ended; None if there is none.
+
+        A pending or queued turn is returned with the prompts of all turns that wait before it.
+        """
         await self._load()
         active, head = self._state.active, self._state.head
         if waiting := self._state.run_queue.turns:
@@ -156,7 +159,7 @@ class SessionReads:
         """Return the turn.
 
         Raises:
-            TurnNotFoundError: there is none of this index.
+            TurnNotFoundError: no turn has this index.
         """
         await self._load()
         return (await self._journal.read_turns([await self._journal.find_turn(index)]))[0]
@@ -169,17 +172,17 @@ class SessionReads:
     async def events(
         self, after: int = 0, limit: int = 1000, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> tuple[list[Event], int, bool]:
-        """Return events with a number above `after`, where to go on from, and whether `run_id` has no more to come.
+        """Return events numbered above `after`, the number to continue after, and whether run `run_id` has no more.
 
-        Looks at up to `limit` events, of the run only if one is named; waits up to `timeout_s` for the first. Events
-        that have left memory come from the store, without the live ones among them.
+        Reads up to `limit` events, and of these returns only the run's if `run_id` is given; waits up to `timeout_s`
+        for the first. Events that are no longer in memory come from the store, which has no live events.
         """
         await self._load()
         if run_id is not None:
             after = max(after, (await self.run(run_id)).first_seq - 1)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            in_doubt = self._journal.stale or self._journal.lost  # a run that is not open may not have ended
+            in_doubt = self._journal.stale or self._journal.lost  # then a run that is not open may still not have ended
             ended = run_id is not None and self._state.open_run(run_id) is None and not in_doubt
             events = await self._journal.events(after, limit)
             after = events[-1].seq if events else after
@@ -187,19 +190,17 @@ class SessionReads:
             done = ended and len(events) < limit
             left = deadline - asyncio.get_running_loop().time()
             if self._journal.lost and not chosen:
-                raise self._journal.lost  # what has not ended here goes on elsewhere
+                raise self._journal.lost  # the run continues in another process
             if chosen or done or left <= 0:
                 return chosen, after, done or any(event.terminal for event in chosen if run_id)
             if not events:
                 await self._journal.log.news(left)
 
     async def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
-        """Return what a summary stands for, in order, with that in place of the summaries folded into it.
-
-        The summary is one that the session goes on with, or that was folded into one of these.
+        """Return the blocks that a summary replaced, in order; summaries among them are expanded too.
 
         Raises:
-            InvalidInputError: it is none of them.
+            InvalidInputError: the summary is not in the session's current window, nor part of a summary there.
         """
         await self._load()
         active, head = self._state.active, self._state.head

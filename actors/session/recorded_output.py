@@ -1,4 +1,4 @@
-"""The part of a run's output that is in the session's log already."""
+"""`RecordedOutput`: the part of a run's output that is already stored in the session's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an activation finds in the store, put in order: runs whose process was lost, runs that wait, the queue."""
+"""`Recovery`: loads what an activation found: ends or resumes interrupted runs, reloads waiting runs and the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What later requests hold in the place of the pictures and files that a provider refused."""
+"""Replaces pictures and files that a provider refused by a text, in later requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a session's runs run: each is begun, records what its engine hands in, suspends, and ends."""
+"""`RunDriver`: begins a session's runs, records what their engines produce, suspends and ends them."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage
 
 Begun = tuple[ActiveRun, RunRecord, TurnRecord]
-"""A run, and its record and turn as they are when it has the claim."""
+"""A run, with its record and turn as they are once it is active."""
 
 
 class RunDriver:
-    """Drives a session's active run: begins it, records what it hands in, ends it, begins the next of the queue.
+    """Drives a session's active run: begins it, records its output, ends it, and begins the next run of the queue.
 
-    The run's engine works beside the session's changes, in a task that nobody cancels (`_drive`); what it hands in
-    comes back as a change (see `inference.attempt.RunCallbacks`).
+    The run's engine works concurrently with the session's changes, in a task that is never cancelled (`_drive`). Each
+    record that the engine makes is a change (see `inference.attempt.RunCallbacks`).
 
     | await in a run | what else may run there | what a kill there leaves |
     |---|---|---|
-    | building the engine, memories, room in the window | all else | a run that was lost |
-    | the engine | all else; what it records is a change of its own | a run that was lost, with what it recorded |
-    | a decision | all else | a run that waits |
-    | the commit of its end, and of the next one's start | reads, streaming | all of it or nothing |
+    | building the engine, memories, room in the window | everything | an interrupted run |
+    | the engine | everything; each record is a change | an interrupted run, with what it recorded |
+    | a decision about a tool call | everything | a run that waits |
+    | the commit of the run's end, and of the next one's start | reads, streaming | all of it or nothing |
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RunDriver:
     # Beginning
 
     def begin(self, record: RunRecord, turn: TurnRecord, head: TurnRecord | None) -> tuple[RunRecord, TurnRecord]:
-        """Return a run and its turn as running, on top of `head`."""
+        """Return a run's record and turn in state `running`; the turn continues `head`."""
         turn = replace(
             turn,
             status="running",
@@ -89,19 +89,19 @@ class RunDriver:
         return replace(record, state="running", started_at=self._journal.clock()), turn
 
     def begin_next(self, head: TurnRecord | None, given: Sequence[TurnRecord] = ()) -> list[Begun]:
-        """Return the head of the queue as running, in a list; its turn is the first of `given` if there is one."""
+        """Return the first queued run as running, in a list; its turn is the first of `given`, if any."""
         queue = list(self._state.run_queue.queue)[:1]
         return [(run, *self.begin(run.record, next(iter(given), run.turn), head)) for run in queue]
 
     def launch_next(self, begun: Sequence[Begun]) -> None:
-        """Make the head of the queue active, as a commit stored it."""
+        """Make the first queued run active, after the commit that stored it as running."""
         for run, record, turn in begun:
             self._state.run_queue.remove(run)
             run.record, run.turn = record, turn
             self.launch(run)
 
     def launch(self, run: ActiveRun) -> None:
-        """Make a run active that a commit stored as running, or waiting, and set its engine to work."""
+        """Make a run active that a commit stored as running or waiting, and start its engine."""
         self._state.trim_events(run)
         self._state.set_active(run)
         self._drop_old_blocks()
@@ -109,9 +109,9 @@ class RunDriver:
         self._tasks.spawn_logged(self._drive(run), f"run {run.run_id!r}")
 
     def _drop_old_blocks(self) -> None:
-        """Let go, now and then, of the blocks that neither the next request nor an open turn shows."""
+        """Drop blocks from memory that neither the next request nor an open turn contains; only once they add up."""
         if self._journal.stale:
-            return  # what the last owner left is being put in order, and may need them
+            return  # an activation is recovering the session, and may need the blocks
         compactor = self._engines.current.compactor
         if self._journal.let_go(union(*self._state.shown_spans)) and compactor:
             compactor.recount()
@@ -119,9 +119,9 @@ class RunDriver:
     # Running
 
     async def _drive(self, run: ActiveRun) -> None:
-        """Run the engine, as often as it suspends, and store how it ended, however often the store has to be asked.
+        """Run the engine, again after each suspension, and store how the run ended, with retries after store errors.
 
-        Nobody cancels this task.
+        This task is never cancelled.
         """
         try:
             while not run.done.done():
@@ -137,16 +137,16 @@ class RunDriver:
                 elif ending:
                     await self._transactor.run_with_retries(partial(self._end, run, ending), shielded=False)
                     return
-        except TurnwiseError as error:  # the store, or such as a corrupt row
+        except TurnwiseError as error:  # such as a store that stayed away, or a corrupt row
             failure = error
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must not wait for ever
+        except Exception as error:  # noqa: BLE001 - any error must end the wait of the run's callers
             failure = StoreError(f"the end of run {run.run_id!r} could not be stored: {error!r}")
         else:
             return
         finally:
-            run.attempt = None  # it refers to the run: without it both are freed at once
-        # The store still says that the run is active: whoever activates the session next sees to it.
-        async with self._transactor.alone:  # not in the midst of an activation, which would take it for done
+            run.attempt = None  # break the reference cycle, so that both objects are freed at once
+        # The store still has the run as active; the next activation ends or resumes it.
+        async with self._transactor.alone:  # never during an activation, which would clear the stale mark
             self._journal.mark_stale()
             if self._state.active is run:
                 self._state.set_active(None)
@@ -172,7 +172,7 @@ class RunDriver:
         return await runner.run(await self._compaction.make_room(run), attempt)
 
     async def _decided(self, run: ActiveRun) -> Ending | None:
-        """Wait until nothing is left to decide (None), or the run is cancelled. Costs nothing meanwhile."""
+        """Wait until all tool calls are decided (return None) or the run is cancelled (return its ending)."""
         decided = asyncio.ensure_future(run.decided.wait())
         first: set[asyncio.Future[Any]] = {decided, run.cancelled, run.done}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -180,7 +180,7 @@ class RunDriver:
         return Ending("cancelled", run.cancelled.result()) if run.cancelled.done() else None
 
     async def _suspend(self, run: ActiveRun, ending: Ending) -> None:
-        """Store that the run waits, unless all was decided meanwhile."""
+        """Store that the run waits for decisions, unless all of them have been made meanwhile."""
         if run.done.done() or run.record.state == "awaiting_approval":
             return
         calls = {**run.calls, **ending.calls}
@@ -197,7 +197,7 @@ class RunDriver:
     # Ending
 
     async def _end(self, run: ActiveRun, ending: Ending) -> None:
-        """Store the run's end and the start of the next in the queue; then free the claim, wake waiters, go on."""
+        """Store the run's end and the next queued run's start in one commit; then wake waiters and start that run."""
         if run.done.done():
             return
         drop = run.discard and ending.state == "cancelled"
@@ -235,7 +235,7 @@ class RunDriver:
         self._ingestion.save_soon()
 
     def note_end(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
-        """Note the end of a run whose claim is free, as a commit stored it, and wake its waiters."""
+        """Remember the end of a run that is no longer active, after the commit that stored it, and wake its waiters."""
         self._state.add_ended(run, end, turn)
         if turn:
             self._progress.add_ended(turn, end.memory)
@@ -243,11 +243,11 @@ class RunDriver:
         self._engines.close_unused()
 
     def hand_back(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
-        """Return the turn, in a list, that gets what `runs` leave when they are cancelled: see `RunQueue.hand_back`."""
+        """Return the turn, in a list, that gets the prompts of cancelled `runs`; see `RunQueue.hand_back`."""
         index = self._journal.session.next_index
         return self._state.run_queue.hand_back(runs, discard=discard, index=index, now=self._journal.clock())
 
-    # What an attempt hands in: see RunCallbacks
+    # Callbacks of an attempt: see RunCallbacks
 
     def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
         """See `RunCallbacks`."""

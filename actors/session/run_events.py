@@ -1,4 +1,4 @@
-"""The events of a run that are stored: what each says, and which blocks it adds."""
+"""Builds the stored events of a run, with the blocks that each adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for its turn: queued runs, and prompts that no run has taken up."""
+"""`RunQueue`: a session's queued runs, and the appended prompts that no run has used yet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from turnwise.memory.conversation.turns import TurnRecord
 class RunQueue:
     """The queued runs of a session in order of arrival, and its pending turn.
 
-    Prompts that were appended on their own are never dropped: when a run that took them up is discarded, or cancelled
-    while queued, they go on to the run behind it, or wait as pending again.
+    Prompts that were appended on their own are never dropped: when the run that used them is discarded, or is
+    cancelled while queued, they move to the next queued run, or become pending again.
     """
 
     def __init__(self) -> None:
@@ -29,29 +29,29 @@ class RunQueue:
 
     @property
     def pending(self) -> TurnRecord | None:
-        """The turn of the prompts that no run has taken up."""
+        """The turn of the appended prompts that no run has used yet, or None."""
         return self._pending
 
     @property
     def turns(self) -> list[TurnRecord]:
-        """The turns that wait, in order."""
+        """The turns of the queued runs and the pending turn, in order."""
         return [run.turn for run in self.queue] + ([self.pending] if self.pending else [])
 
     def find(self, run_id: str) -> ActiveRun | None:
-        """Return the queued run of this id."""
+        """Return the queued run with this id, or None."""
         return next((run for run in self.queue if run.run_id == run_id), None)
 
     def next_turn(self, index: int, now: float) -> TurnRecord:
-        """Return the turn that takes the next prompts: the pending one, or a new one at `index`."""
+        """Return the turn to which the next prompts are added: the pending one, or a new one at `index`."""
         return self.pending or TurnRecord(index=index, created_at=now)
 
     def hand_back(self, runs: Sequence[ActiveRun], *, discard: bool, index: int, now: float) -> list[TurnRecord]:
-        """Return the turn, in a list, that gets what queued `runs` leave when they are cancelled; none if nothing.
+        """Return the turn, in a list, that gets the prompts of cancelled `runs`; an empty list if there are none.
 
         Args:
-            runs: next to each other in the queue.
-            discard: whether they leave only what was appended on its own, or all their prompts.
-            index: of a turn to make if none waits behind them.
+            runs: neighbours in the queue.
+            discard: hand back only prompts that were appended on their own; otherwise all prompts.
+            index: the index of a new turn, which is created if no turn waits behind the runs.
         """
         given = left_by(runs, discard=discard)
         if not given:
@@ -60,19 +60,19 @@ class RunQueue:
         return [with_given(next(behind, None) or self.next_turn(index, now), given)]
 
     def add(self, run: ActiveRun) -> None:
-        """Queue a run behind those that there are."""
+        """Add a run to the end of the queue."""
         self._queue.append(run)
 
     def remove(self, run: ActiveRun) -> None:
-        """Let go of a queued run: it was begun, or has ended."""
+        """Remove a queued run that has begun or ended."""
         self._queue.remove(run)
 
     def take_pending(self) -> None:
-        """A run has taken up the pending prompts."""
+        """Clear the pending turn, since a run uses its prompts now."""
         self._pending = None
 
     def apply(self, turns: Iterable[TurnRecord], gone: Iterable[ActiveRun] = ()) -> None:
-        """Take over what a commit stored of waiting turns, and let go of the runs that it ended."""
+        """Apply a commit: update the waiting turns that it stored, and remove the runs that it ended."""
         for run in gone:
             self.remove(run)
         for turn in turns:
@@ -84,12 +84,12 @@ class RunQueue:
 
 
 def left_by(runs: Iterable[ActiveRun], *, discard: bool) -> Spans:
-    """Return the prompts that queued runs leave: all of them, or those that were appended on their own."""
+    """Return the prompts to hand back of queued runs: all, or with `discard` those appended on their own."""
     return join(*(run.turn.appended if discard else run.turn.prompt for run in runs))
 
 
 def with_given(turn: TurnRecord, given: Spans) -> TurnRecord:
-    """Return a waiting turn with appended prompts ahead of its own."""
+    """Return a waiting turn with these appended prompts before its own."""
     if not given:
         return turn
     return replace(turn, prompt=join(given, turn.prompt), appended=join(given, turn.appended))

@@ -1,4 +1,4 @@
-"""What the runs of one manager work with in a session."""
+"""`RunResources`: the engine, settings, strategy and memories that a session's runs use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which turns each of a session's memories has yet to be given."""
+"""`SavingProgress`: tracks which turns each of a session's memories does not have yet."""
 
 from __future__ import annotations
 

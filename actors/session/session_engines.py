@@ -1,4 +1,4 @@
-"""Which engine, settings and memories each run of a session has; runners are built once and closed after use."""
+"""`SessionEngines`: the engine, settings and memories of each run; builds runners once and closes them after use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks of a session that run beside its verbs."""
+"""`SessionTasks`: a session's background tasks."""
 
 from __future__ import annotations
 

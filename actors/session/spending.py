@@ -1,4 +1,4 @@
-"""What a session's runs and compactions spend, and when a budget stops them."""
+"""`Spending`: prices the usage of a session's runs and compactions, and checks it against budgets."""
 
 from __future__ import annotations
 

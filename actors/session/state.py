@@ -1,4 +1,4 @@
-"""What a session's process knows of it: the journal, and the runs and turns that the next changes start from."""
+"""`SessionState`: a session in memory as of its last commit: journal, newest ended turn, active run and queue."""
 
 from __future__ import annotations
 
@@ -17,90 +17,90 @@ from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.turns import TurnRecord
 
 REMEMBERED = 128
-"""How many ended runs are kept in memory, for waits that come late."""
+"""How many ended runs are kept in memory, for callers that wait for them later."""
 
 
 class SessionState:
-    """A session as of its last commit. Each field is written by one method, after the commit that it follows from.
+    """A session as of its last commit. Each field is written by one method, after the commit that it reflects.
 
-    Reads take no lock: nothing here is in a state between two commits while something is awaited.
+    Reads take no lock: at every await, all fields reflect the same commit.
     """
 
     def __init__(self, session_id: str, journal: Journal) -> None:
         self.session_id = session_id
         self.journal = journal
         self.head: TurnRecord | None = None
-        """The last turn that has ended and was kept: what the next one continues."""
+        """The newest turn that has ended and was kept; the next turn continues it."""
         self.active: ActiveRun | None = None
-        """The run that has the session's claim: it runs, or waits for a decision."""
+        """The active run: it runs, or waits for a decision about a tool call."""
         self.run_queue = RunQueue()
-        """The queued runs, and the prompts that no run has taken up."""
+        """The queued runs, and the appended prompts that no run has used yet."""
         self._unsettled: Sequence[ActiveRun] = ()
         self._ended: OrderedDict[str, tuple[RunRecord, TurnRecord | None]] = OrderedDict()
 
-    # What there is
+    # Reads
 
     @property
     def known_runs(self) -> list[ActiveRun]:
-        """All runs that somebody may wait for."""
+        """All runs for which a caller may be waiting: active, queued, and interrupted ones not yet recovered."""
         return [*([self.active] if self.active else []), *self.run_queue.queue, *self._unsettled]
 
     @property
     def open_runs(self) -> list[ActiveRun]:
-        """Those of them that have not ended."""
+        """The known runs that have not ended."""
         return [run for run in self.known_runs if not run.done.done()]
 
     def open_run(self, run_id: str) -> ActiveRun | None:
-        """Return the active or queued run of this id."""
+        """Return the active or queued run with this id, or None."""
         if self.active and self.active.run_id == run_id:
             return self.active
         return self.run_queue.find(run_id)
 
     def ended_run(self, run_id: str) -> tuple[RunRecord, TurnRecord | None] | None:
-        """Return a run that ended not long ago, and what was kept of it."""
+        """Return a run that ended recently, and its turn (None if the turn was dropped); None for other runs."""
         return self._ended.get(run_id)
 
     @property
     def shown_spans(self) -> list[Spans]:
-        """The blocks that the next request or an open turn shows."""
+        """The spans of blocks that the next request or an open turn contains."""
         turns = [turn for turn in (self.head, self.active and self.active.turn, *self.run_queue.turns) if turn]
         return [part for turn in turns for part in (turn.prompt, turn.spans, turn.base)]
 
     def view(self) -> SessionView:
-        """Return the session as engines see it."""
+        """Return the session's ids and metadata, as engines get them."""
         session = self.journal.session
         return SessionView(
             session_id=self.session_id, user_id=session.user_id, agent=session.agent, metadata=session.metadata
         )
 
-    # Its writers
+    # Writes
 
     def continue_from(self, head: TurnRecord | None) -> None:
-        """Let the next turn continue `head`."""
+        """Set the turn that the next turn continues."""
         self.head = head
 
     def set_active(self, run: ActiveRun | None) -> None:
-        """Give the session's claim to a run, or free it."""
+        """Make a run the active one; None if no run is active."""
         self.active = run
 
     def replace_backlog(self, turns: Iterable[TurnRecord] = ()) -> None:
-        """Begin with an empty queue, and the pending turn if there is one among `turns`."""
+        """Replace the queue by an empty one, with the pending turn among `turns`, if any."""
         self.run_queue = RunQueue()
         self.run_queue.apply(turn for turn in turns if turn.status == "pending")
 
     def set_unsettled(self, runs: Sequence[ActiveRun]) -> None:
-        """Note the runs that an activation has found to be lost, until a commit has ended or resumed them."""
+        """Set the runs that were interrupted with an earlier process, until a commit has ended or resumed them."""
         self._unsettled = runs
 
     def add_ended(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
-        """Note how a run has ended whose claim is free."""
+        """Remember the end of a run that is no longer active."""
         run.record = end
         self._ended[run.run_id] = (end, turn)
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
     def clear(self, why: Exception) -> None:
-        """Stop all runs and answer all who wait for one with `why`: this process has the session no more."""
+        """Stop all runs and raise `why` for all their waiters, since this process no longer owns the session."""
         for run in self.known_runs:
             run.request_cancel("the session was taken over", discard=False)
             run.close()
@@ -111,10 +111,10 @@ class SessionState:
         if self.journal.feed:
             self.journal.feed.stop()
 
-    # Live events, which no commit stores
+    # Live events, which are not stored
 
     def trim_events(self, next_run: ActiveRun) -> None:
-        """Let go of the events before the run that comes before `next_run`: for readers who are behind."""
+        """Drop events from memory, except those of `next_run` and of the run before it, for readers that lag."""
         before = next(reversed(self._ended.values()), None)
         first = next_run.record.first_seq
         self.journal.log.trim(min(first, before[0].first_seq if before else first))
@@ -124,7 +124,7 @@ class SessionState:
         whose = {"session_id": self.session_id, **about(run.record), "at": self.journal.clock()}
 
         def make(seq: int) -> Event | None:
-            # While it waited for a commit, the run may have been found to have ended elsewhere.
+            # While this event waited for a commit, an activation may have found that the run ended elsewhere.
             return None if run.done.done() else kind(seq=seq, **whose, **values)
 
         self.journal.log.publish_live(make)

@@ -1,4 +1,4 @@
-"""What summaries stand for: found again in the logs, however often they were summed up."""
+"""Finds the blocks that summaries replaced, also through summaries of summaries."""
 
 from __future__ import annotations
 

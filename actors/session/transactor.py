@@ -1,4 +1,4 @@
-"""How a session's state changes: one change at a time, each a commit or nothing."""
+"""`Transactor`: runs a session's changes one at a time; each change is one commit, or has no effect."""
 
 from __future__ import annotations
 
@@ -33,37 +33,41 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class UnknownOutcome:
-    """A commit whose outcome is unknown: the next activation finds out, by the number of its event."""
+    """A commit whose outcome is unknown after a store error.
+
+    The next activation sets `stored`: the commit was stored if the store has an event numbered `seq`.
+    """
 
     seq: int = 0
     stored: bool = False
 
 
 class CommitMark(Protocol):
-    """What goes into the session's row with whichever commit comes next."""
+    """A value in the session's row that is updated along with whichever commit comes next."""
 
     def stamp(self, session: SessionRecord, turns: Iterable[TurnRecord]) -> SessionRecord:
-        """Return the row of a commit that stores these turns, with the mark."""
+        """Return the session's row, updated with the mark, for a commit that stores these turns."""
 
     def stored(self, session: SessionRecord) -> None:
-        """The row with the mark is in the store."""
+        """Called when the row with the mark has been stored."""
 
 
 class Transactor:
     """Changes a session's state: every change runs alone, behind one lock, as decide, commit, apply.
 
-    Memory changes only after the commit, so a kill anywhere leaves what the last commit left. After a store error whose
-    outcome is unknown, the next change first activates the session anew and takes over what the store says.
+    The state in memory changes only after the commit, so a kill at any point leaves the state of the last commit.
+    After a store error, the commit's outcome is unknown; the next change first activates the session again and loads
+    what the store has.
 
     | await in a change | what else may run there | what a kill there leaves |
     |---|---|---|
-    | the lock | reads, streaming, the change before | nothing of this change |
+    | the lock | reads, streaming, the previous change | nothing of this change |
     | the store's commit | reads, streaming; live events wait | all of it or nothing |
     | an activation, after a store error | reads, streaming; live events wait | what the store has |
 
     Args:
-        mark: goes along with each commit.
-        recover: takes over what an activation has found; part of the change that comes first.
+        mark: is stored along with each commit.
+        recover: loads the state that an activation found; runs as part of the change that activates.
     """
 
     def __init__(
@@ -82,16 +86,16 @@ class Transactor:
         self._recover = recover
         self._lock = asyncio.Lock()
         self._doubt: UnknownOutcome | None = None
-        self._owed: Usage | None = None
+        self._unbilled: Usage | None = None
 
     # Changes
 
     async def run(self, change: Callable[[], Awaitable[Result]]) -> Result:
-        """Carry out one change alone, and to its end even if the caller is cancelled."""
+        """Run one change exclusively, and to its end even if the caller is cancelled."""
         return await shielded(self._tasks.spawn(self.run_here(change)), self._tasks.name("a change"))
 
     async def run_here(self, change: Callable[[], Awaitable[Result]]) -> Result:
-        """Carry out one change alone, in the caller's task, which nobody cancels."""
+        """Run one change exclusively in the caller's task, which must not be cancelled."""
         async with self._lock:
             if self._journal.lost:
                 raise self._journal.lost
@@ -104,13 +108,13 @@ class Transactor:
                     self.give_up(self._journal.lost)
 
     async def run_with_retries(self, change: Callable[[], Awaitable[Result]], *, shielded: bool = True) -> Result:
-        """Carry out one change that bears repetition, however often the store has to be asked.
+        """Run one idempotent change, and repeat it after store errors for up to `store_retry_s`.
 
         Args:
-            shielded: a change that has begun ends even if the caller is cancelled; which costs a task.
+            shielded: a change that has begun runs to its end even if the caller is cancelled; this costs a task.
 
         Raises:
-            StoreError: for `store_retry_s`, or the session is owned by another.
+            StoreError: the store failed for `store_retry_s`, or another process owns the session.
         """
         deadline = asyncio.get_running_loop().time() + self._engines.config.store_retry_s
         pause_s = 0.01
@@ -127,10 +131,10 @@ class Transactor:
             pause_s = min(2 * pause_s, 1.0)
 
     async def run_until_stored(self, change: Callable[[], Awaitable[Result]]) -> Result:
-        """Carry out one change that bears repetition, however long the store is away.
+        """Run one idempotent change, and repeat it after store errors until it succeeds.
 
         Raises:
-            StoreError: a row is corrupt, or the session is owned by another.
+            StoreError: a row is corrupt, or another process owns the session.
         """
         while True:
             try:
@@ -144,7 +148,7 @@ class Transactor:
 
     @property
     def alone(self) -> asyncio.Lock:
-        """Held by the change that is under way; for what is to run between two changes without being one."""
+        """The lock that each change holds; take it to run code between two changes."""
         return self._lock
 
     # Commits
@@ -163,13 +167,13 @@ class Transactor:
         live: bool | None = None,
         doubt: UnknownOutcome | None = None,
     ) -> None:
-        """Number the events, store all of this, and hold the blocks. Within a change.
+        """Number the events, store all arguments in one commit, and cache the blocks. Call it within a change.
 
         Args:
-            session: the row; its log ends with the `blocks`.
-            encoded: the blocks as they are stored, where they are encoded already.
-            live: whether a run is active after it; as now if None.
-            doubt: is told, if the outcome is unknown, once the next activation has found out.
+            session: the new row; its log ends with the `blocks`.
+            encoded: the blocks as stored text, if they are encoded already.
+            live: whether a run is active after the commit; None if that does not change.
+            doubt: if the commit's outcome is unknown, the next activation sets its `stored`.
 
         Raises:
             DuplicateKeyError: nothing was stored.
@@ -177,7 +181,7 @@ class Transactor:
         """
         texts = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
-        unbilled, self._owed = self._owed, None
+        unbilled, self._unbilled = self._unbilled, None
         if unbilled:
             session = replace(session, usage=session.usage + unbilled)
         session = self._mark.stamp(session, turns)
@@ -211,21 +215,21 @@ class Transactor:
 
     @property
     def unbilled(self) -> Usage:
-        """What was spent that no commit has told of: the next one does."""
-        return self._owed or Usage()
+        """Usage that no commit has recorded yet; the next commit records it."""
+        return self._unbilled or Usage()
 
     def add_unbilled(self, spent: Usage | None) -> None:
-        """Put what no commit has told of on the next one."""
+        """Add usage that no commit has recorded, for the next commit to record."""
         if spent:
-            self._owed = self._owed + spent if self._owed else spent
+            self._unbilled = self._unbilled + spent if self._unbilled else spent
 
     # Owning the session
 
     async def loaded(self) -> None:
-        """Return when this process has the session: activate it first, if the store is to say where it stands.
+        """Activate the session if its state in memory is stale, so that the caller may read it.
 
         Raises:
-            TurnwiseError: this process has it no more.
+            TurnwiseError: this process no longer owns the session.
         """
         if self._journal.stale and self._journal.lost is None:
             await self.activate()
@@ -233,9 +237,9 @@ class Transactor:
             raise self._journal.lost
 
     async def activate(self) -> None:
-        """Take the session over from whoever had it: raise the epoch, see to the run that was lost, go on.
+        """Take ownership of the session: raise its epoch, load it, and end or resume the run of a lost process.
 
-        Runs by itself before the first change or read. Other cores of the session are fenced from here on.
+        The first change or read does this automatically. Afterwards the store refuses commits of all other processes.
         """
         if self._journal.stale:
             await self.run(_nothing)
@@ -246,17 +250,17 @@ class Transactor:
             self._doubt.stored = self._doubt.seq in self._journal.caught_up
             self._doubt = None
         await self._recover(found)
-        self._journal.mark_loaded()  # from here on a run that is not open has ended, and its last event is there
+        self._journal.mark_loaded()  # from here on, a run that is not open has ended, and its last event is stored
 
     def give_up(self, why: Exception) -> None:
-        """Stop the engine, answer everybody, change nothing: this process has the session no more."""
+        """Stop all runs, raise `why` for all waiters and close the engines: this process no longer owns the session."""
         self._state.clear(why)
         self._engines.close_all()
-        # It leads back to this object: without it the parts are freed at once, not when garbage is looked for.
+        # Break the reference cycle, so that the parts are freed at once, not by the garbage collector.
         self._recover = _recover_nothing
 
     def is_final(self, error: BaseException) -> bool:
-        """Return whether trying again would meet the same error: the session is lost, or cannot be read."""
+        """Return whether a retry would fail again: the session is lost, or cannot be read."""
         unreadable = isinstance(error, CorruptRecordError | EncryptionError | NotFoundError)
         return self._journal.lost is not None or unreadable
 
@@ -266,4 +270,4 @@ async def _nothing() -> None:
 
 
 async def _recover_nothing(found: Activation) -> None:
-    """A session that is lost is not activated again."""
+    """Do nothing: a lost session is not activated again."""

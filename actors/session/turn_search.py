@@ -1,4 +1,4 @@
-"""Which turns of a session added blocks of its log."""
+"""Finds the turns that added given blocks of a session's log."""
 
 from __future__ import annotations
 

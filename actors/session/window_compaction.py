@@ -1,4 +1,4 @@
-"""How a session keeps what its next request holds within the model's window."""
+"""`WindowCompaction`: keeps a session's requests within the model's context window, by an overflow strategy."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ from turnwise.strategies.strategy import OverflowStrategy, decide, is_due
 from turnwise.strategies.window import Window
 
 LAST_RESORTS = 8
-"""How many strategies are asked one after the other, each the `otherwise` of the one before."""
+"""How many strategies are tried for one request at most; each is the `otherwise` of the previous one."""
 
 PAUSE_S = 1.0
-"""Between two attempts; doubled each time."""
+"""The pause after a failed attempt, in seconds; doubled each time."""
 
 MOST_SKIPPED = 16
-"""After compactions that failed one after the other, so many runs pass before the next, at most."""
+"""How many runs are skipped at most before the next compaction, after several that failed in a row."""
 
 _log = logging.getLogger(__name__)
 
 
 class WindowCompaction:
-    """Has an overflow strategy's plans carried out: beside the conversation, and where a request would not fit.
+    """Carries out the plans of an overflow strategy: in the background, and before a request that would not fit.
 
-    What a strategy makes of a window goes into the turns that carry it on, never into one that was seen: into the last
-    one that ended, as what it hands on (`carried`), and likewise into the active one; or, where the active one would
-    not fit, into its `input`. Blocks are added, none is changed.
+    A compacted window replaces the prefix that later turns continue: the `carried` blocks of the newest ended turn and
+    of the active one. If the active turn itself would not fit, its `input` is replaced too. Requests that were sent
+    and blocks that are stored never change; blocks are only added.
 
     | await in a compaction | what else may run there | what a kill there leaves |
     |---|---|---|
-    | a model, a memory | all else; runs that fit start and end | the window as it was; memories know what they took |
+    | a model, a memory | everything; runs that fit start and end | the old window; memories keep what they saved |
     | the commit | reads, streaming | all of it or nothing |
 
-    A compaction is made for a window, so it is carried out in turns that continue that window (`_rebased`), or not at
-    all. It costs one commit, and one for each attempt that fails.
+    A compaction is prepared for one window and is applied only to turns that continue that window (`rebased`). It
+    costs one commit, and one for each attempt that fails.
     """
 
     def __init__(
@@ -88,23 +88,23 @@ class WindowCompaction:
         self._spending = spending
         self._retrieval = retrieval
         self._beside: asyncio.Task[Any] | None = None
-        """The compaction beside the conversation."""
+        """The compaction that runs in the background."""
         self._asked: asyncio.Task[Compaction | None] | None = None
-        """The compaction that callers have asked for and that has yet to begin."""
+        """The compaction that callers requested and that has not begun."""
         self._failures = 0
-        """Compactions that were given up since the last that was carried out."""
+        """How many compactions have failed since the last one that succeeded."""
         self._skip = 0
-        """For how many more runs no model and no memory is asked, since those before failed, if it goes without."""
+        """For how many more runs compaction is skipped after failures, unless a request would not fit."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a compaction beside the conversation has begun and has not ended."""
+        """Whether a background compaction has begun and has not ended."""
         return self._beside is not None and not self._beside.done()
 
-    # Beside the conversation
+    # In the background
 
     def watch(self) -> None:
-        """Start a compaction, if one is due and none is under way. For when a run has ended; does not wait."""
+        """Start a background compaction if one is due and none runs. Called after each run; does not wait."""
         compactor, head = self._engines.current.compactor, self._state.head
         if compactor is None or head is None or self.is_under_way or self._journal.session.status == "ended":
             return
@@ -114,7 +114,7 @@ class WindowCompaction:
             self._beside = self._tasks.spawn_logged(self._compact_beside(compactor, head), "compacting")
 
     async def stop(self) -> None:
-        """Give the compaction beside the conversation up; what it has spent is owed."""
+        """Cancel the background compaction; the next commit records its usage."""
         if self._beside and self.is_under_way:
             self._beside.cancel()
             await asyncio.wait({self._beside}, timeout=self._engines.config.cancel_grace_s)
@@ -122,9 +122,9 @@ class WindowCompaction:
     async def _compact_beside(self, compactor: Compactor, head: TurnRecord) -> None:
         try:
             await self._compact(compactor, head, if_due=True)
-        except TurnwiseError as error:  # followers have been told of the strategy's; the store's shows at the next verb
+        except TurnwiseError as error:  # a strategy's error is in the events; a store's recurs at the next request
             _log.warning("session %s: its window was not compacted: %s", self._state.session_id, error)
-        except Exception:  # noqa: BLE001 - such as a counter's: it will fail the next run too, where its caller sees it
+        except Exception:  # noqa: BLE001 - such as a token counter's; the next run fails with it, so its caller sees it
             _log.exception("session %s: its window was not compacted", self._state.session_id)
 
     async def compact(self, *, explain: bool = False) -> Compaction | None:
@@ -161,14 +161,14 @@ class WindowCompaction:
                 compactor, head = self._engines.current.compactor, self._state.head
                 if compactor is None or head is None:
                     return None
-                async with self._transactor.alone:  # none begins while the session forgets, or is deleted
+                async with self._transactor.alone:  # do not begin during a forget or a delete
                     if self._journal.lost:
                         raise self._journal.lost
                     if self._state.head is head and not self.is_under_way:
                         name = type(compactor.strategy).__name__
                         task = self._beside = self._tasks.spawn(self._compact(compactor, head))
         finally:
-            self._asked = None  # who asks from here on asks for the next
+            self._asked = None  # later callers request the next compaction
         await ended(task, self._tasks.name("a compaction"))
         if task.cancelled():
             if self._journal.session.status == "ended":
@@ -178,10 +178,10 @@ class WindowCompaction:
         return done.outcome() if done else None
 
     async def _compact(self, compactor: Compactor, head: TurnRecord, *, if_due: bool = False) -> Prepared | None:
-        """Return what was carried out; None if there is nothing to do.
+        """Compact the window that continues `head`; return what was done, None if there was nothing to do.
 
         Raises:
-            TurnwiseError: nothing was.
+            TurnwiseError: nothing was changed.
         """
         window = await compactor.window(head, self._journal.cache, base=True)
         bill = _Bill(self._spending.price)
@@ -209,15 +209,15 @@ class WindowCompaction:
     # Before a request
 
     def _shown(self, run: ActiveRun) -> Turn:
-        """Return the run's turn as its engine is to see it: with what was recalled for it."""
+        """Return the run's turn for its engine: with the retrieved memory text."""
         turn = self._journal.turn(run.turn)
         return turn.recalling(run.recalled) if run.recalled else turn
 
     async def make_room(self, run: ActiveRun) -> Turn:
         """See `StepContext.make_room`.
 
-        Waits for no model and no memory as long as the request fits. The compaction beside the conversation goes first.
-        What was recalled for the run goes last, before the run would fail.
+        While the request fits, this waits for no model and no memory. Otherwise it waits for the background compaction
+        first. The retrieved memory text is removed last, before the run would fail.
         """
         try:
             return await self._fitting(run)
@@ -228,7 +228,7 @@ class WindowCompaction:
             return await self._fitting(run)
 
     async def shrink(self, run: ActiveRun) -> None:
-        """Hold the session's requests below what this run's takes, since the provider refused that as too long."""
+        """Lower the session's token limit below this request's size, since the provider refused it as too long."""
         compactor = run.run_resources.compactor
         if compactor is None:
             raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
@@ -257,10 +257,10 @@ class WindowCompaction:
             if plan is None or (plan.waits and not is_over):
                 return self._shown(run)
             if run.turn.carried:
-                await self._take_over(run)  # there is less then, so look again
+                await self._take_over(run)  # the request is shorter then, so plan again
                 continue
             if plan.waits and self._skip and plan.otherwise:
-                strategy = plan.otherwise  # it has just failed, and would keep each prompt waiting
+                strategy = plan.otherwise  # it failed recently, and would delay each prompt
                 continue
             bill = _Bill(self._spending.price, run)
             prepared, failure = await self._prepare(compactor, plan, window, bill, run)
@@ -269,13 +269,15 @@ class WindowCompaction:
             strategy = plan.otherwise
         name = type(alone.strategy).__name__
         raise CompactionError(
-            self._state.session_id, name, reason(failure) if failure else "nobody makes room"
+            self._state.session_id,
+            name,
+            reason(failure) if failure else "no overflow strategy could make the request fit",
         ) from failure
 
     async def _plan(
         self, compactor: Compactor, strategy: OverflowStrategy, window: Window, run: ActiveRun, *, is_over: bool
     ) -> Plan | None:
-        """Return what the strategy decides. If it fails, the run does so only if it could not go on without."""
+        """Return the strategy's plan. If the strategy fails, raise only if the request does not fit as it is."""
         try:
             return decide(strategy, window, compactor.budget)
         except TurnwiseError as error:
@@ -285,7 +287,7 @@ class WindowCompaction:
             return None
 
     async def _take_over(self, run: ActiveRun) -> None:
-        """Let the run's requests hold what was compacted beside it."""
+        """Use the window that a background compaction prepared (`carried`) as the run's input."""
 
         async def change() -> None:
             _check_open(run)
@@ -300,7 +302,7 @@ class WindowCompaction:
     async def _prepare(
         self, compactor: Compactor, plan: Plan, window: Window, bill: _Bill, run: ActiveRun | None
     ) -> tuple[Prepared | None, Exception | None]:
-        """Return the plan with what it waits for, as far as so many attempts got it, and the last one's failure."""
+        """Prepare a plan (summaries, memory saves), with retries; return what was prepared, and the last failure."""
         preparation = Preparation(plan, window, compactor, self._state.view(), partial(turns_of, self._journal))
         attempts = compactor.config.compaction_attempts if plan.waits else 1
         check_purse = partial(self._check_purse, run, bill)
@@ -329,10 +331,10 @@ class WindowCompaction:
         self._skip = min(2**self._failures, MOST_SKIPPED)
 
     async def _carry_out(self, prepared: Prepared, bill: _Bill, run: ActiveRun | None) -> bool:
-        """Store what becomes of the window, in one commit; return whether the conversation still continued it.
+        """Store the compacted window in one commit; return False if the conversation no longer continues the window.
 
         Args:
-            run: whose input it becomes; None for the turns that go on from it.
+            run: the run whose input is replaced; None for a background compaction.
         """
         new = [prepared.summary] if prepared.summary else []
         outcome = prepared.outcome()
@@ -371,7 +373,7 @@ class WindowCompaction:
         return done
 
     async def _tell(self, event: NewEvent, bill: _Bill, run: ActiveRun | None) -> None:
-        """Store an event, and what was spent until then."""
+        """Store an event with the bill's unpaid usage."""
 
         async def commit(spent: Usage | None, doubt: UnknownOutcome) -> None:
             kind, values = event
@@ -390,7 +392,7 @@ class WindowCompaction:
         blocks: Sequence[Block] = (),
         turns: Sequence[TurnRecord] = (),
     ) -> None:
-        """Commit an event with what was spent: on the run's account while it goes on, else on the session's."""
+        """Commit an event and charge the usage: to the run while it is open, else to the session."""
         kind, values = event
         if run and not run.done.done():
             record = replace(run.record, usage=run.bill())
@@ -405,13 +407,13 @@ class WindowCompaction:
             await self._transactor.commit(session, [(kind, values)], blocks=blocks, turns=turns, doubt=doubt)
 
     async def _once(self, commit: Callable[[Usage | None, UnknownOutcome], Awaitable[None]], bill: _Bill) -> None:
-        """Have a commit stored that tells of what is unpaid; not again if it was though the store's answer was lost."""
+        """Store a commit with the bill's unpaid usage exactly once, also if the store's answer is lost."""
         doubt = UnknownOutcome()
 
         async def change() -> None:
             if doubt.stored:
                 return
-            # From here on it is this commit's, also if whoever waits for it is cancelled.
+            # From here on this commit charges the usage, also if the caller is cancelled.
             spent, bill.unpaid = bill.unpaid, None
             try:
                 await commit(spent, doubt)
@@ -422,10 +424,10 @@ class WindowCompaction:
         await self._transactor.run_with_retries(change)
         bill.unpaid = None
 
-    # Whose, and what of it was told
+    # Budgets
 
     def _check_purse(self, run: ActiveRun | None, bill: _Bill) -> None:
-        """Raise if no model may be asked any more: as before each call of a run's own, or for the session's budget."""
+        """Raise if a budget forbids another model call: the run's budgets, or without a run the session's."""
         if run:
             self._spending.check_run(run)
         else:
@@ -433,7 +435,7 @@ class WindowCompaction:
 
 
 class _Bill:
-    """What a compaction spends, from one commit to the next."""
+    """The usage of a compaction that no commit has charged yet."""
 
     def __init__(self, price: Callable[[Usage, str | None], Usage], run: ActiveRun | None = None) -> None:
         self._price = price
@@ -443,7 +445,7 @@ class _Bill:
     def __call__(self, usage: Usage, model: str | None) -> None:
         try:
             usage = self._price(usage, model)
-        finally:  # it was spent, whatever it costs
+        finally:  # count the usage even if it cannot be priced
             self.unpaid = self.unpaid + usage if self.unpaid else usage
             if self._run:
                 self._run.unbilled += usage

@@ -1,4 +1,4 @@
-"""Turns that continue a window, once the window has become something else."""
+"""Replaces the compacted prefix of turns that continue a window."""
 
 from __future__ import annotations
 

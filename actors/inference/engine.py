@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.blocks import AnyBlock, Block
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Document, Image
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.tool_calls import CallState
 from turnwise.memory.conversation.turns import Turn
@@ -222,7 +222,7 @@ class EngineBuilder(Protocol):
 class Selective(Protocol):
     """An engine builder that knows which pictures and files its provider takes may also have this."""
 
-    def refuses(self, block: Block) -> str | None:
+    def refuses(self, block: Image | Document) -> str | None:
         """Return why the provider would refuse an `Image` or a `Document` of a prompt; None if it takes it.
 
         What is refused is not stored. Called on the session's event loop: imports no client and connects nothing.

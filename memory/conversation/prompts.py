@@ -45,11 +45,11 @@ def plain_prompts(session_id: str, prompts: Sequence[Prompt]) -> tuple[Prompt, .
     return tuple(str.__str__(prompt) if isinstance(prompt, str) else prompt for prompt in prompts)
 
 
-Refuses = Callable[[Block], str | None]
+Refuses = Callable[[Image | Document], str | None]
 """Returns why an engine refuses a block; None if it accepts the block."""
 
 
-def takes_all(_block: Block) -> None:
+def takes_all(_block: Image | Document) -> None:
     """Refuse nothing. Used for engines that do not declare which blocks they accept."""
 
 

@@ -24,7 +24,7 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
 from turnwise.errors import ConfigError, EngineError
-from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.blocks import Document, Image
 from turnwise.memory.conversation.frozen_json import freeze
 from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.output_type import OutputType
@@ -205,7 +205,7 @@ class OpenAIEngine:
             loop, self.registry, self.hooks, close=runner.close, secrets=secrets, output_type=self.output_type
         )
 
-    def refuses(self, block: Block) -> str | None:
+    def refuses(self, block: Image | Document) -> str | None:
         """See `Selective`. A middleware of one's own may make something of any block, so then all are taken."""
         known = all(isinstance(one, LogCalls | ReorderResults | SystemPrompt) for one in self.middleware)
         return (CHAT if self.api == "chat" else RESPONSES).refuses(block) if known else None

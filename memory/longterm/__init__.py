@@ -1,5 +1,5 @@
-"""Long-term memory: the protocol in `base`, the memories that keep what they are told, and sections of prompts.
+"""Long-term memory: the protocol in `base`, its implementations, and the sections of prompts that it fills.
 
-Rooms within: items (where facts are kept), search (how they are found), extraction (facts that a model finds),
+Packages: items (storage of facts), search (how facts are found), extraction (facts that a model finds in messages),
 vector, migration.
 """

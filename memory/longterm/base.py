@@ -1,4 +1,4 @@
-"""Long-term memory: what outlives a conversation's window."""
+"""`LongTermMemory`: the protocol of long-term memories, and the items that they keep."""
 
 from __future__ import annotations
 
@@ -12,76 +12,76 @@ from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.types import MemoryType
 
 Status = Literal["active", "resolved"]
-"""Whether an item still matters. What is resolved, as a goal that was reached, is not recalled any more."""
+"""Whether an item still matters. A resolved item, such as a goal that was reached, is no longer recalled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Whose memory it is. It comes from the session, never from a model's arguments."""
+    """The user, session and agent that own an item. They come from the session, never from a model's arguments."""
 
     user_id: str
     session_id: str | None = None
-    """None for what belongs to all of the user's sessions."""
+    """None for all of the user's sessions."""
     agent: str | None = None
-    """None for what belongs to all of the user's agents."""
+    """None for all of the user's agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where an item comes from."""
+    """The place in a conversation that an item comes from."""
 
     session_id: str | None = None
-    """None for what comes from no session, such as what a program was told."""
+    """None if the item comes from no session, such as one that a program saved."""
     turn_index: int | None = None
     spans: Spans = ()
-    """Its blocks, by log and position."""
+    """The spans of its blocks in block logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryItem:
-    """Something to remember, or that is remembered. A user has one item of an `id`."""
+    """A piece of memory. A user has at most one item with an `id`."""
 
     id: str
     text: str
     type: MemoryType = MemoryType.GENERAL
     topic: str | None = None
-    """What it is about, in a word or two."""
+    """The subject of the item, in a word or two."""
     name: str | None = None
-    """Its own name, as of a person, a pet or a product. A query that has it finds this item before others."""
+    """A proper name, as of a person, a pet or a product. A query with this name ranks the item before others."""
     aliases: tuple[str, ...] = ()
-    """Other names of the same."""
+    """Other names of the same person or thing."""
     source: Source = Source()
     blocks: tuple[AnyBlock, ...] = field(default=(), compare=False)
-    """What was said, for memories that make more of it than the text; not kept."""
+    """The conversation's blocks, for memories that extract more than the text. They are not stored with the item."""
     created_at: float = 0.0
-    """Seconds since the epoch, UTC; 0 if nobody knows."""
+    """Seconds since the epoch, UTC; 0 if unknown."""
     updated_at: float | None = None
-    """When it was changed last. A pin is no change."""
+    """The time of the last change, in seconds since the epoch. Pinning does not count as a change."""
     superseded_at: float | None = None
-    """Since when another holds in its place. It is then found only by a look into the past."""
+    """When another item replaced it, in seconds since the epoch. A replaced item is found only with `as_of`."""
     superseded_by: str | None = None
-    """The id of that other."""
+    """The id of the item that replaced it."""
     expires_at: float | None = None
-    """From when on it is not recalled, in seconds since the epoch; never if None."""
+    """The time from which it is not recalled, in seconds since the epoch; None for no limit."""
     status: Status = "active"
     pinned: bool = False
-    """Whether it is in its user's profile, whatever its type. See `ProfiledRecall`."""
+    """Whether it is in the user's profile regardless of its type. See `ProfiledRecall`."""
     uses: int = field(default=0, compare=False)
-    """How often it was recalled for what was asked, or said again, where that was counted: at most once a second, and
-    only where the profile of its user may not fit a request. See `profile_of`."""
+    """How often it was recalled for a query or said again. Counted at most once a second, and only if the user's
+    profile may be too large for a request. See `profile_of`."""
     score: float | None = field(default=None, compare=False)
-    """How well it bears on what was asked, for an item that was recalled: higher is better, from 0 to 1. Memories that
-    rank by `turnwise.memory.longterm.search.ranking` have one scale."""
+    """The relevance of a recalled item to the query, from 0 to 1; higher is better. Scores of all memories that rank by
+    `turnwise.memory.longterm.search.ranking` are comparable."""
     words: tuple[str, ...] = field(default=(), compare=False)
-    """The words of what was asked that it has, for an item that was recalled."""
+    """The words of the query that a recalled item has."""
     passage: str | None = field(default=None, compare=False)
-    """What of a long text bears on what was asked, for an item that was recalled; the whole text if None."""
+    """The part of a recalled item's long text that is relevant to the query; None for the whole text."""
     memory: str | None = field(default=None, compare=False)
-    """The name of the memory that it was recalled from, if a session recalled it."""
+    """The name of the memory that returned it, if a session recalled it."""
 
 
 class ItemChanges(TypedDict, total=False):
-    """What may be changed of an item beside its text and type. What is left out stays, None and () take away."""
+    """Changes to an item beside its text and type. Keys left out do not change; None and () remove the value."""
 
     topic: str | None
     name: str | None
@@ -92,35 +92,35 @@ class ItemChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledRecall:
-    """What a memory has for every request of a user, and what it has for this one."""
+    """A user's profile, which is for every request, and the items found for this request."""
 
     profile: Sequence[MemoryItem]
-    """Who the user is and how they want to be answered: first what matters most, if not all of it fits."""
+    """Items about who the user is and how to answer them, the most important first, since not all may fit."""
     found: Sequence[MemoryItem]
-    """As `recall` returns it. What is in the profile may be in it too."""
+    """The items that `recall` returns. They may include items of the profile."""
 
 
 @runtime_checkable
 class Profiled(Protocol):
-    """A memory that has a profile of each user may also have these."""
+    """Methods that a memory with user profiles has in addition."""
 
     async def recall_with_profile(
         self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
     ) -> ProfiledRecall:
-        """Return the profile, whatever the query says, and what bears on the query, if it says anything."""
+        """Return the user's profile and the items relevant to the query; a blank query finds no items."""
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
-        """Take an item that the scope sees into the profile, or no longer; return whether it holds now."""
+        """Pin an item that the scope sees to the profile, or unpin it; return whether it is a valid item."""
 
 
 class DegradedRecall(list[MemoryItem]):
-    """What a memory recalled where it could not do as well as it should, such as by words without vectors.
+    """A recall of reduced quality, such as one by words without vectors.
 
-    The reason goes with the answer, so that the run which asked is told of it, and no other.
+    The reason is part of the result, so that only the run that asked reports it.
 
     Args:
-        items: what was recalled nevertheless.
-        trouble: why it may be less, or ranked worse, than it should be.
+        items: the items that were recalled nevertheless.
+        trouble: why items may be missing or ranked worse than usual.
     """
 
     def __init__(self, items: Iterable[MemoryItem], trouble: str) -> None:
@@ -132,20 +132,21 @@ class DegradedRecall(list[MemoryItem]):
 
 
 class LongTermMemory(Protocol):
-    """Keeps items for those whom a scope names, and finds them again.
+    """Keeps items for users and agents, and finds them again.
 
-    An item of a semantic type is its user's; one of another type is the scope's agent's, or, where none is named, for
-    all of the user's agents. Who recalls sees what is the user's and what is the scope's agent's, nobody else's.
+    An item of a semantic type belongs to the user. An item of another type belongs to the scope's agent or, if the
+    scope names no agent, to all of the user's agents. A recall returns items of the scope's user and of the scope's
+    agent, and never those of other users or agents.
 
-    A memory that nobody may write has an attribute `read_only` that is true; see `is_read_only`. One that is kept in
-    files has an `is_local` that is true, so that its actor stays on their node. Each verb may raise; one memory's
-    failure is no other's.
+    A memory that cannot be written has a true attribute `read_only`: see `is_read_only`. A memory that keeps files has
+    a true attribute `is_local`, so that its actor stays on the node with the files. Each method may raise; the failure
+    of one memory does not affect others.
     """
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
         """Keep the items; return the ids of those that are durable now.
 
-        Idempotent by id: an item that is there, also one that was forgotten while it was given, is left as it is.
+        Idempotent by id: an item that is stored already, or that was forgotten during this call, is not changed.
         """
 
     async def recall(
@@ -157,15 +158,16 @@ class LongTermMemory(Protocol):
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
     ) -> Sequence[MemoryItem]:
-        """Return up to `limit` items that bear on the query, the best first; none if nothing does.
+        """Return up to `limit` items that are relevant to the query, the best first; none if no item is.
 
-        Filters come first, so there are `limit` items if so many bear on it. The scope's session filters nothing.
-        A memory that cannot do as well as it should returns a `DegradedRecall`, and the run says so by an event.
+        Filters apply before the limit, so `limit` items are returned if that many match. The scope's session is not a
+        filter. A memory that can recall only with reduced quality returns a `DegradedRecall`, which the run reports by
+        an event.
 
         Args:
-            types: only those; all if left out.
-            as_of: what held at this time, in seconds since the epoch: neither what came later nor what was superseded
-                by then.
+            types: the types of items to return; all if left out.
+            as_of: return the items that were valid at this time, in seconds since the epoch: without later items and
+                without items that were superseded by then.
         """
 
     async def update(
@@ -177,61 +179,59 @@ class LongTermMemory(Protocol):
         type: MemoryType | None = None,
         **changes: Unpack[ItemChanges],
     ) -> bool:
-        """Change what is given of an item: text, type, `ItemChanges`; return whether it was there.
+        """Change the given fields of an item: text, type, `ItemChanges`; return whether the item exists.
 
-        `created_at` stays. The category goes with the type. What is resolved or expired can be changed by its id still,
-        and is recalled again if it is active and does not expire. A topic or name that only the old text has is taken
-        away with that text, unless it is given.
+        `created_at` does not change. The category follows from the type. A resolved or expired item can still be
+        changed by its id, and is recalled again once it is active and not expired. A topic or name that occurs only in
+        the old text is removed with that text, unless it is given.
 
         Raises:
-            InvalidMemoryError: it could not be kept so, or nothing is given; nothing was changed.
+            InvalidMemoryError: the changed item would be invalid, or no change is given; nothing was changed.
         """
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
-        """Delete these items, or, without ids, all that are from the scope's session, or, without one, the user's.
+        """Delete items and return how many existed.
 
-        Returns how many were there. An id that is not there, or is another's, is no error.
+        With `ids`, deletes these items. Without, deletes all items of the scope's session, or all items of the user if
+        the scope has no session. An id that does not exist or belongs to another user is not an error.
 
         Args:
-            turn_index: only those from this turn of the scope's session. Given without ids only.
+            turn_index: delete only the items of this turn of the scope's session. Not allowed together with `ids`.
         """
 
     async def close(self) -> None:
-        """Let go of what it holds. Closing twice is fine."""
+        """Close connections and files. Closing twice is fine."""
 
 
 def has_profiles(memory: object) -> bool:
-    """Return whether the memory has profiles of users: it is `Profiled`, and no attribute of it says otherwise."""
+    """Return whether the memory has user profiles: it is `Profiled`, and no attribute says that it has none."""
     return isinstance(memory, Profiled) and bool(getattr(memory, "has_profiles", True))
 
 
 def is_read_only(memory: object) -> bool:
-    """Return whether nobody may write to the memory, as to one of static facts."""
+    """Return whether the memory is read-only, such as one of static facts."""
     return bool(getattr(memory, "read_only", False))
 
 
 def is_local(memory: object) -> bool:
-    """Return whether the memory, or what it is kept in, is in a file of one machine.
-
-    One that says nothing of it, by an attribute `is_local`, is not.
-    """
+    """Return whether the memory or its store is a file on one machine: its attribute `is_local`, False if missing."""
     return bool(getattr(memory, "is_local", False))
 
 
 def trouble_of(items: Sequence[MemoryItem]) -> str | None:
-    """Return why a recall was not as good as it should be; None if it was."""
+    """Return why a recall has reduced quality; None if it does not."""
     return items.trouble if isinstance(items, DegradedRecall) else None
 
 
 def recalled(items: Sequence[MemoryItem], trouble: str | None) -> Sequence[MemoryItem]:
-    """Return the answer of a recall, with its trouble if there is one."""
+    """Return the recalled items, as a `DegradedRecall` if `trouble` is given."""
     return items if trouble is None else DegradedRecall(items, trouble)
 
 
 def item_id(spans: Spans, blocks: Sequence[Block]) -> str:
-    """Return the id of an item that is made of these blocks, which stand there: the same each time, and no others'.
+    """Return the id of an item made of these blocks at these positions. It is deterministic and unique.
 
-    It also says what they hold, since another store numbers its logs likewise.
+    It includes a digest of the blocks' content, since logs of another store may have the same numbers.
     """
     held = hashlib.sha256("\n".join(map(encode, blocks)).encode()).hexdigest()[:16]
     return ",".join(f"{log}:{start}-{stop}" for log, start, stop in spans) + f"~{held}"

@@ -1,4 +1,4 @@
-"""Forgetting so that nothing is left in the files, and looking whether it is so."""
+"""Secure deletion: forgets items, and verifies that no file still contains their texts."""
 
 from __future__ import annotations
 
@@ -15,87 +15,87 @@ from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, is_
 from turnwise.memory.stores.sql.touched_pages import noting
 
 Verify = bool | Literal["files"]
-"""How what is forgotten is looked for afterwards.
+"""How a deletion is verified.
 
-`False`: not at all. It is deleted, and overwritten as far as the store does that by itself.
+`False`: not at all. Items are deleted, and overwritten as far as the store does that by itself.
 
-`True`: the memory is asked whether it has anything of it still, vectors are overwritten, and what is free in the pages
-of SQLite that the deletion wrote is read. It costs what was forgotten, however much others have. If something is found
-there, since SQLite leaves a copy of a row now and then when it moves it to another page, that file is written anew. A
-copy in a page that the deletion did not write is not found.
+`True`: the memory is asked whether it still has the texts, vectors are overwritten, and the free space of the SQLite
+pages that the deletion wrote is searched. The cost depends on the deleted items only. If a text is found there, the
+file is rewritten: SQLite sometimes leaves a copy of a row when it moves the row to another page. A copy in a page that
+the deletion did not write is not found.
 
-`"files"`: that, and then all files of the memory are searched, by its process, behind everything else: O(all that is
-kept). The report says at once how far it has come; the same call again says so again, and goes on where the search was
-if it was killed. Where something is found the file is written anew and searched once more.
+`"files"`: as `True`, and then the memory's process searches all of its files with low priority: O(all stored data). The
+report returns at once with the progress. Call again for the current progress; a search that was killed continues where
+it stopped. A file in which a text is found is rewritten and searched once more.
 
-Whichever it is: of what a server keeps nobody here can tell, so `verified` is false there, and `why` says so.
+Data on a server cannot be verified from here: `verified` is then false, and `why` says so.
 """
 
 
 @runtime_checkable
 class Scrubbing(Protocol):
-    """A store that can leave nothing of what was deleted."""
+    """Methods of a store that can remove all traces of deleted data from its files."""
 
     async def scrub(self) -> None:
-        """Leave nothing of what was deleted in the files: O(all that is kept). Others may have to wait meanwhile.
+        """Remove all traces of deleted data from the files: O(all stored data). Other calls may wait meanwhile.
 
         Raises:
-            StoreError: the store fails, or others hold on to what was there. Nothing is lost; again.
+            StoreError: the store fails, or other processes use the files. Nothing is lost; try again.
         """
 
     def paths(self) -> Sequence[Path]:
-        """Return all files and folders of this machine that something is kept in; empty if a server keeps any of it."""
+        """Return all files and folders of this machine that hold data; empty if a server holds any of it."""
 
 
 @runtime_checkable
 class Erasing(Scrubbing, Protocol):
-    """A memory of which it can be seen whether it has forgotten."""
+    """Methods of a memory whose deletions can be verified."""
 
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
-        """Return texts and topics of all that `forget` would delete if it were called so, superseded ones too."""
+        """Return texts and topics of the items that `forget` would delete with these arguments, superseded ones too."""
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
-        """Write the files anew, or only these: see `Scrubbing`."""
+        """Rewrite the files, or only these: see `Scrubbing`."""
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
-        """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
+        """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
 
 
 @runtime_checkable
 class Settling(Protocol):
-    """A memory that keeps more than the texts of items may have this too."""
+    """Methods of a memory that keeps more than the texts of items, such as vectors."""
 
     async def keys(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
-        """Return names of what it has of the items that `forget` would delete if it were called so."""
+        """Return the keys of the data beside texts of the items that `forget` would delete with these arguments."""
 
     async def settle(self, keys: Collection[str]) -> None:
-        """Overwrite what deletions have left behind, and see that nothing of these names is there: O(what is new).
+        """Overwrite deleted data, and check that nothing with these keys is left: O(recent changes).
 
         Raises:
-            StoreError: it cannot, or something is there. Nothing is lost; again.
+            StoreError: the overwriting failed, or data is left. Nothing is lost; try again.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """What was forgotten, and whether anything of it was found afterwards."""
+    """The report of a deletion: how many items, and whether any of their texts was found afterwards."""
 
     items: int
-    """How many there were."""
+    """How many items were deleted."""
     files: int
-    """How many files were searched for their texts, as a whole or in parts."""
+    """How many files were searched for the texts, whole or in parts."""
     found: tuple[str, ...]
-    """The files in which something of it stands still."""
+    """The files that still contain some of the texts."""
     verified: bool
-    """Whether all that was to be searched was, and nothing was found."""
+    """Whether the search is complete and found nothing."""
     why: str | None = None
-    """Why not, if nothing was found."""
+    """Why the deletion is not verified although nothing was found."""
     progress: float = 1.0
-    """How much of what is to be searched was, from 0 to 1. Below 1 the same call again tells how it goes on."""
+    """The searched part of the data, from 0 to 1. Below 1, repeat the call for the current progress."""
 
 
 async def erase(  # noqa: PLR0911 - each outcome is told where it is known
@@ -106,19 +106,19 @@ async def erase(  # noqa: PLR0911 - each outcome is told where it is known
     turn_index: int | None = None,
     texts: Collection[str] | None = None,
 ) -> Erasure:
-    """Have a memory forget, and verify that as `Verify` says of `True`.
+    """Delete items from a memory, and verify the deletion as `Verify` describes for `True`.
 
-    Each text and topic is looked for in UTF-8 and within JSON, in pieces, so that a part of it is found too. What an
-    item that is kept says as well may stand there; so may texts of less than 5 bytes, which are in any file by chance.
-    A memory that nobody may write has nothing to forget.
+    Each text and topic is searched for in UTF-8 and within JSON, in pieces, so that a part of it is found too. Texts
+    that a remaining item also contains are allowed, and so are texts of less than 5 bytes, which occur in any file by
+    chance. A read-only memory has nothing to delete.
 
     Args:
-        texts: what `memory.texts` has just returned, if that is known.
+        texts: the result of `memory.texts` for these items, if the caller has it already.
 
     Raises:
-        InvalidInputError: a turn without its session, or together with ids; nothing is forgotten.
-        StoreError: the memory cannot be read or does not forget. If it forgot, and that could not be verified, that is
-            no error: `why` says so.
+        InvalidInputError: `turn_index` was given without a session or together with ids; nothing is deleted.
+        StoreError: the memory cannot be read or the deletion fails. A deletion that could not be verified is not an
+            error: `why` says so.
     """
     if is_read_only(memory):
         return Erasure(items=0, files=0, found=(), verified=True)
@@ -130,7 +130,7 @@ async def erase(  # noqa: PLR0911 - each outcome is told where it is known
 
     try:
         texts = await memory.texts(scope, ids, **which) if texts is None else texts
-    except CorruptRecordError as error:  # what cannot be read can be forgotten, and not looked for
+    except CorruptRecordError as error:  # unreadable items can be deleted, but not searched for
         return _unverified(await memory.forget(scope, ids, **which), str(error))
     keys = await memory.keys(scope, ids, **which) if isinstance(memory, Settling) else []
     pages: dict[Path, set[int]] = {}
@@ -150,7 +150,7 @@ async def erase(  # noqa: PLR0911 - each outcome is told where it is known
         parts = byte_search.parts_of([*pages, *logs], pages)
         found = await asyncio.to_thread(byte_search.search, parts, prints, salt)
         files = await still_there(memory, found.pieces)
-        if files:  # SQLite leaves a copy of a row now and then when it moves it to another page
+        if files:  # SQLite sometimes leaves a copy of a row that it moves to another page
             await memory.scrub(files)
             found = await asyncio.to_thread(byte_search.search, byte_search.parts_of(map(Path, files)), prints, salt)
             files = await still_there(memory, found.pieces)
@@ -161,13 +161,13 @@ async def erase(  # noqa: PLR0911 - each outcome is told where it is known
 
 
 async def still_there(memory: Erasing, pieces: dict[str, list[str]]) -> tuple[str, ...]:
-    """Return the files that pieces were found in, but for those that some item still says."""
+    """Return the files in which pieces were found that no remaining item contains."""
     kept = await memory.keeps(pieces)
     return tuple(sorted({file for piece, files in pieces.items() if piece not in kept for file in files}))
 
 
 def searches_of(memory: Erasing) -> list[Path]:
-    """Return the files of all searches of this memory's files: see `FileSearch`."""
+    """Return the state files of all searches of this memory: see `FileSearch`."""
     if not memory.paths():
         return []
     first = search_file(memory, "")
@@ -176,23 +176,23 @@ def searches_of(memory: Erasing) -> list[Path]:
 
 
 def search_file(memory: Erasing, name: str) -> Path:
-    """Return the file of a search of this memory's files. Memories of several kinds may share a file."""
+    """Return the state file of a search of this memory. Memories of several kinds may share a data file."""
     first = memory.paths()[0]
     return first.with_name(f"{first.name}-{type(memory).__name__}-search-{name}")
 
 
 def texts_of(items: Iterable[MemoryItem]) -> list[str]:
-    """Return all that items say, each text once: their texts, topics, names and aliases."""
+    """Return the texts, topics, names and aliases of items, each once."""
     return list(dict.fromkeys(text for item in items for text in said_by(item)))
 
 
 def said_by(item: MemoryItem) -> list[str]:
-    """Return the texts of an item: what it says, its topic, its name and its aliases."""
+    """Return an item's text, topic, name and aliases."""
     return [text for text in (item.text, item.topic, item.name, *item.aliases) if text]
 
 
 def said_in(text: str | None, wanted: Collection[str]) -> set[str]:
-    """Return those of the wanted texts that are a part of this."""
+    """Return those of the wanted texts that are a part of `text`."""
     return {each for each in wanted if text and each in text}
 
 

@@ -1,4 +1,4 @@
-"""What was forgotten, as it is reported."""
+"""`Forgotten`: the report of what was deleted from sessions and memories."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from turnwise.memory.longterm.deletion import Erasure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """What was removed, and where it was looked for afterwards."""
+    """Counts of what was removed, and the results of the verification."""
 
     sessions: int = 0
     turns: int = 0
-    """Turns that no later request holds any more."""
+    """Turns that no later request contains."""
     summaries: int = 0
-    """Summaries that stood for one of them, and have given way to the rest of what they stood for."""
+    """Summaries that covered a forgotten turn. The other blocks that they covered are back in their place."""
     waiting: int = 0
-    """Turns that were still to be saved, and are not any more."""
+    """Turns that waited to be saved to long-term memory, and will not be."""
     notes: int = 0
     """Texts of working memory."""
     items: Mapping[str, int] = field(default_factory=dict)
-    """What long-term memories had, by the name of the memory."""
+    """Items deleted from long-term memories, by the name of the memory."""
     erased: Mapping[str, Erasure] = field(default_factory=dict)
-    """What the look for it in each has shown, where that was asked for."""
+    """The verification of each memory's deletion, by the name of the memory; empty if none was requested."""
 
     @property
     def verified(self) -> bool:
-        """Whether it was looked for in all long-term memories, as was asked for, and nothing was found."""
+        """Whether the deletion was verified in all long-term memories and nothing was found."""
         return bool(self.erased) and all(erasure.verified for erasure in self.erased.values())
 
     @property
     def progress(self) -> float:
-        """How much of what is to be searched was, from 0 to 1, of the memory that has come the least far."""
+        """The searched part of the data, from 0 to 1, of the memory with the least progress."""
         return min((erasure.progress for erasure in self.erased.values()), default=1.0)
 
     def __add__(self, other: Forgotten) -> Forgotten:

@@ -1,4 +1,4 @@
-"""A search of all files of a memory for what it has forgotten: in steps, and gone on with where it was."""
+"""`FileSearch`: a resumable search of all files of a memory for deleted texts."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from turnwise.memory.longterm.byte_search import Part, Print
 from turnwise.memory.longterm.deletion import Erasing, Erasure, erase, search_file, searches_of, still_there
 
 STEP_BYTES = 64 << 20
-"""How much one step searches at most, in bytes."""
+"""The most bytes that one step searches."""
 
 KEPT_S = 86_400.0
-"""How long the report of a search that is through is kept, in seconds."""
+"""How long the report of a finished search is kept, in seconds."""
 
 
 class FileSearch:
-    """What is looked for, and how far the search has come. It is in a file beside the memory's first, from `begin` on.
+    """The texts to search for, and the progress. From `begin` on, both are in a state file beside the memory's first.
 
-    That file has fingerprints of what is looked for, each under a salt of its own, and none of its text. When the
-    search is through it has the report alone, for those who ask again within a day.
+    The state file has salted fingerprints of the texts, and no text. After the search it has only the report, for calls
+    within the next day.
 
-    One process at a time may carry out a search: that which owns the memory.
+    One process at a time may run a search: the one that owns the memory.
 
     Args:
-        memory: the memory. It has files.
-        name: names what is forgotten: see `name_of`.
+        memory: a memory that keeps files.
+        name: the name of the deletion: see `name_of`.
 
     Raises:
         CorruptRecordError: its file cannot be read.
@@ -56,7 +56,7 @@ class FileSearch:
 
     @property
     def is_through(self) -> bool:
-        """Whether all was searched."""
+        """Whether the search is complete."""
         return self._is_noted and not self._state["parts"]
 
     @property
@@ -69,7 +69,7 @@ class FileSearch:
         return bool(self._state.get("noted"))
 
     async def begin(self, texts: Collection[str]) -> None:
-        """Note these texts, before they are forgotten. What was searched is searched again, for them too."""
+        """Add texts to search for, before they are deleted. Parts searched before are searched again."""
         before = self._state
         salt = bytes.fromhex(before["salt"]) if before else secrets.token_bytes(16)
         prints = await asyncio.to_thread(byte_search.prints_of, texts, salt)
@@ -91,7 +91,7 @@ class FileSearch:
         await asyncio.to_thread(_remove_old, searches_of(self._memory))
 
     async def note(self, erasure: Erasure) -> None:
-        """Note what `erase` has reported of the deletion itself. All files that are there are searched then."""
+        """Record the report of `erase`. The search then covers all files that exist now."""
         parts = [step for part in byte_search.parts_of(self._memory.paths()) for step in _cut(part)]
         self._state |= {"noted": True, "parts": parts, "bytes": sum(_size(*part) for part in parts)}
         self._state["items"] += erasure.items
@@ -129,7 +129,7 @@ class FileSearch:
         await self._write()
 
     def report(self) -> Erasure:
-        """Return what is known by now."""
+        """Return the current report."""
         state = self._state
         left = sum(_size(*part) for part in state["parts"])
         total = max(state["bytes"], left)
@@ -173,7 +173,7 @@ async def erase_and_search(
 
 
 def name_of(scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> str:
-    """Return the name of the search for what is forgotten so; it tells nothing of whom."""
+    """Return the name of the search for a deletion. It reveals neither user nor items."""
     what = [scope.user_id, scope.session_id, scope.agent, ids if ids is None else sorted(ids), turn_index]
     return blake2b(json.dumps(what).encode(), digest_size=16).hexdigest()
 
@@ -186,9 +186,9 @@ async def begin(
     turn_index: int | None = None,
     search: FileSearch | None = None,
 ) -> tuple[Erasure, FileSearch | None]:
-    """Do what `erase` does, and begin to search all files; return what is known by now, and the search if there is one.
+    """Do what `erase` does, and begin to search all files; return the current report, and the search if there is one.
 
-    What has begun goes on where it was: with `search`, if it is given, else with what an earlier process has left.
+    A search that was begun before continues: `search` if it is given, else the one that an earlier process left.
     """
     which: dict[str, Any] = {} if turn_index is None else {"turn_index": turn_index}
     if not (isinstance(memory, Erasing) and memory.paths()):

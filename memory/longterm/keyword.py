@@ -1,4 +1,4 @@
-"""A long-term memory that keeps what it is told, and finds it by the words it shares with a query."""
+"""`LexicalMemory`: a long-term memory that keeps items unchanged and finds them by the words of a query."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class LexicalMemory:
-    """Keeps items in a store of facts as they are, and reads all that a scope sees at each recall.
+    """Keeps items unchanged in a fact store. Each recall reads all items that the scope sees.
 
-    It needs no model and no download, and is meant for some thousands of items of a user. Given `similarity` it also
-    goes by vectors, and while those fail by words alone: a `DegradedRecall`. Pickles as its settings.
+    Needs no model and no download. It is meant for some thousands of items per user. With `similarity` it also ranks by
+    vectors; while those fail, it ranks by words alone and returns a `DegradedRecall`. A pickle has the settings only.
 
     Args:
         facts: the store; it is closed with the memory.
-        weights: what counts how much when items are ranked.
-        similarity: the vectors of items and queries.
-        retention: how long it keeps what nobody uses; for good if left out. It is for all that is in the store, so a
-            store that is swept should have no other memory's facts.
-        clock: tells the time, in seconds since the epoch, of uses, updates, and items that have none.
+        weights: the weights of the ranking.
+        similarity: makes and compares the vectors of items and queries.
+        retention: how long unused items are kept; without it, they never expire. It applies to everything in the store,
+            so the store should hold no other memory's facts.
+        clock: returns the time in seconds since the epoch, for uses, updates, and items without a time.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class LexicalMemory:
         self._facts = facts
         self._weights = weights
         self._held: OrderedDict[str, tuple[Sequence[MemoryItem], UserIndex]] = OrderedDict()
-        """What users had at their last recall, as it was laid out to be ranked; the least recently used first."""
+        """Cached indexes of users' items from their last recall, the least recently used first."""
         self._retention = retention
         self._clock = clock
         self._uses = Uses(self._touch)
 
     @property
     def is_local(self) -> bool:
-        """Whether the facts are in a file of one machine."""
+        """Whether the facts are in a file on one machine."""
         return is_local(self._facts)
 
     def __repr__(self) -> str:
@@ -107,10 +107,10 @@ class LexicalMemory:
         types: Collection[MemoryType] | None = None,
         profile: Collection[MemoryType] = (),
     ) -> ProfiledRecall:
-        """See `Profiled`; reads once for both.
+        """See `Profiled`. Reads the store once for both parts.
 
         Args:
-            profile: the types of what is in the profile beside what is pinned.
+            profile: the types of items that are in the profile in addition to pinned items.
         """
         items = await self.items(scope, FactFilter(types=types))
         ranked = await self.ranked(scope, query, items, limit=max(limit, 0)) if query else []
@@ -125,14 +125,14 @@ class LexicalMemory:
     async def ranked(
         self, scope: Scope, query: str, items: Sequence[MemoryItem], *, limit: int
     ) -> Sequence[MemoryItem]:
-        """Return up to `limit` of the scope's items that bear on the query, the best first."""
+        """Return up to `limit` of the scope's items that are relevant to the query, the best first."""
         ranked, trouble = await asyncio.to_thread(self._rank, scope, query, items, limit)
         return recalled(ranked, trouble)
 
     def _rank(
         self, scope: Scope, query: str, items: Sequence[MemoryItem], limit: int
     ) -> tuple[list[MemoryItem], str | None]:
-        """Return the best items, and why it went by words alone."""
+        """Return the best items, and why only words were ranked (None if vectors worked)."""
         from turnwise.memory.longterm.search.user_index import find, index_of
 
         user_index = self._user_index(scope, items) or index_of(items)
@@ -149,7 +149,7 @@ class LexicalMemory:
         return find(user_index, query, limit=limit, weights=self._weights, near=near), trouble
 
     def _user_index(self, scope: Scope, items: Sequence[MemoryItem]) -> UserIndex | None:
-        """Return what is held of the user, if it is of just these items."""
+        """Return the user's cached index if it is of exactly these items; None otherwise."""
         held = self._held.pop(scope.user_id, None)
         return held[1] if held and held[0] == items else None
 
@@ -172,7 +172,7 @@ class LexicalMemory:
         return len(await self._facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index))
 
     def let_go(self, user_id: str) -> None:
-        """Hold nothing of a user in memory any more."""
+        """Drop everything cached of a user."""
         self._held.pop(user_id, None)
 
     async def close(self) -> None:
@@ -183,7 +183,7 @@ class LexicalMemory:
     # Erasing
 
     async def to_delete(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[MemoryItem]:
-        """Return the items that `forget` would delete if it were called so."""
+        """Return the items that `forget` would delete with these arguments."""
         check_turn(scope.session_id, turn_index, ids)
         if ids is not None:
             return [*(await self._facts.get(scope, ids)).values()]
@@ -193,11 +193,11 @@ class LexicalMemory:
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
-        """Return texts and topics of all that `forget` would delete if it were called so, superseded ones too."""
+        """Return texts and topics of the items that `forget` would delete with these arguments, superseded ones too."""
         return texts_of(await self.to_delete(scope, ids, turn_index))
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
-        """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
+        """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
         left = set(texts)
         if left:
             async for fact in all_facts(self._facts):
@@ -206,12 +206,12 @@ class LexicalMemory:
         return set(texts) - left
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
-        """Write the files of the store anew, if it can do that."""
+        """Rewrite the files of the store, if it supports that."""
         if isinstance(self._facts, Scrubbing):
             await self._facts.scrub()
 
     def paths(self) -> Sequence[Path]:
-        """Return the files of the store; none if it does not say so."""
+        """Return the files of the store; none if it does not list them."""
         return self._facts.paths() if isinstance(self._facts, Scrubbing) else []
 
     # Retention
@@ -238,12 +238,12 @@ class LexicalMemory:
         return sorted(found.values(), key=lambda item: -item.created_at)
 
     def use(self, scope: Scope, ids: Collection[str], *, recalled: bool = False) -> None:
-        """Note that these items are used now, or were recalled, if that matters."""
+        """Record that these items are used now, or were recalled, if retention depends on it."""
         if self._retention is not None and (self._retention.refresh or not recalled):
             self._uses.note(scope.user_id, ids, self._clock())
 
     def use_profile(self, scope: Scope, profile: Sequence[MemoryItem], found: Sequence[MemoryItem]) -> None:
-        """Note that items were recalled and are in the profile; count those of it that were recalled, if it is long."""
+        """Record the use of recalled and profile items. If the profile is long, count the recalls of its items."""
         self.use(scope, [item.id for item in (*profile, *found)], recalled=True)
         if len(profile) > COUNTED:
             standing = {item.id for item in profile}
@@ -252,14 +252,14 @@ class LexicalMemory:
             )
 
     def use_again(self, scope: Scope, ids: Collection[str]) -> None:
-        """Note and count that what these items say was said again."""
+        """Record and count that the user said these items' facts again."""
         self._uses.note(scope.user_id, ids, self._clock(), counts=True)
 
     async def sweep(self) -> int:
-        """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
+        """Delete the expired items of all users for good, in batches; return how many.
 
         Raises:
-            StoreError: the store fails; what was deleted by then is gone, the rest is for the next time.
+            StoreError: the store fails. Items deleted before that stay deleted; the next sweep deletes the rest.
         """
         if self._retention is None:
             return 0
@@ -276,14 +276,14 @@ class LexicalMemory:
 
 
 _USERS = 200
-"""How many users' items are held in memory, laid out to be ranked."""
+"""The most users whose item indexes are cached."""
 
 
 def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> list[MemoryItem]:
-    """Return those that are in the profile: what is pinned, then by turns the most used and the newest of these types.
+    """Return the items of the profile: pinned items, then alternately the most used and the newest of these types.
 
-    By turns, so that what was said just now has its place beside what is asked for again and again. Of equally used
-    ones the newest comes first, and a change counts as new. The first `PROFILED`, as more fit no request.
+    They alternate so that new facts have a place beside those that are often used. Of equally used items the newest
+    comes first; a changed item counts as new. Returns the first `PROFILED` items, since more fit no request.
     """
     chosen = [item for item in items if item.pinned or item.type in types]
     newest = sorted(chosen, key=lambda item: (max(item.created_at, item.updated_at or 0.0), item.id), reverse=True)
@@ -293,8 +293,8 @@ def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> li
 
 
 COUNTED = 20
-"""If a profile has more items than this, it is counted how often each is recalled. So many mostly fit, whatever their
-order, so for most users nothing is written down."""
+"""Recalls are counted only for profiles with more items than this. Smaller ones mostly fit a request in any order, so
+for most users no counts are written."""
 
 PROFILED = 200
-"""How many items of a profile go to a session at most."""
+"""The most items of a profile that a session gets."""

@@ -1,4 +1,4 @@
-"""Text that is data, on one line and in quotes, so that nothing in it can pass for what stands around it."""
+"""Quotes text as data on one line of a prompt, so that a model cannot mistake it for the prompt around it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 _LOOKALIKES = "<>≮≯＜＞﹤﹥‹›〈〉⟨⟩〈〉❬❭❮❯❰❱˂˃ᐸᐳ⧼⧽⦑⦒⊰⊱≺≻︿﹀"  # noqa: RUF001 - they are meant
-"""What is taken for the brackets of a section, by eye or by a model."""
+"""Characters that a reader or a model could mistake for the brackets of a section."""
 
 _UNSEEN = (
     "\x00-\x1f\x7f-\x9f"  # control characters, newlines among them

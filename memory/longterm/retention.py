@@ -1,4 +1,4 @@
-"""How long a memory keeps what nobody uses."""
+"""`Retention`: how long a memory keeps unused items, and the record of when items were used."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from turnwise.memory.background import log_failure
 from turnwise.memory.longterm.types import MemoryType
 
 PAUSE_S = 1.0
-"""For how long uses are gathered before they are written down, at most."""
+"""The longest that uses are collected before they are written, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What was last used longer ago than this is expired: it is never recalled, and a sweep deletes it.
+    """Items that were last used longer ago than `keep_s` expire: they are never recalled, and a sweep deletes them.
 
-    To remember an item, to change it, and, with `refresh`, to recall it or to have it in the profile of who asks is to
-    use it; not to have been created. What is given or changed when it has expired and was not swept yet is in use
+    An item is used when it is remembered or changed and, with `refresh`, when it is recalled or in the profile of a
+    request; `created_at` does not count. An expired item that is remembered again or changed before a sweep is valid
     again.
     """
 
     keep_s: float
-    """How long what nobody uses is kept, in seconds."""
+    """How long unused items are kept, in seconds."""
     _: KW_ONLY
     refresh: bool = True
-    """Whether what is recalled, or in the profile of who asks, is used by that."""
+    """Whether a recall, or being in the profile of a request, counts as a use."""
     types: Collection[MemoryType] | None = None
-    """What expires; what is of other types never does. All if left out."""
+    """The types of items that expire; other types never do. All if left out."""
 
     def __post_init__(self) -> None:
         if not (self.keep_s > 0 and math.isfinite(self.keep_s)):
             raise ConfigError("Retention.keep_s", self.keep_s, "must be above 0 seconds, and finite")
         if self.types is not None:
             try:
-                # In one order, as a memory's actor is found by its settings.
+                # Sorted, since a memory's actor is found by its settings.
                 types = tuple(sorted({MemoryType(kind) for kind in self.types}))
             except ValueError as error:
                 raise ConfigError("Retention.types", self.types, str(error)) from error
             object.__setattr__(self, "types", types)
 
     def since(self, now: float) -> float:
-        """Return the time since when something must have been used so that it is not expired."""
+        """Return the time since which an item must have been used to be unexpired."""
         return now - self.keep_s
 
     def expiring(self, types: Collection[MemoryType] | None) -> frozenset[MemoryType]:
-        """Return those of these types that expire; all are meant by None."""
+        """Return the types among `types` that expire. None means all types."""
         meant = frozenset(MemoryType if types is None else types)
         return meant if self.types is None else meant.intersection(self.types)
 
 
 @runtime_checkable
 class Sweeping(Protocol):
-    """A memory whose items expire also has this, for whoever calls it now and then."""
+    """The method that a memory with expiring items has in addition. Call it from time to time."""
 
     async def sweep(self) -> int:
-        """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
+        """Delete the expired items of all users for good, in batches; return how many.
 
         Raises:
-            StoreError: the store fails; what was deleted by then is gone, the rest is for the next time.
+            StoreError: the store fails. Items deleted before that stay deleted; the next sweep deletes the rest.
         """
 
 
@@ -70,32 +70,32 @@ class Expiry(NamedTuple):
     """What is expired."""
 
     before: float
-    """What was last used before this time, in seconds since the epoch,"""
+    """An item is expired if it was last used before this time, in seconds since the epoch,"""
     types: Collection[MemoryType]
-    """and is of these types,"""
+    """and has one of these types,"""
     used: Mapping[str, Collection[str]]
-    """and is not among these ids of its user: their use is not written down yet."""
+    """and its id is not among these ids of its user, whose recent use is not written yet."""
 
 
 class Use(NamedTuple):
-    """That a user's items were used."""
+    """A use of a user's items."""
 
     user_id: str
     ids: tuple[str, ...]
     at: float
-    """The latest time, in seconds since the epoch; of those within one second."""
+    """The time of use, in seconds since the epoch: the latest of those within one second."""
     counts: bool = False
-    """Whether it counts in `MemoryItem.uses`."""
+    """Whether the use is counted in `MemoryItem.uses`."""
 
 
 class Uses:
-    """Writes down what was used by and by, together, so that nobody who recalls waits for it.
+    """Writes uses of items in the background, in batches, so that no recall waits for it.
 
-    A use is lost if the process ends within a second. What could not be written is tried again with what comes next,
-    and counts meanwhile; `trouble` says why. For one event loop.
+    A use is lost if the process ends within a second. Uses that could not be written are retried with the next batch
+    and take effect meanwhile; `trouble` has the error. For one event loop.
 
     Args:
-        write: writes uses down. It may be repeated.
+        write: stores uses. It must be idempotent.
     """
 
     def __init__(self, write: Callable[[Sequence[Use]], Awaitable[None]]) -> None:
@@ -105,10 +105,10 @@ class Uses:
         self._lock = asyncio.Lock()
         self._later: asyncio.Task[None] | None = None
         self.trouble: str | None = None
-        """Why uses could not be written the last time; None if they could."""
+        """Why the last write of uses failed; None if it succeeded."""
 
     def note(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
-        """Note that a user's items were used at this time. What counts, counts once until it is written down."""
+        """Record that a user's items were used at this time. A counted use counts once per write."""
         if not ids:
             return
         noted = self._noted.setdefault(user_id, {})
@@ -119,14 +119,14 @@ class Uses:
             self._later = asyncio.create_task(self._write_later())
 
     def noted(self, user_id: str, since: float) -> set[str]:
-        """Return the ids of a user's items that were used since this time, as far as it is not written yet."""
+        """Return the ids of a user's items with a use since this time that is not written yet."""
         return {name for name, noted in self._noted.get(user_id, {}).items() if noted.at >= since}
 
     async def write(self) -> None:
-        """Write down what was noted.
+        """Write the recorded uses.
 
         Raises:
-            StoreError: it could not be; it stays noted.
+            StoreError: the write failed; the uses stay recorded.
         """
         async with self._lock:
             batch = _grouped(self._noted)
@@ -142,7 +142,7 @@ class Uses:
             self.trouble = None
 
     async def close(self) -> None:
-        """Write down what was noted, if that is possible still. Closing twice is fine."""
+        """Write the recorded uses if possible. Closing twice is fine."""
         if self._later is not None:
             self._later.cancel()
             await asyncio.wait([self._later])

@@ -1,4 +1,4 @@
-"""What the memories of a session do for whoever acts in it, such as a tool."""
+"""`MemoryAccess`: a session's memories, as its tools and programs use them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from turnwise.memory.longterm.types import MemoryType
 DESK_TOOLS = frozenset(
     {"save_memory", "recall_memories", "update_memory", "delete_memory", "read_notes", "replace_notes", "add_to_notes"}
 )
-"""Tools by which a model uses the memories. What they are told and what they tell is not remembered itself."""
+"""Tools by which a model uses the memories. Their arguments and results are not saved to long-term memory."""
 
 
 class MemoryAccess(Protocol):
     """Saves, recalls, changes and deletes for one session, and keeps its notes.
 
-    The session says whose memory it is: user, session and agent are no arguments, so none leads to another's. Each verb
-    is one change or nothing, and what it has acknowledged stays, however the run ends. Its verbs are for the event loop
-    of the session.
+    User, session and agent come from the session and are not arguments, so no call reaches another user's memory. Each
+    method is atomic, and an acknowledged change stays, however the run ends. Call the methods on the session's event
+    loop.
 
-    Raises, beside what the verbs say:
-        LongTermMemoryError: a long-term memory failed, so what was asked may have been done or not.
+    Every method may raise, in addition to the errors that it lists:
+        LongTermMemoryError: a long-term memory failed; the change may or may not have been made.
         StoreError: the notes could not be read or written.
         NoMemoryError: the session has no memory of the kind.
     """
@@ -41,21 +41,22 @@ class MemoryAccess(Protocol):
         """Keep a text in long-term memory; return its id.
 
         Args:
-            topic: what it is about, in a word or two.
-            name: its own name, and `aliases` other names of the same, by which it is found first.
-            expires_at: from when on it is not recalled, in seconds since the epoch; never if left out.
-            id: what to keep it under, so that the call may be repeated: what the user has under this id, or has
-                deleted, stays as it is. A new one if left out.
+            topic: the subject of the text, in a word or two.
+            name: the proper name of its subject; `aliases` are other names of the same subject. A query with one of
+                them ranks the item first.
+            expires_at: the time from which it is not recalled, in seconds since the epoch; never if left out.
+            id: the item's id, which makes the call idempotent: an item that the user has or had with this id is not
+                changed. A new id if left out.
 
         Raises:
             InvalidMemoryError: it cannot be kept.
-            ReadOnlyMemoryError: the session's memories are for reading.
+            ReadOnlyMemoryError: the session's memories are read-only.
         """
 
     async def recall(
         self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
     ) -> list[MemoryItem]:
-        """Return up to `limit` items that bear on the query, the best first. See `LongTermMemory.recall`.
+        """Return up to `limit` items that are relevant to the query, the best first. See `LongTermMemory.recall`.
 
         A memory that fails is left out; LongTermMemoryError is raised if all do.
         """
@@ -63,32 +64,32 @@ class MemoryAccess(Protocol):
     async def update(
         self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
     ) -> bool:
-        """Change what is given of an item, see `LongTermMemory.update`; return whether it was there.
+        """Change the given fields of an item, see `LongTermMemory.update`; return whether the item exists.
 
         Raises:
-            InvalidMemoryError: it could not be kept.
-            ReadOnlyMemoryError: it is of a memory that is for reading.
+            InvalidMemoryError: the changed item would be invalid; nothing was changed.
+            ReadOnlyMemoryError: the item belongs to a read-only memory.
         """
 
     async def delete(self, ids: Collection[str]) -> int:
-        """Delete these items; return how many were there. An id that is not there, or is another's, is no error.
+        """Delete these items; return how many existed. Unknown ids and ids of other users are ignored.
 
         Raises:
-            ReadOnlyMemoryError: one is of a memory that is for reading.
+            ReadOnlyMemoryError: an item belongs to a read-only memory.
         """
 
     async def read_notes(self) -> str:
-        """Return what the working memory says."""
+        """Return the text of the working memory."""
 
     async def replace_notes(self, content: Any) -> str:
-        """Put the content in the place of what the working memory says; return that. See `WorkingMemory.replace`.
+        """Replace the text of the working memory; return the new text. See `WorkingMemory.replace`.
 
         Raises:
             WorkingMemoryError: it would not be of the form, or too long; it stays as it was.
         """
 
     async def merge_notes(self, content: Any) -> str:
-        """Add the content to the working memory, as its form says; return what it says then.
+        """Merge the content into the working memory as its format defines; return the new text.
 
         Raises:
             WorkingMemoryError: it would not be of the form, or too long; it stays as it was.

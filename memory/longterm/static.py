@@ -1,4 +1,4 @@
-"""Static memory: facts for everyone, which no conversation changes."""
+"""`StaticMemory`: read-only facts that all users see."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from turnwise.memory.longterm.search.user_index import UserIndex
 
 EVERYONE = "everyone"
-"""Under whose name a store keeps what is for all."""
+"""The user id under which a store keeps the facts for everyone."""
 
 
 class StaticMemory:
     """Facts that everyone sees and nobody writes: a handbook, a policy. `remember`, `update` and `forget` raise.
 
-    A few are recalled all, whatever is asked, the best first; of more than `all_up_to`, those that share words with the
-    query. Pickles as its settings, so with its facts, or as the name of their store.
+    Up to `all_up_to` facts are all recalled for every query, the best first; of more facts, those that share words with
+    the query. A pickle has the settings: the facts, or the settings of their store.
 
     Args:
-        facts: texts, items, or a store, in which they are those of the user `owner`. A store is asked at each recall,
-            so what changes there is seen.
-        owner: whose facts of a store are for all.
-        all_up_to: up to how many facts are recalled without a look at what they say.
-        weights: what counts how much when facts are ranked.
+        facts: texts, items, or a store that has them as facts of the user `owner`. A store is read at each recall, so
+            changes in it are seen.
+        owner: the user whose facts in the store are for everyone.
+        all_up_to: the most facts that are all recalled, whatever the query is.
+        weights: the weights of the ranking.
 
     Raises:
         InvalidMemoryError: a fact is blank, or of no known type.
-        ConfigError: two items have the same id, or a setting is out of its range.
+        ConfigError: two items have the same id, or a setting is out of range.
     """
 
     read_only = True
@@ -59,14 +59,14 @@ class StaticMemory:
         self._all_up_to = all_up_to
         self._weights = weights
         self._held: tuple[Sequence[MemoryItem], UserIndex] | None = None
-        """What was recalled from the last time, as it was laid out to be ranked."""
+        """The cached index of the facts of the last recall."""
 
     def __getstate__(self) -> dict[str, object]:
         return vars(self) | {"_held": None}
 
     @property
     def is_local(self) -> bool:
-        """Whether the facts are in a file of one machine, which is still to be read."""
+        """Whether the facts are in a store that is a file on one machine."""
         return is_local(self._store)
 
     @classmethod
@@ -79,16 +79,16 @@ class StaticMemory:
         all_up_to: int = 10,
         weights: Weights = FACTS,
     ) -> Self:
-        """Return a memory of what a file in UTF-8 says; it is read now, and not again.
+        """Return a memory of the facts in a UTF-8 file, which is read once, now.
 
         A fact is a bullet or a numbered item of Markdown, with the lines that continue it, or a paragraph. In a file
         without blank lines and bullets each line is one. Headings are the topics of what follows them.
 
         Args:
-            topic: of what stands under no heading.
+            topic: the topic of facts that are under no heading.
 
         Raises:
-            ConfigError: the file cannot be read, or there is nothing in it.
+            ConfigError: the file cannot be read, or has no facts.
         """
         try:
             text = Path(path).read_text(encoding="utf-8-sig")

@@ -1,4 +1,4 @@
-"""A model that is asked something, and answers with text."""
+"""`TextModel`: the protocol of a model that answers a request with text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from turnwise.memory.conversation.blocks import Block
 
 @runtime_checkable
 class TextModel(Protocol):
-    """What memory asks a model through: one request, one answer, no tools, nothing kept between calls."""
+    """The model that a memory calls: one request, one answer, no tools, no state between calls."""
 
     async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
         """Return the model's answer to the request, whole.
 
-        May raise whatever asking it raises. What it answers is not trusted: who asks checks it.
+        May raise any error of the engine. The answer is untrusted: the caller must validate it.
 
         Args:
-            request: instructions and what they are about, in order.
-            schema: a JSON schema; the answer is to be JSON text of it. None for plain text.
+            request: the instructions, then the data that they are about.
+            schema: the JSON schema that the answer's JSON text should fit. None for plain text.
         """

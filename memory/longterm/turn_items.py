@@ -1,4 +1,4 @@
-"""What long-term memory is given of a conversation: an item for each turn."""
+"""Converts turns to items for long-term memory, one item per turn."""
 
 from __future__ import annotations
 
@@ -27,21 +27,20 @@ from turnwise.memory.providers.openai_chat import ERROR, arguments_of
 
 @dataclass(frozen=True, slots=True)
 class TurnBlocks:
-    """A turn, and where the blocks are that it added."""
+    """A turn, and the spans of the blocks that it added."""
 
     index: int
     spans: Spans
     created_at: float = 0.0
     is_private: bool = False
-    """Whether no memory is given it."""
+    """If true, never sent to long-term memory."""
 
 
 def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Sequence[Block]) -> MemoryItem | None:
-    """Return the item of a turn that added these blocks, or of blocks of no known turn; None if they say nothing.
+    """Return the item of a turn that added these blocks, or of blocks of an unknown turn; None if they have no text.
 
-    System prompts and summaries among them are not meant, nor what a model did with memory itself: else what was
-    recalled would be remembered again, and what was deleted would come back. The same blocks make the same item each
-    time.
+    Leaves out system prompts, summaries, and calls of memory tools with their results. Otherwise recalled items would
+    be remembered again, and deleted items would come back. The same blocks always make the same item.
     """
     own = {block.call_id for block in blocks if isinstance(block, ToolUse) and block.name in DESK_TOOLS}
     places = [Span(log, at, at + 1) for log, start, stop in spans for at in range(start, stop)]
@@ -61,7 +60,7 @@ def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Se
 
 
 def _is_left_out(block: Block, calls: set[str]) -> bool:
-    if is_sent_back(block):  # the answer that took its place is remembered
+    if is_sent_back(block):  # the corrected answer is remembered instead
         return True
     return isinstance(block, System | Summary) or (isinstance(block, ToolUse | ToolResult) and block.call_id in calls)
 

@@ -6,18 +6,18 @@ from enum import StrEnum
 
 
 class MemoryCategory(StrEnum):
-    """What a memory is about, and with that whose it is."""
+    """The category of a memory, which decides whether the user or one agent owns it."""
 
     SEMANTIC = "semantic"
-    """What is so: about the user and the world. Shared by all of a user's agents."""
+    """Facts about the user and the world. Shared by all of a user's agents."""
     EPISODIC = "episodic"
-    """What has happened. One agent's, unless none is named."""
+    """Events. They belong to one agent; without a named agent, to all of the user's agents."""
     PROCEDURAL = "procedural"
-    """How things are to be done. One agent's, unless none is named."""
+    """How to do things. They belong to one agent; without a named agent, to all of the user's agents."""
 
 
 class MemoryType(StrEnum):
-    """What kind of memory it is; decides its category."""
+    """The kind of a memory item. It decides the category."""
 
     PREFERENCES = "preferences"
     FACTS = "facts"
@@ -32,7 +32,7 @@ class MemoryType(StrEnum):
 
     @property
     def category(self) -> MemoryCategory:
-        """Where memories of this type belong."""
+        """The category of memories of this type."""
         return _CATEGORIES[self]
 
 

@@ -1,1 +1,1 @@
-"""How items are found: the analysis of text, the query, the ranking. All memories share it."""
+"""Search of items, shared by all memories: analysis of text, queries, ranking, the index of a user's items."""

@@ -1,4 +1,4 @@
-"""Words of a text, as long-term memory sees them: in any script, without their endings."""
+"""Splits text of any script into words, and reduces words to stems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACCENTS = re.compile("[\u0300-\u036f]+")
 _LABEL = re.compile(r"\s*([^\W\d_][^\s:]{0,31}(?: [^\s:]{1,32}){0,2}):(?:\s|$)")
 
 MAX_WORD = 64
-"""Longer ones are cut: nobody asks for them."""
+"""Longer words are cut, since no query has them."""
 
 
 def words(text: str) -> list[str]:
@@ -106,7 +106,7 @@ _COMMON = {
     "turkish": "ve bir bu da de ne icin ben sen cok mi var degil gibi ama daha benim nerede",
     "polish": "i w nie to sie na jest ze do z co jak mam moj moja gdzie kiedy ja ty jestem",
 }
-"""Words that nearly any text of a language has, as `words` gives them."""
+"""Very common words of each language, in the form that `words` returns."""
 
 _TALK = """
     hi hello hey thanks thank thx ok okay please sorry welcome cheers bye goodbye yes yeah yep no nope sure oh ah hm hmm
@@ -114,7 +114,7 @@ _TALK = """
     obrigado ola helpful good great nice cool fine well lot very really just anyway
 """
 _SMALL_TALK = frozenset(_TALK.split())
-"""Words of greetings and thanks, which are about nothing."""
+"""Words of greetings and thanks, which carry no content."""
 
 _LANGUAGES: dict[str, list[str]] = {}
 for _language, _text in _COMMON.items():
@@ -149,12 +149,12 @@ def language_of(text: Sequence[str]) -> str:
 
 
 def is_common(word: str, language: str) -> bool:
-    """Return whether nearly any text of the language has the word, or it is one of greetings and thanks."""
+    """Return whether the word is very common in the language, or a word of greetings and thanks."""
     return word in _SMALL_TALK or language in _LANGUAGES.get(word, ())
 
 
 def stems(text: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return for each word of a text what it is found by: its stem in English, and in the text's language.
+    """Return the search keys of each word of a text: its stem in English and its stem in the text's language.
 
     A word that is not of Latin letters has the stem of its script's language. So a text that is too short for its
     language to be known shares stems with one whose language is known.
@@ -172,7 +172,7 @@ def _stems(word: str, language: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=200_000)
 def stem(word: str, language: str = ENGLISH) -> str:
-    """Return the word without the endings of a language."""
+    """Return the word without its ending, by the rules of a language."""
     if word.isdigit() or len(word) < 3:  # noqa: PLR2004 - too short to have an ending
         return word
     with _lock:
@@ -183,7 +183,7 @@ def stem(word: str, language: str = ENGLISH) -> str:
 
 _stemmers: dict[str, Any] = {}
 _lock = threading.Lock()
-"""Held where a stemmer is used: it keeps the word that it is at."""
+"""Held while a stemmer is used, since stemmers are stateful."""
 
 
 def _language_of_script(word: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Passages of a long text: pieces of some sentences, each with who says it, that overlap by a sentence."""
+"""Splits a long text into passages: a few sentences each, with their speaker, overlapping by one sentence."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import re
 from typing import NamedTuple
 
 LONG = 1_200
-"""A text of up to so many characters is a passage of its own."""
+"""A text of at most this many characters is one passage."""
 
 SIZE = 800
-"""How many characters a passage of a longer text has at most."""
+"""The most characters of a passage of a longer text."""
 
 MOST_VECTORS = 256
-"""How many passages of a text have vectors, the first ones: 200 KB of it. What comes later is found by its words."""
+"""The first passages of a text that get vectors, about 200 KB. Later passages are found by their words only."""
 
 
 class Passage(NamedTuple):
-    """Where a passage is in its text."""
+    """The position of a passage in its text."""
 
     start: int
     stop: int
     speaker: str = ""
-    """What the line begins with that the passage is from, if it does not begin there, as in "assistant: "."""
+    """The speaker of the passage's line, such as "assistant: ", if the passage does not begin with it."""
 
     def of(self, text: str) -> str:
-        """Return what it says, with the speaker in front."""
+        """Return the passage's text, with the speaker in front."""
         return self.speaker + text[self.start : self.stop].strip()
 
 
@@ -46,7 +46,7 @@ def passages_of(text: str) -> list[Passage]:
 
 
 def vectors_of(key: str, text: str) -> list[tuple[str, str]]:
-    """Return what vectors a text has: of each the key, and what it is made of. One for each passage, in order.
+    """Return the key and the text of each vector of a text, one vector per passage, in order.
 
     Args:
         key: the text's; that of the vector of a text that is one passage.
@@ -57,17 +57,17 @@ def vectors_of(key: str, text: str) -> list[tuple[str, str]]:
 
 
 def vector_keys(key: str, count: int) -> list[str]:
-    """Return the keys of the vectors of a text that has so many."""
+    """Return the keys of a text's vectors, which are `count`."""
     return [key] if count == 1 else [f"{key}.{number}" for number in range(count)]
 
 
 def item_key(key: str) -> str:
-    """Return the key of the text that a vector is of."""
+    """Return the key of the text to which a vector belongs."""
     return key.partition(".")[0]
 
 
 def shown(text: str, passages: list[Passage]) -> str:
-    """Return what some passages of a text say, in order: what overlaps once, and a mark where something is cut."""
+    """Return the text of some passages, in order, without repeating overlaps, with a mark at each gap."""
     parts: list[str] = []
     last = Passage(0, 0)
     for passage in sorted(set(passages)):

@@ -1,4 +1,4 @@
-"""What a message asks of long-term memory: its sentences, and the words of each."""
+"""Parses a message into a query: its sentences, and the words of each."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from turnwise.memory.longterm.search.analyzer import language_of, stems, words
 from turnwise.memory.longterm.search.word_frequency import log_frequency
 
 MAX_CHARS = 8_000
-"""Of a longer message its beginning and its end are read, a half of this each."""
+"""Of a message with more characters, only the beginning and the end are read, half of this each."""
 
 MAX_PARTS = 32
-"""How many sentences of a message count: of more, the first and the last."""
+"""The most sentences of a query. Of more, the first and the last ones are used."""
 
 MAX_TERMS = 96
-"""How many different words of a message count: the rarest."""
+"""The most different words of a query. Of more, the rarest are used."""
 
 WINDOW = 24
-"""A sentence of more words is read in windows of so many, each half over the one before."""
+"""A sentence with more words is split into windows of this many words, which overlap by half."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A word that is asked for."""
+    """A word of a query."""
 
     word: str
     stems: tuple[str, ...]
-    """What it is found by; any of them."""
+    """Its search keys. A passage that has any of them matches."""
     log_frequency: float
-    """The natural logarithm of how frequent it is in its language."""
+    """The natural logarithm of the word's frequency in its language."""
     language: str
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A message as it is looked up. Each of its parts is scored by itself: what stands around one is no matter."""
+    """A parsed message. Each part is scored independently of the others."""
 
     terms: tuple[Term, ...]
     """No word twice."""
@@ -48,7 +48,7 @@ class Query:
 
 
 def parse(text: str) -> Query:
-    """Return what a text asks for."""
+    """Return a text as a query."""
     if len(text) > MAX_CHARS:
         text = f"{text[: MAX_CHARS // 2]}\n{text[-MAX_CHARS // 2 :]}"
     return _parse(text)
@@ -73,7 +73,7 @@ def _parse(text: str) -> Query:
 
 
 def question_of(prompt: str, before: str = "") -> str:
-    """Return what memories are asked about a prompt: with what the one before is about, if it refers back to that."""
+    """Return the query text for a prompt. If the prompt refers back to the one before, that prompt is included."""
     if not before or not refers_back(prompt):
         return prompt
     said = words(before[-MAX_CHARS // 4 :])

@@ -1,6 +1,6 @@
-"""How well the items of one user bear on what is asked: their words, their neighbours', their names, their vectors.
+"""Ranks the items of one user for a query, by their words, names and vectors, and by the words of neighbouring items.
 
-All scores are of one scale, information in nats: how little one would expect to find by chance what was found.
+All scores are information in nats: the less likely a match is by chance, the higher its score.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What counts how much. `tests/bench/weights.py` says how the defaults were chosen.
+    """The weights of the ranking. `tests/bench/weights.py` says how the defaults were chosen.
 
     Raises:
-        ConfigError: a weight is no number, or out of its range.
+        ConfigError: a weight is not a number, or out of range.
     """
 
     saturation: float = 0.25
     """BM25's k1: how soon more of the same word adds no more."""
     before: float = 0.5
-    """What a word in the item before counts, beside one in the item itself; each item further back, so much less."""
+    """The weight of a word in the previous item, relative to one in the item itself; multiplied again per item."""
     after: float = 0.55
     """The same for the item after; the one after that counts `before` times as much, and so on."""
     reach: int = 3
     """How many items of the same session before and after count."""
     speaker: float = 0.5
-    """By how much an item gains whose speaker the query names."""
+    """The gain of an item whose speaker the query names, as a share of its score."""
     name: float = 10.0
-    """How many nats an item gains whose own name the query has, if that is a rare word."""
+    """The nats that an item gains if the query has its name and the name is a rare word."""
     corrected: float = 0.9
-    """What a word counts that stands for a misspelt one."""
+    """The weight of a word that replaces a misspelt one."""
     background: int = 1000
-    """How many texts of others, with words as frequent as in general, are added to the user's."""
+    """How many virtual texts with general word frequencies are added to the user's statistics."""
     text_words: int = 15
-    """How many words such a text has."""
+    """How many words each virtual text has."""
     common: float = 5.0
     """A word whose frequency in general is e to the minus this counts nothing,"""
     rare: float = 11.0
@@ -62,7 +62,7 @@ class Weights:
     vectors: float = 8.0
     """How many nats a vector counts that is the query's own."""
     similar: float = 0.45
-    """From which similarity of vectors on something bears on a query whatever its words."""
+    """The least vector similarity at which an item is relevant regardless of its words."""
     tail: float = 0.0
     """Facts that bear on the query less than this share of what the best fact does are left out: most are look-alikes.
     Of what happened nothing is left out so: each part of a conversation may tell another part of the answer."""
@@ -101,7 +101,7 @@ FACTS = Weights(reach=0, tail=0.7, least=2.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked, as numbers."""
+    """A query as numbers, matched against the items."""
 
     hits: Sequence[Places]
     """For each term, the items that have it, in ascending order."""
@@ -114,12 +114,12 @@ class Asked:
     speakers: Places
     """The items whose speaker the query names."""
     named: Sequence[tuple[int, float]]
-    """The items whose name the query has, and the least frequent word of that, as `log_frequencies`."""
+    """The items whose name the query has, each with the log frequency of the name's rarest word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Items that bear on a query, the best first."""
+    """The relevant items, the best first."""
 
     places: Places
     scores: Numbers
@@ -167,13 +167,13 @@ def rank(
 
 
 _HALF = 10.0
-"""A score of so many nats is shown as a half."""
+"""The score in nats that is returned as 0.5."""
 
 _MANY, _SMALL = 10, 1e-6
 
 
 def _by_words(asked: Asked, size: int, near: _Neighbours, weights: Weights) -> Numbers:
-    """Return for each item the score of the sentence that it bears on best, 0 where none is borne on."""
+    """Return each item's score for the sentence that it matches best; 0 if it matches none."""
     import numpy as np
 
     there = [term for term, places in enumerate(asked.hits) if len(places)]

@@ -1,4 +1,4 @@
-"""How near texts are to a query, by the vectors of both."""
+"""`Similarity`: vector similarity of short texts and a query, with a cache of vectors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Similarity:
-    """Vectors of short texts, made when they are first needed. For threads; pickles as its settings.
+    """Vectors of short texts, made when they are first needed. Thread-safe. A pickle has the settings only.
 
     Args:
         embedding: a Chroma embedding function.
-        held: how many vectors are held in memory, those used last.
+        held: how many vectors are cached, the most recently used.
     """
 
     def __init__(self, embedding: Any, *, held: int = 20_000) -> None:

@@ -1,4 +1,4 @@
-"""One user's items in memory, laid out to be ranked: passages, their words, names and vectors."""
+"""`UserIndex`: the in-memory index of one user's items: passages, their words, names and vectors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_PASSAGES = 3
 """How many passages of an item are shown."""
 
 ONE_EDIT, TWO_EDITS = 4, 8
-"""From how many letters on a word that nobody said is taken for one that differs by one edit, and by two."""
+"""From how many letters on an unknown word is corrected by one edit, and by two."""
 
 Place = tuple[str, int, Spans, int, int]
 """Where a passage stands among a user's: session, turn, blocks, row, start."""
@@ -231,7 +231,7 @@ _EVER = FactFilter(superseded=True)
 
 
 class _Found:
-    """What of a query some items have."""
+    """The matches of a query in some items."""
 
     def __init__(self) -> None:
         self.hits: list[Places] = []

@@ -1,4 +1,4 @@
-"""How frequent words are in a language, whoever speaks: what everybody says tells little of what is asked.
+"""Word frequencies of languages in general. Frequent words say little about what a query is about.
 
 The counts are those of `pyspellchecker`, which has them from film subtitles, so of words as people speak them.
 """
@@ -25,16 +25,16 @@ _CODES = {
 }
 
 KNOWN = 20_000
-"""How many words of a language are held, the most frequent. The others are taken to be as rare as the last."""
+"""How many words of a language are kept, the most frequent. All others count as rare as the last of them."""
 
 COMMON, RARE = -4.0, -14.4
-"""The logarithm of the frequency of a function word, and of a word that nobody expects."""
+"""The log frequency of a function word, and of an unknown word."""
 
 _CHARACTER, _PAIR, _NUMBER = -6.0, -9.0, -9.0
 
 
 def log_frequency(word: str, language: str = ENGLISH) -> float:
-    """Return the natural logarithm of the share that a word has of all that is said in a language, from -14.4 up."""
+    """Return the natural logarithm of a word's frequency in a language; at least -14.4."""
     if is_dense(word[0]):
         return _CHARACTER if len(word) == 1 else _PAIR
     if len(word) == 1 or is_common(word, language):
@@ -47,18 +47,18 @@ def log_frequency(word: str, language: str = ENGLISH) -> float:
 
 
 def is_frequent(word: str, language: str = ENGLISH) -> bool:
-    """Return whether it is among the most frequent words of the language, and so hardly misspelt."""
+    """Return whether a word is among the most frequent of the language, and so probably not misspelt."""
     return is_common(word, language) or word in _table(language)
 
 
 def load() -> None:
-    """Load the words of English now, which takes half a second, and not when somebody waits for an answer."""
+    """Load the English words ahead of time, which takes half a second, so that no query waits for it."""
     _table(ENGLISH)
 
 
 @cache  # one a language
 def _table(language: str) -> Mapping[str, float]:
-    """Return the logarithms of the most frequent words; none of a language that there are no counts of."""
+    """Return the log frequencies of the most frequent words; empty for a language without counts."""
     if language not in _CODES:
         return {}
     from spellchecker import SpellChecker

@@ -1,1 +1,1 @@
-"""Inference: what turns a turn into its answer. Imports no Ray: engines run wherever a session runs."""
+"""Engines, middleware and tools: produce the answer to a turn, in the session's process. Imports no Ray."""

@@ -1,4 +1,4 @@
-"""One attempt at an answer: an engine at work, until it ends, suspends, is cancelled, or takes too long."""
+"""`Attempt`: one execution of an engine for a run, until it ends, suspends, is cancelled or times out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RunCallbacks(Protocol):
-    """Where an attempt hands in what it has: the session."""
+    """The session's side of an attempt: publishes, prices and records what its engine produces."""
 
     def publish_live(self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any]) -> None:
         """Publish a live event of the run."""
@@ -60,7 +60,7 @@ class RunCallbacks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an attempt ended. `answer` is what the engine returned, all of it storable; None if it returned nothing."""
+    """How an attempt ended. `answer` is what the engine returned, in storable form; None if it did not return."""
 
     state: Literal["completed", "cancelled", "failed", "suspended"]
     why: str | None = None
@@ -70,9 +70,9 @@ class Ending:
 
 
 class Attempt:
-    """An engine at work on a run, and the `StepContext` that it has.
+    """One execution of an engine for a run, and the `StepContext` that the engine gets.
 
-    Closed once, when its ending is decided: whatever the engine does later reaches nothing.
+    It is closed once its ending is decided; whatever the engine does later has no effect.
     """
 
     def __init__(self, run: ActiveRun, callbacks: RunCallbacks, *, interval_s: float) -> None:
@@ -87,17 +87,17 @@ class Attempt:
         self._unpublished: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
         self._call = run.spent
-        """What had been spent when the model was last called."""
+        """The run's usage at the start of the last model call."""
         self._announces = False
-        """Whether the engine announces its calls of the model."""
+        """Whether the engine announces its model calls, by `begin_call`."""
 
     async def drive(
         self, answer: Callable[[], Awaitable[Sequence[Block]]], *, timeout_s: float | None, grace_s: float
     ) -> Ending:
-        """Return how it ended. Raises nothing.
+        """Run the engine and return how it ended. Raises nothing.
 
-        Ends at the answer, at the cancel or after `timeout_s`, whichever is first; an engine that does not stop then
-        is left behind after `grace_s`. A cancel that meets the answer wins, and keeps the answer.
+        Ends with the answer, the cancel or after `timeout_s`, whichever is first; an engine that does not stop then is
+        abandoned after `grace_s`. If the cancel and the answer coincide, the run is cancelled and keeps the answer.
         """
         cancelled = self.run.cancelled
         engine = asyncio.ensure_future(checked(answer))
@@ -127,13 +127,13 @@ class Attempt:
         )
 
     def close(self) -> None:
-        """Publish what is left, and end the context."""
+        """Publish the deltas that are left, and close the context."""
         if not self.closed:
             self._flush()
             self.closed = True
 
     def output(self, ending: Ending) -> list[Block]:
-        """Return the run's whole output under this ending, such that the next request is valid."""
+        """Return the run's complete output for this ending, repaired so that the next request is valid."""
         ledger, stored = self.ledger, self.run.output.blocks
         if ending.answer is not None:
             ledger = Ledger(stored)

@@ -1,4 +1,4 @@
-"""Asking an engine for a text, beside any run: for a summary, for facts."""
+"""Asks an engine for a single completion outside of any run, such as a summary or a list of facts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turnwise.memory.longterm.session_memory import MemoryAccess
 Result = TypeVar("Result")
 
 Bill = Callable[[Usage, str | None], None]
-"""Takes what was spent, and on which model."""
+"""Called with usage and the name of its model (None if unknown)."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ async def ask(
     off_loop: Callable[..., Awaitable[Any]],
     grace_s: float,
 ) -> list[Block]:
-    """Return what the engine answers to the request. Builds it for this, and closes it: see `within` for a limit.
+    """Return the engine's answer to a request. Builds a runner and closes it; use `within` for a timeout.
 
     Raises:
-        Exception: whatever it raises.
+        Exception: any error of the engine.
     """
     runner = await off_loop(builder.build, context.session)
     shown = Turn(context.session.session_id, TurnRecord(index=0), BlockCache()).showing(request)
@@ -49,7 +49,7 @@ async def ask(
 
 
 class CompletionContext:
-    """The context of an engine that is asked for a text: what it costs counts, and nothing else."""
+    """The context of an engine that is asked for one completion: it counts usage and ignores events."""
 
     def __init__(self, session: SessionView, bill: Bill) -> None:
         self.session = session
@@ -65,7 +65,7 @@ class CompletionContext:
         bill(Usage(calls=1), None)
 
     def emit(self, part: str | Block) -> None:
-        """Nobody follows it."""
+        """Ignore it: a completion has no followers."""
 
     def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
         self.stop_reason = stop_reason or self.stop_reason
@@ -73,10 +73,10 @@ class CompletionContext:
             self._bill(replace(usage, calls=0), model)
 
     def publish(self, kind: type[Event], **values: Any) -> None:
-        """Nobody follows it."""
+        """Ignore it: a completion has no followers."""
 
     def begin_call(self, limit: int | None = None) -> None:
-        """It may be called once: there are no tools, so nothing would lead to a second call."""
+        """Do nothing: without tools there is only one model call."""
 
     def end_call(self) -> NoReturn:
         raise SummaryRefusedError("tool_call", "the model called a tool, and is to write")
@@ -91,14 +91,14 @@ class CompletionContext:
 
 
 async def within(work: Callable[[], Awaitable[Result]], timeout_s: float, grace_s: float) -> Result:
-    """Return what comes within `timeout_s`; what does not stop then is left behind after `grace_s`.
+    """Return the result of `work` within `timeout_s`; if it does not stop then, abandon it after `grace_s`.
 
     Args:
-        work: called when it is begun, which it is not if the caller is cancelled first.
+        work: not called if the caller is cancelled before it begins.
 
     Raises:
-        TimeoutError: nothing came.
-        EngineError: it cancelled itself, or wanted the process to end.
+        TimeoutError: there was no result within `timeout_s`.
+        EngineError: the work cancelled itself, or raised SystemExit or KeyboardInterrupt.
     """
     task = asyncio.ensure_future(_guarded(work))
     try:
@@ -124,8 +124,8 @@ async def _guarded(work: Callable[[], Awaitable[Result]]) -> Result:
 
 
 async def _put_away(runner: Closable, grace_s: float) -> None:
-    """Close a runner that has done its work; if that fails, what it gave is good all the same."""
+    """Close a runner; log an error of that instead of raising it, since the answer is there."""
     try:
         await within(runner.close, grace_s, grace_s)
-    except Exception:  # noqa: BLE001 - whatever it is, it is logged, and the answer is there
+    except Exception:  # noqa: BLE001 - logged; the answer is there
         _log.exception("%s, which was asked for a text, could not be closed", type(runner).__name__)

@@ -1,4 +1,4 @@
-"""An engine without a model."""
+"""`EchoEngine`: an engine without a model, for examples and tests."""
 
 from __future__ import annotations
 

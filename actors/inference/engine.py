@@ -1,4 +1,4 @@
-"""What a session needs of an engine: a builder, and the runner that it builds."""
+"""The protocols of an engine: `EngineBuilder`, the `InferenceRunner` that it builds, and the run's context."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.session_memory import MemoryAccess
 
 NewEvent = tuple[type[Event], dict[str, Any]]
-"""An event to be: its class, and what is its own beside session, turn, run, number and time."""
+"""An event that is not numbered yet: its class and its fields, without session, turn, run, number and time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionView:
-    """What an engine may know of the session it is built for."""
+    """The session for which an engine is built: its ids, user, agent and metadata."""
 
     session_id: str
     user_id: str
@@ -29,7 +29,7 @@ class SessionView:
 
 
 class RunContext(Protocol):
-    """One run, as its engine sees it. After the run's end no verb here changes anything: a late engine is harmless."""
+    """One run, as its engine sees it. After the run's end the methods change nothing, so a late engine is harmless."""
 
     @property
     def session(self) -> SessionView:
@@ -37,76 +37,75 @@ class RunContext(Protocol):
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """The run's id."""
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """What the caller labelled the run with."""
+        """The labels that the caller gave the run."""
 
     @property
     def model(self) -> str | None:
-        """The model that the run asks; None for the engine's own."""
+        """The model that the run requests; None for the engine's own."""
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """What the run asks of the model now; see `ModelParams`. An engine that is `Steerable` has to follow it.
+        """The run's model parameters for the current step; see `ModelParams`. A `Steerable` engine must apply them.
 
-        A `tool_choice` by which the model must call a tool is there in the first step of the run only, also if the run
-        is taken up again by another process; it is `auto` in later ones.
+        A `tool_choice` that forces a tool call is present in the run's first step only; in later steps, also after
+        another process resumes the run, it is `auto`.
         """
 
     @property
     def output_type(self) -> Mapping[str, Any] | None:
-        """The type of the run's answer, see `OutputType`; None for text. An engine that is `Structured` follows it."""
+        """The type of the run's answer (see `OutputType`); None for text. A `Structured` engine must apply it."""
 
     @property
     def memory(self) -> MemoryAccess | None:
-        """What the session's memories do for the run; None if there are none, the run goes without, or it has ended.
+        """Access to the session's memories; None if there are none, the run uses none, or the run has ended.
 
-        What is done there is no part of the run: it stays, also of a run that is cancelled or discarded.
+        Changes to memories are not part of the run: they stay if the run is cancelled or discarded.
         """
 
     def emit(self, part: str | Block) -> None:
-        """Stream a part of the answer: a string is text, `Text` and `Thinking` continue the block before them.
+        """Stream a part of the answer: a string is text; `Text` and `Thinking` continue the previous such block.
 
-        Never blocks. What was emitted is what a cancelled or failed run keeps; a finished run keeps what its runner
-        returns.
+        Never blocks. A cancelled or failed run keeps the emitted parts; a finished run keeps what its runner returns.
         """
 
     def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
-        """Note what the provider said of this run: `usage` adds up, the last `stop_reason` stays.
+        """Report what the provider says about this run: each `usage` is added, the last `stop_reason` is kept.
 
         Args:
-            model: whose prices apply, where the session has any.
+            model: the model whose prices apply, if the session has prices.
         """
 
 
 class StepContext(RunContext, Protocol):
     """One run, for an engine that works in steps, such as `ToolLoop`.
 
-    What it records is durable before the next step, so that the run can be taken up again behind it.
+    Recorded blocks are durable before the next step, so that another process can resume the run after them.
     """
 
     @property
     def calls(self) -> Mapping[str, CallState]:
-        """What became of the run's tool calls beside their results, as of the last commit, by call id."""
+        """The states of the run's tool calls (decisions, attempts), by call id, as of the last commit."""
 
     def publish(self, kind: type[Event], **values: Any) -> None:
-        """Tell followers of something that is not stored: an event of a live kind."""
+        """Publish a live event, which is not stored."""
 
     def begin_call(self, limit: int | None = None) -> None:
-        """Announce a call of the model. What was emitted and not recorded is void from here on.
+        """Announce a call of the model. Parts that were emitted but not recorded are discarded.
 
         Args:
-            limit: how many calls the run may make, those before it was taken up again included.
+            limit: how many model calls the run may make in total, also counting those before it was resumed.
 
         Raises:
-            LimitError: it has made them, or a budget is used up.
-            Suspend: a budget is used up, and somebody is to be asked.
+            LimitError: the limit is reached, or a budget is used up.
+            Suspend: a budget is used up, and a caller must decide whether the run continues.
         """
 
     def end_call(self) -> NewEvent:
-        """Return the event of the call that was announced last, to be recorded with its answer."""
+        """Return the end event of the last announced model call; record it together with the answer."""
 
     async def record(
         self,
@@ -114,56 +113,57 @@ class StepContext(RunContext, Protocol):
         events: Sequence[NewEvent] = (),
         calls: Mapping[str, CallState | None] | None = None,
     ) -> Turn:
-        """Make blocks part of the run's output, durably, in one commit; return the turn with them.
+        """Add blocks to the run's output in one durable commit; return the turn with them.
 
-        Blocks of the assistant take the place of what was emitted. A result goes to its call, wherever that stands. An
-        event that adds to the transcript (`Appending`) is given the next of the blocks that are new, in order: all of
-        the assistant's go to the first, results one each.
+        The assistant's blocks replace the emitted parts. A tool result is placed after its call. Events that add to the
+        transcript (`Appending`) get the new blocks in order: the first event gets all of the assistant's blocks, each
+        further one gets one result.
 
         Args:
-            calls: new states of calls; None forgets one.
+            calls: new states of tool calls; None removes a state.
 
         Raises:
-            EngineError: the run's end is decided; nothing was stored.
+            EngineError: the run's outcome is decided already; nothing was stored.
             StoreError: it could not be stored within `SessionConfig.store_retry_s`.
         """
 
     async def make_room(self, *, too_long: bool = False) -> Turn:
-        """Return the run's turn, such that a request with it fits the model's window. For after each record.
+        """Return the run's turn, shortened if needed so that a request with it fits the model's window.
 
-        Where it does not, the session's overflow strategy decides what goes, and the turn's input holds less from here
-        on: a commit of its own. The run's prompt and output stay. Before an engine is asked this has been done.
+        Call it after each `record`; for the first request, the session has done so. If the turn does not fit, the
+        session's overflow strategy removes blocks from the turn's input, in a commit of its own. The run's prompt and
+        output stay.
 
         Args:
-            too_long: the provider has refused the turn as it is as too long. From now on the session's requests take
-                less than that one did, whatever the model's window is said to be.
+            too_long: the provider refused the current turn as too long. Then the session keeps later requests below the
+                size of that one, whatever window the model is configured with.
 
         Raises:
             WindowOverflowError: the newest turn alone does not fit.
-            StrategyError, CompactionError: the strategy does not make room.
-            ContextOverflowError: `too_long`, and there is no strategy.
+            StrategyError, CompactionError: the strategy failed to make the request fit.
+            ContextOverflowError: `too_long` is set, and there is no strategy.
         """
 
 
 @runtime_checkable
 class Structured(Protocol):
-    """An engine builder that can have its model answer in JSON of a schema has this.
+    """Optional protocol of an engine builder whose model can answer in JSON of a given schema.
 
-    Its runs follow `RunContext.output_type`; `ToolLoop` checks their answers and sends them back. With any other, a run
-    with `output=` is refused.
+    Its runs apply `RunContext.output_type`; `ToolLoop` checks the answers and returns invalid ones to the model. For
+    an engine without this protocol, a run with `output=` is refused.
     """
 
     def answering(self, schema: Mapping[str, Any]) -> EngineBuilder:
-        """Return an engine of the same model that calls no tools and answers so. Its answers are not checked."""
+        """Return an engine of the same model that calls no tools and answers in this schema, unchecked."""
 
 
 class Suspend(Exception):  # noqa: N818 - not an error but a way to return
-    """Raised by a runner that cannot go on before somebody decides about a call that it recorded as waiting.
+    """Raised by a runner when a recorded tool call waits for a caller's decision.
 
-    The run then costs nothing until all is decided; the runner is asked again with the turn as it was recorded.
+    The run is suspended until all of its calls are decided; then the runner is called again with the recorded turn.
 
     Args:
-        calls: more waiting calls, to be stored with it.
+        calls: states of further waiting calls, to be stored with the suspension.
     """
 
     def __init__(self, calls: Mapping[str, CallState] | None = None) -> None:
@@ -176,75 +176,72 @@ class InferenceRunner(Protocol):
     """Answers turns of one session, one at a time."""
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-        """Return the blocks to append: the answer to `turn`, at least one block. What it recorded is not among them.
+        """Return the answer to `turn`: at least one block, without those that were recorded before.
 
-        Cancelled by asyncio's cancellation: let it through after closing connections. A runner that holds it back is
-        left behind after `SessionConfig.cancel_grace_s`, and what it returns is dropped. Raising fails this run only.
+        A run is cancelled by asyncio's cancellation: close connections and re-raise it. A runner that does not stop
+        within `SessionConfig.cancel_grace_s` is abandoned, and its result is dropped. An exception fails this run only.
 
-        A run that is taken up again after its process was lost, or after a decision, comes with the output that was
-        recorded: `turn.blocks` ends with it.
+        When a run is resumed, after its process was lost or after a decision, `turn.blocks` ends with the output that
+        was recorded before.
         """
 
 
 @runtime_checkable
 class Closable(Protocol):
-    """A runner that holds connections may also have this."""
+    """Optional protocol of a runner that holds connections."""
 
     async def close(self) -> None:
-        """Let go of them: the runner is not used again."""
+        """Close the connections; the runner is not used again."""
 
 
 @runtime_checkable
 class CallChecker(Protocol):
-    """A runner that knows what its calls take may also have this; `ToolLoop` does."""
+    """Optional protocol of a runner that can check the arguments of tool calls, such as `ToolLoop`."""
 
     def check_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        """Return why a call of this name cannot be made with these arguments; None if it can."""
+        """Return why the named tool cannot be called with these arguments; None if it can."""
 
 
 @runtime_checkable
 class EngineBuilder(Protocol):
-    """Makes the runner of a session. Travels to the session's process by pickle, so it holds settings, not clients.
+    """Builds the runner of a session. It is pickled to the session's process, so it holds settings, not clients.
 
-    Two builders are one engine to sessions if they are of one class and hold equal settings. One whose settings are
-    not comparable, or vary from process to process, may say what it is by an attribute `engine_name`, a string: the
-    same name is the same engine then, whatever else it holds, so give it another when its settings change.
+    Sessions treat two builders as the same engine if they have the same class and equal settings. A builder whose
+    settings cannot be compared, or differ between processes, may have a string attribute `engine_name`: builders with
+    the same name are the same engine, whatever their settings; so change the name when the settings change.
     """
 
     def build(self, session: SessionView) -> InferenceRunner:
-        """Return a runner. Called off the event loop, so it may import and block.
-
-        A runner serves the session's runs in this process until the engine changes.
-        """
+        """Return a runner for the session's runs in this process. Called off the event loop, so it may block."""
 
 
 @runtime_checkable
 class Selective(Protocol):
-    """An engine builder that knows which pictures and files its provider takes may also have this."""
+    """Optional protocol of an engine builder that knows which pictures and files its provider accepts."""
 
     def refuses(self, block: Image | Document) -> str | None:
-        """Return why the provider would refuse an `Image` or a `Document` of a prompt; None if it takes it.
+        """Return why the provider would refuse an `Image` or `Document` of a prompt; None if it would accept it.
 
-        What is refused is not stored. Called on the session's event loop: imports no client and connects nothing.
+        A refused prompt is not stored. Called on the session's event loop, so it must not import clients or connect.
         """
 
 
 @runtime_checkable
 class Steerable(Protocol):
-    """An engine builder whose runs may ask for another model, and for parameters, has this.
+    """Optional protocol of an engine builder whose runs may choose a model and model parameters.
 
-    With any other, a run or a session that asks for these is refused: nothing that somebody asked for is ignored.
+    For an engine without this protocol, a run or session that sets a model or parameters is refused, not ignored.
     """
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return why which of these are not taken, by their names, `model` among them; empty if all are.
+        """Return the reason for each setting that the engine does not support, by name (`model` for the model).
 
-        Called on the session's event loop, and by managers: imports no client and connects nothing.
+        Called on the session's event loop and by managers, so it must not import clients or connect.
         """
 
 
 def check_taken(builder: EngineBuilder, model: str | None, params: Mapping[str, Any]) -> None:
-    """Raise InvalidInputError, which names one, if the engine does not take these."""
+    """Raise InvalidInputError, which names one setting, if the engine does not support this model or a parameter."""
     if model is None and not params:
         return
     if isinstance(builder, Steerable):
@@ -259,7 +256,7 @@ def check_taken(builder: EngineBuilder, model: str | None, params: Mapping[str, 
 
 
 def check_answers(builder: EngineBuilder, output: Mapping[str, Any] | None, params: Mapping[str, Any]) -> None:
-    """Raise InvalidInputError if the engine gives no answers of a type, and one is asked for, or if it is twice."""
+    """Raise InvalidInputError if `output` is set and the engine has no typed output, or if `response_format` is too."""
     if output is None:
         return
     if not isinstance(builder, Structured):
@@ -272,21 +269,21 @@ def check_answers(builder: EngineBuilder, output: Mapping[str, Any] | None, para
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFrame:
-    """What an engine's requests hold beside the conversation, and the model that they go to."""
+    """The fixed part of an engine's requests, beside the conversation: model, system prompt, tools, output limit."""
 
     model: str = ""
-    """Empty if it is not known."""
+    """The model's name; empty if it is not known."""
     system: str | None = None
-    """Instructions that take the place of the conversation's own; None if those are sent."""
+    """A system prompt that replaces the conversation's; None if the conversation's is sent."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """What is declared to the model, as JSON objects."""
+    """The tools declared to the model, as JSON objects."""
     max_output_tokens: int | None = None
-    """What an answer may take; None if that is the provider's matter."""
+    """The maximum length of an answer; None if the provider decides."""
 
 
 @runtime_checkable
 class Framed(Protocol):
-    """An engine builder that says what its requests hold may also have this."""
+    """Optional protocol of an engine builder that describes the fixed part of its requests."""
 
     def frame(self) -> RequestFrame:
-        """Return it. Imports no client, connects nothing, and says the same each time."""
+        """Return the frame, the same each time, without importing clients or connecting."""

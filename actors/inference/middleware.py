@@ -1,4 +1,4 @@
-"""Middleware: what stands between a run and its model."""
+"""Middleware: wraps each call of a model, to log it or to change its request."""
 
 from __future__ import annotations
 

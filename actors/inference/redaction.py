@@ -1,4 +1,4 @@
-"""What an engine knows and nobody is to read."""
+"""Replaces an engine's secrets, such as its key, in texts that are shown or stored."""
 
 from __future__ import annotations
 

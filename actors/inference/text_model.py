@@ -1,4 +1,4 @@
-"""An engine as what memories ask: for a text, or for JSON of a schema."""
+"""Adapts an engine to `TextModel`, which memories use to get a text, or JSON of a schema, from a model."""
 
 from __future__ import annotations
 

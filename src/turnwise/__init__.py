@@ -1,6 +1,6 @@
 """turnwise: LLM conversations and agents as concurrent, durable sessions on Ray.
 
-What a first program and an agent need is here. The rest is in `turnwise.errors`, `turnwise.stores`,
+The names that a first program and an agent need are here. The others are in `turnwise.errors`, `turnwise.stores`,
 `turnwise.memories`, `turnwise.engines`, `turnwise.strategies`, `turnwise.conformance` and `turnwise.testing`.
 """
 

@@ -1,6 +1,6 @@
-"""Public names, imported when they are asked for: a session's process need not wait for what it does not use.
+"""Lazy exports: public modules import each name at first use, so that processes start without unused imports.
 
-A public module has a stub beside it, which says where each of its names is. Type checkers read the same stub.
+A public module has a stub (`.pyi`) beside it that says where each of its names is; type checkers read the same stub.
 """
 
 import ast

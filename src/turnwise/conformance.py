@@ -1,4 +1,4 @@
-"""The laws that a store, a memory or a strategy of your own keeps; each check runs all of its laws."""
+"""Conformance checks for your own stores, memories and strategies; each check runs all laws of its protocol."""
 
 from turnwise._exports import exports
 

@@ -1,4 +1,4 @@
-"""Engines, middleware and tools: what turns a turn into its answer, and the protocols for your own."""
+"""Engines, middleware and tools, and the protocols for writing your own."""
 
 from turnwise._exports import exports
 

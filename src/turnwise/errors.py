@@ -9,7 +9,7 @@ TurnwiseError
 │   ├── ConfigError
 │   ├── InvalidMemoryError
 │   ├── WorkingMemoryError
-│   ├── ArchiveError           a line of it cannot be taken in
+│   ├── ArchiveError           a line of an archive cannot be imported
 │   └── TranscriptError
 ├── NotFoundError              no such thing, or no longer
 │   ├── SessionNotFoundError
@@ -18,48 +18,48 @@ TurnwiseError
 │   ├── CallNotFoundError
 │   └── NoMemoryError          the session has no memory of this kind
 ├── SessionExistsError
-├── SessionOwnerError          it belongs to somebody else
-├── SessionChangedError        while it was exported
-├── SessionBusyError           you used it twice
+├── SessionOwnerError          the session belongs to another user or agent
+├── SessionChangedError        the session changed while it was exported
+├── SessionBusyError           another run is active
 │   └── QueueFullError
-├── OverloadedError            a host, or all of them, have as much as they may: try again
+├── OverloadedError            a limit of the placement is reached: try again later
 │   └── EngineLimitError       open runs have as many different engines as a process holds
 ├── SessionEndedError          you closed it
 ├── NoActiveRunError
-├── CallDecidedError           somebody has decided otherwise
+├── CallDecidedError           the tool call was decided differently
 ├── IdempotencyConflictError
-├── RunEndedError              a run without an answer; .turn is what was kept
+├── RunEndedError              the run ended without an answer; .turn is what was kept
 │   ├── RunCancelledError
 │   ├── RunFailedError
-│   │   ├── RunLimitError      it met a limit: steps, budget, time
-│   │   ├── OutputInvalidError   its answer is not of the type that was asked for
-│   │   ├── OutputRefusedError   the model refused to give one
-│   │   └── OutputCutError     its answer met the limit of its length
+│   │   ├── RunLimitError      the run reached a limit: steps, budget, time
+│   │   ├── OutputInvalidError   the answer is not of the requested type
+│   │   ├── OutputRefusedError   the model refused to answer
+│   │   └── OutputCutError     the answer was cut off at its maximum length
 │   └── RunInterruptedError
 ├── EngineError                why a run failed: the engine or its provider
 │   ├── InvalidRequestError    the provider would refuse the conversation
 │   │   └── UnsupportedBlockError
-│   ├── RequestRefusedError    the provider refused what the conversation holds
+│   ├── RequestRefusedError    the provider refused the conversation's content
 │   ├── ContextOverflowError   the provider refused the conversation as too long
 │   ├── LimitError
-│   ├── OutputError            the model gave no answer of the type that was asked for
+│   ├── OutputError            the model gave no answer of the requested type
 │   └── ToolAbortError
 ├── ToolError                  what a tool raises to tell the model something
 ├── WindowOverflowError        the next request does not fit into the model's window
 ├── StrategyError              an overflow strategy broke a law; nothing was changed
-├── SummaryRefusedError        what a model gave is no summary; nothing was changed
-├── LongTermMemoryError        a long-term memory did not do what it was asked
-│   ├── ExtractionError        its model gave something else than facts
-│   └── ReadOnlyMemoryError    nobody may write to it
+├── SummaryRefusedError        the model's answer cannot be used as a summary; nothing was changed
+├── LongTermMemoryError        a long-term memory failed
+│   ├── ExtractionError        the memory's model returned unusable output
+│   └── ReadOnlyMemoryError    the memory is read-only
 ├── CompactionError            a window was not compacted; nothing was lost
-├── WaitTimeoutError           (also a TimeoutError) the wait ended, the run goes on
-├── ReadOnlyStoreError         the manager was opened for reading
-├── SessionLostError           the world did: the session's process cannot be reached
-└── StoreError                 the world did: the store cannot be read or written
+├── WaitTimeoutError           (also a TimeoutError) the wait timed out, the run continues
+├── ReadOnlyStoreError         the manager is read-only
+├── SessionLostError           the session's process cannot be reached
+└── StoreError                 the store cannot be read or written
     ├── StoreClosedError
     ├── SchemaVersionError
     ├── CorruptRecordError
-    ├── EncryptionError        what is stored and the key to it do not go together
+    ├── EncryptionError        a stored record and the user's key do not match
     │   ├── KeyMissingError
     │   ├── WrongKeyError
     │   ├── NotEncryptedError
@@ -67,7 +67,7 @@ TurnwiseError
     ├── DuplicateKeyError
     ├── HistoryConflictError
     ├── SessionFencedError     a later activation owns the session
-    └── SessionRevertedError   the store went back in time: acknowledged turns are missing
+    └── SessionRevertedError   the store is in an earlier state: acknowledged turns are missing
 
 The arguments are positional and kept as attributes of the same names, so an error survives
 pickling; the message names them and the remedy.
@@ -85,28 +85,28 @@ if TYPE_CHECKING:
 
 
 _OWNER = re.compile(r"(\x1f|\\x1f)[0-9a-f]{32}")
-"""What `ids.own_id` adds to a session's id. Callers know the session without it, so no error shows it."""
+"""The owner's part of a stored session id, added by `ids.own_id`; removed from errors, since callers do not see it."""
 
 _REPR = reprlib.Repr()
 _REPR.maxlevel = 3
 _REPR.maxstring = _REPR.maxother = 60
 
 _SHOWN = 120
-"""Characters of a value in an error."""
+"""How many characters of a value an error shows at most."""
 
 
 def shown(value: object) -> str:
-    """Return a value as errors show it: its `repr`, shortened; its class alone if that raises."""
+    """Return a value's shortened `repr` for an error message; only its class name if `repr` raises."""
     try:
         text = _REPR.repr(value)
-    except Exception:  # noqa: BLE001 - the class is a caller's, and what it raises is no news
+    except Exception:  # noqa: BLE001 - a caller's __repr__ may raise anything
         text = f"<{type(value).__name__}>"
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 class TurnwiseError(Exception):
-    """Root of all errors of turnwise. `str()` is the message: the ids, then the remedy."""
+    """Base class of all errors of turnwise. `str()` is the message: what happened, to which ids, what to do."""
 
     message: ClassVar[str] = "{why}"
     fields: ClassVar[tuple[str, ...]] = ("why",)
@@ -129,7 +129,7 @@ class TurnwiseError(Exception):
 
 
 class InvalidInputError(TurnwiseError):
-    """An argument cannot be used; nothing was changed. `value` is what `shown` makes of it."""
+    """An argument cannot be used; nothing was changed. `value` is its shortened `repr` (see `shown`)."""
 
     message = "{field}={value}: {why}"
     field: str
@@ -147,7 +147,7 @@ class InvalidIdError(InvalidInputError):
 
 
 class InvalidPromptError(InvalidInputError):
-    """A prompt cannot be kept: too large, of a kind that no user may add, or not text."""
+    """A prompt cannot be stored: it is too large, not text, or of a kind that callers may not add."""
 
     message = "session {session_id!r} refuses the prompt: {why}"
     session_id: str
@@ -155,7 +155,7 @@ class InvalidPromptError(InvalidInputError):
 
 
 class EmptyTurnError(InvalidInputError):
-    """There is nothing to run."""
+    """A run has no prompts: none were passed and none were appended."""
 
     message = "session {session_id!r} has nothing to run: pass a prompt that is not blank, or append one first"
     session_id: str
@@ -182,7 +182,7 @@ class ConfigError(InvalidInputError):
 
 
 class InvalidMemoryError(InvalidInputError):
-    """Something cannot be kept as a memory: it is blank, not text, or of no known type."""
+    """A memory item cannot be saved: it is blank, not text, or of an unknown type."""
 
     message = "memory {id!r} cannot be kept: {why}; nothing was written"
     id: str
@@ -190,7 +190,7 @@ class InvalidMemoryError(InvalidInputError):
 
 
 class WorkingMemoryError(InvalidInputError):
-    """A change would leave the working memory invalid or too large; it stays what it was."""
+    """A change would make the working memory invalid or too large; nothing was changed."""
 
     message = "the working memory of {owner} refuses the change: {why}; it stays as it was"
     owner: str
@@ -208,14 +208,14 @@ class ArchiveError(InvalidInputError):
 
 
 class TranscriptError(InvalidInputError):
-    """A transcript cannot be put together so: `why` names the call."""
+    """Blocks do not form a valid transcript; `why` names the tool call."""
 
     message = "{why}"
     why: str
 
 
 class NotFoundError(TurnwiseError):
-    """No such session, turn or run."""
+    """A session, turn, run, call or memory does not exist, or no longer exists."""
 
 
 class SessionNotFoundError(NotFoundError):
@@ -226,7 +226,7 @@ class SessionNotFoundError(NotFoundError):
 
 
 class TurnNotFoundError(NotFoundError):
-    """The session has no turn of this index."""
+    """The session has no turn with this index."""
 
     message = "session {session_id!r} has no turn {index}: turns() lists those it has (a discarded turn leaves a gap)"
     session_id: str
@@ -242,7 +242,7 @@ class RunNotFoundError(NotFoundError):
 
 
 class SessionExistsError(TurnwiseError):
-    """A session of this id exists already."""
+    """A session with this id exists already."""
 
     message = "session {session_id!r} exists already: open() attaches to it, or choose another id"
     session_id: str
@@ -258,7 +258,7 @@ class SessionOwnerError(TurnwiseError):
 
 
 class SessionChangedError(TurnwiseError):
-    """A session changed while it was exported, so what was written is of no use."""
+    """A session changed while it was exported, so the written archive is incomplete."""
 
     message = "session {session_id!r} changed while it was exported: export it again, when no run of it is active"
     fields = ("session_id",)
@@ -266,7 +266,7 @@ class SessionChangedError(TurnwiseError):
 
 
 class SessionBusyError(TurnwiseError):
-    """A run is active."""
+    """Another run of the session is active."""
 
     message = (
         "session {session_id!r} is busy with run {run_id!r}: wait for it, cancel it, "
@@ -277,7 +277,7 @@ class SessionBusyError(TurnwiseError):
 
 
 class QueueFullError(SessionBusyError):
-    """A run is active and as many wait behind it as are allowed."""
+    """A run is active, and the queue behind it is full."""
 
     message = (
         "session {session_id!r} has its full queue of {max_queued} runs behind run {run_id!r}: "
@@ -301,7 +301,7 @@ class OverloadedError(TurnwiseError):
 
 
 class EngineLimitError(OverloadedError):
-    """Runs that have not ended have as many different engines as a process of sessions holds; nothing was done."""
+    """The open runs of a process use as many different engines as a process may hold; nothing was done."""
 
     message = (
         "session {session_id!r} is refused for now: runs of its process that have not ended, or wait for approval, "
@@ -311,21 +311,21 @@ class EngineLimitError(OverloadedError):
 
 
 class SessionEndedError(TurnwiseError):
-    """The session has ended; it can be read, forked and deleted, not continued."""
+    """The session has ended: it can be read, forked and deleted, but not continued."""
 
     message = "session {session_id!r} has ended: fork() it, or open another"
     session_id: str
 
 
 class NoActiveRunError(TurnwiseError):
-    """There is no run to cancel."""
+    """The session has no active run to cancel."""
 
     message = "session {session_id!r} has no active run to cancel"
     session_id: str
 
 
 class CallNotFoundError(NotFoundError):
-    """The run has no call of this id that waits or waited for a decision."""
+    """The run has no tool call with this id that waits, or has waited, for a decision."""
 
     message = "run {run_id!r} of session {session_id!r} has no call {call_id!r} to decide about: pending() lists those"
     session_id: str
@@ -342,7 +342,7 @@ class NoMemoryError(NotFoundError):
 
 
 class CallDecidedError(TurnwiseError):
-    """A call was decided about already, in another way, or its run has ended."""
+    """The tool call was decided differently before, or its run has ended."""
 
     message = "call {call_id!r} of run {run_id!r}, session {session_id!r}, takes no decision any more: {why}"
     session_id: str
@@ -364,7 +364,7 @@ class IdempotencyConflictError(TurnwiseError):
 
 
 class RunEndedError(TurnwiseError):
-    """A run ended without a finished answer; `turn` is what was kept of it, None if it was discarded."""
+    """A run ended without a finished answer; `turn` is what was kept of it, None if it was dropped."""
 
     message = "run {run_id!r} of session {session_id!r} ended: {why}"
     session_id: str
@@ -386,26 +386,26 @@ class RunFailedError(RunEndedError):
 
 
 class RunLimitError(RunFailedError):
-    """The run met a limit: of steps, of a budget, of time. What was executed is kept; the turn's `stop_reason` says."""
+    """The run reached a limit of steps, budget or time. Its output is kept; `turn.stop_reason` names the limit."""
 
 
 class OutputInvalidError(RunFailedError):
-    """The answer is not of the type that was asked for, however often it was sent back; `why` quotes what is wrong.
+    """The answer is not of the requested type, also after all retries; `why` quotes the validation errors.
 
-    Also raised by `Turn.parsed` and `Turn.parse`, where a class takes less than its JSON schema says.
+    Also raised by `Turn.parsed` and `Turn.parse`, if a class accepts less than its JSON schema does.
     """
 
     message = "run {run_id!r} of session {session_id!r} gave no answer of the type asked for: {why}"
 
 
 class OutputRefusedError(RunFailedError):
-    """The model refused to give an answer of the type that was asked for; `why` quotes it, `turn.text` has it."""
+    """The model refused to give an answer of the requested type; `why` quotes the refusal, `turn.text` has it whole."""
 
     message = "run {run_id!r} of session {session_id!r} was refused an answer: {why}; the session takes the next run"
 
 
 class OutputCutError(RunFailedError):
-    """The answer of a type that was asked for met the limit of its length; `turn.text` is what came."""
+    """An answer of a requested type was cut off at its maximum length; `turn.text` is the part that arrived."""
 
     message = "run {run_id!r} of session {session_id!r} has a part of its answer only: {why}"
 
@@ -417,7 +417,7 @@ class RunInterruptedError(RunEndedError):
 
 
 class EngineError(TurnwiseError):
-    """What an engine raises, and what a provider's refusal becomes: `why` says what and what to do."""
+    """An engine failed, or its provider refused a request; `why` says what happened and what to do."""
 
 
 class InvalidRequestError(EngineError):
@@ -436,23 +436,23 @@ class UnsupportedBlockError(InvalidRequestError):
 
 
 class RequestRefusedError(EngineError):
-    """The provider refused what the conversation holds, and would do so again.
+    """The provider refused the content of the conversation, and would refuse it again.
 
-    The run fails with the code `refused`. Later requests of the session hold a text in the place of the pictures and
-    files that no model has answered yet; of all, if there are none such.
+    The run fails with the code `refused`. Later requests of the session have a text instead of the pictures and files
+    that no model has answered yet, or, if there are none, instead of all pictures and files.
     """
 
 
 class ContextOverflowError(EngineError):
-    """The provider refused the conversation as longer than its model's window, whatever that was said to be.
+    """The provider refused the conversation as too long for the model's context window.
 
-    A session with an overflow strategy has it make room and asks again; without one, or where nothing may go, the run
-    fails with the code `window`.
+    If the session has an overflow strategy, it shortens the request and sends it again. Without a strategy, or if
+    nothing can be removed, the run fails with the code `window`.
     """
 
 
 class LimitError(EngineError):
-    """A run may not go on: `code` says which limit it met, `step_limit` or `budget`."""
+    """A run reached a limit; `code` is `step_limit` or `budget`."""
 
     message = "{why} ({code})"
     why: str
@@ -460,7 +460,7 @@ class LimitError(EngineError):
 
 
 class OutputError(EngineError):
-    """The model gave no answer of the type asked for: `code` is `output_invalid`, `output_refused` or `output_cut`."""
+    """The model gave no answer of the requested type; `code` is `output_invalid`, `output_refused` or `output_cut`."""
 
     message = "{why} ({code})"
     why: str
@@ -468,7 +468,7 @@ class OutputError(EngineError):
 
 
 class ToolAbortError(EngineError):
-    """A tool failed, and its registry says that this ends the run."""
+    """A tool failed, and its registry has `on_error="abort"`, which ends the run."""
 
     message = "tool {name!r}, call {call_id!r}, failed: {why}; with on_error='abort' this ends the run"
     name: str
@@ -477,13 +477,14 @@ class ToolAbortError(EngineError):
 
 
 class ToolError(TurnwiseError):
-    """Raised by a tool that cannot do as asked: `why` goes to the model verbatim, and the call is not tried again."""
+    """Raise this in a tool that cannot carry out a call: the model gets `why` verbatim, and the call is not retried."""
 
 
 class WindowOverflowError(TurnwiseError):
-    """The newest turn does not fit into the model's window, whatever else is left out of it.
+    """The newest turn does not fit into the model's window, even if all earlier turns are left out.
 
-    `overhead` is what the system prompt and the tools take, `summary` what stands for the turns before.
+    All fields are in tokens: `overhead` is the size of the system prompt and tools, `summary` of the summary of earlier
+    turns, `newest` of the newest turn.
     """
 
     message = (
@@ -508,7 +509,7 @@ class StrategyError(TurnwiseError):
 
 
 class SummaryRefusedError(TurnwiseError):
-    """What a model gave cannot stand for the conversation; `kind` is `empty`, `tool_call`, `cut` or `oversize`."""
+    """A model's answer cannot be used as a summary; `kind` is `empty`, `tool_call`, `cut` or `oversize`."""
 
     message = "the summary is refused ({kind}): {why}; the conversation stays as it is"
     kind: str
@@ -516,18 +517,18 @@ class SummaryRefusedError(TurnwiseError):
 
 
 class LongTermMemoryError(TurnwiseError):
-    """Long-term memories failed: `why` names each and says why. What they did not take stays where it was."""
+    """Long-term memories failed; `why` names each with its error. Items that were not saved stay where they were."""
 
     message = "long-term memory failed: {why}"
     why: str
 
 
 class ExtractionError(LongTermMemoryError):
-    """A model was asked for facts and gave something else. Nothing has changed."""
+    """A model's answer to a request for facts cannot be used; nothing was changed."""
 
 
 class ReadOnlyMemoryError(LongTermMemoryError):
-    """The memory is for reading: what it says is changed where it comes from."""
+    """The memory is read-only; its content can only be changed at its source."""
 
     message = "{memory} is read-only and refuses {verb}(): write to another memory, or change what it was made of"
     memory: str
@@ -535,7 +536,7 @@ class ReadOnlyMemoryError(LongTermMemoryError):
 
 
 class CompactionError(TurnwiseError):
-    """A strategy's plan could not be carried out, and nobody else decides; the history is as it was."""
+    """An overflow strategy's plan could not be carried out, and it has no `otherwise` left; nothing was changed."""
 
     message = (
         "session {session_id!r}: what {strategy} decided for its window could not be carried out: {why}; "
@@ -547,7 +548,7 @@ class CompactionError(TurnwiseError):
 
 
 class WaitTimeoutError(TurnwiseError, TimeoutError):
-    """The wait ended before the run did. The run goes on."""
+    """The wait timed out before the run ended. The run continues."""
 
     message = (
         "run {run_id!r} of session {session_id!r} has not ended within {timeout_s} s: "
@@ -559,7 +560,7 @@ class WaitTimeoutError(TurnwiseError, TimeoutError):
 
 
 class ReadOnlyStoreError(TurnwiseError):
-    """The manager was opened with `read_only=True`, and the verb would change something; nothing was changed."""
+    """The manager has `read_only=True`, and the method would change something; nothing was changed."""
 
     message = "session {session_id!r}: {verb} changes the store: open a manager without read_only=True for that"
     session_id: str
@@ -586,7 +587,7 @@ class StoreClosedError(StoreError):
 
 
 class SchemaVersionError(StoreError):
-    """The store's schema is not the one that this turnwise writes."""
+    """The store's schema has another version than the one that this turnwise writes."""
 
     message = "store {store} has schema version {found}, this turnwise writes {known}: use a turnwise that knows it"
     store: str
@@ -595,9 +596,9 @@ class SchemaVersionError(StoreError):
 
 
 class CorruptRecordError(StoreError):
-    """A stored record is missing or cannot be read; the error quotes nothing of it.
+    """A stored record is missing or cannot be read; the error does not quote its content.
 
-    It is never skipped without a word: `Page.unreadable` has the ids of sessions that a list leaves out.
+    Unreadable records are always reported: `Page.unreadable` has the ids of sessions that a list leaves out.
     """
 
     message = "corrupt record {key} in the store: {why}; restore it from a backup"
@@ -606,11 +607,11 @@ class CorruptRecordError(StoreError):
 
 
 class EncryptionError(StoreError):
-    """A stored record and the key to it do not go together; nothing was changed."""
+    """A stored record and the user's key do not match; nothing was changed."""
 
 
 class KeyMissingError(EncryptionError):
-    """A user has no key, or no longer: what is stored of the user can be deleted, neither read nor written."""
+    """A user has no key, or no longer has one: the user's records can be deleted, but not read or written."""
 
     message = (
         "user {user_id!r} has no key, so what is stored of them can be neither read nor written: "
@@ -620,7 +621,7 @@ class KeyMissingError(EncryptionError):
 
 
 class WrongKeyError(EncryptionError):
-    """A record was encrypted with another key than the user has now."""
+    """A record was encrypted with another key than the user's current one."""
 
     message = "{record} was encrypted with another key of user {user_id!r}: let Encryption.key return that one"
     record: str
@@ -628,14 +629,14 @@ class WrongKeyError(EncryptionError):
 
 
 class NotEncryptedError(EncryptionError):
-    """A record was stored without encryption, and is to be read with it."""
+    """A record was stored without encryption, but the store was opened with encryption."""
 
     message = "{record} is not encrypted: open its store without encryption=, or start with an empty store"
     record: str
 
 
 class StillEncryptedError(EncryptionError):
-    """A record was stored with encryption, and is to be read without."""
+    """A record was stored with encryption, but the store was opened without."""
 
     message = "{record} is encrypted: open its store with the encryption= that it was written with"
     record: str
@@ -650,7 +651,7 @@ class DuplicateKeyError(StoreError):
 
 
 class HistoryConflictError(StoreError):
-    """Another event is stored under this number, or this key (None where it is the number); nothing was written."""
+    """Another event has this number, or this key (`key` is None if the number conflicts); nothing was written."""
 
     message = (
         "the history of session {session_id!r} has another event under number {seq}, key {key!r}: append each once"
@@ -661,7 +662,7 @@ class HistoryConflictError(StoreError):
 
 
 class SessionFencedError(StoreError):
-    """A later activation owns the session; nothing was written."""
+    """Another process has activated the session since and owns it now; nothing was written."""
 
     message = (
         "session {session_id!r}: epoch {epoch} is stale, a later activation owns it; nothing was written, open it again"
@@ -671,10 +672,11 @@ class SessionFencedError(StoreError):
 
 
 class SessionRevertedError(StoreError):
-    """The store went back to an earlier state of the session, as by a restore or a failover.
+    """The store is in an earlier state of the session, for example after a restore or a failover.
 
-    What was acknowledged since is missing. Whoever waits for some of it, and the next who changes the session, are told
-    by this error, which changes nothing. The session goes on from what the store has: ask again.
+    Acknowledged records since that state are missing. This error is raised for callers that wait for one of them, and
+    for the next call that would change the session, which has no effect. The session continues from the store's state:
+    repeat the call.
     """
 
     message = (

@@ -1,4 +1,4 @@
-"""Long-term and working memory: the protocol, the memories that turnwise has, and what they return."""
+"""Long-term and working memory: the protocol, built-in memories, and the types that they return."""
 
 from turnwise._exports import exports
 

@@ -1,4 +1,4 @@
-"""Stores of sessions, events, facts and notes: the protocols, the stores that turnwise has, and what they return."""
+"""Stores of sessions, events, facts and notes: protocols, built-in stores, and the types that they return."""
 
 from turnwise._exports import exports
 

@@ -1,1 +1,1 @@
-"""`OpenAIEngine`: the Chat Completions API, the Responses API, and servers that speak one of them."""
+"""`OpenAIEngine`: an engine for the Chat Completions API, the Responses API, and compatible servers."""

@@ -1,4 +1,4 @@
-"""The Chat Completions API."""
+"""The Chat Completions API: builds its requests and reads its answers."""
 
 from __future__ import annotations
 

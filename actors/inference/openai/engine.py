@@ -1,4 +1,4 @@
-"""An engine for OpenAI's two APIs and whatever speaks one of them: its settings."""
+"""`OpenAIEngine` and `AzureOpenAI`: settings of an engine for OpenAI's two APIs and compatible servers."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _NO_FIELDS = {
     "extra_body": "put its fields into extra= themselves",
     "timeout": "it is no field of the body: pass timeout_s=",
 }
-"""What the client of `openai` takes beside the fields of the body, and what to do."""
+"""Arguments of the `openai` client that are not fields of the request body, with what to use instead."""
 
 _REFUSED: dict[tuple[str, str, str], set[str]] = {}
-"""Fields that a server has refused in this process, by base URL, API and model: they are not sent again."""
+"""Fields that a server has refused in this process, by base URL, API and model; they are not sent again."""
 
 _NO_KEY = "no-api-key"
-"""What a server that asks for no key is sent as one."""
+"""The key that is sent to a server that needs none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class AzureOpenAI:
     endpoint: str
     """Such as https://my-resource.openai.azure.com, without a path."""
     api_version: str | None = None
-    """Such as 2024-10-21: the older path, with a version in each request. The v1 path, which has none, if left out."""
+    """Such as 2024-10-21, for the older API path, which has a version in each request; if omitted, the v1 path."""
 
     def __post_init__(self) -> None:
         _check_url("endpoint", self.endpoint)
@@ -71,64 +71,64 @@ class AzureOpenAI:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIEngine:
-    """Answers with a model behind the Chat Completions API or the Responses API, streamed.
+    """Streams answers from a model behind the Chat Completions API or the Responses API.
 
-    Holds settings only, so it pickles, its key included: leave `api_key` out and set OPENAI_API_KEY where the sessions
-    run to keep it from travelling. Imports and connects nothing before `build`.
+    The engine holds settings only and is pickled to the sessions' processes, with its key; to avoid that, omit
+    `api_key` and set OPENAI_API_KEY where the sessions run. It imports and connects nothing before `build`.
     """
 
     model: str
     """The provider's name for the model."""
     _: KW_ONLY
     api: Literal["chat", "responses"] = "chat"
-    """Nearly every server has "chat". With "responses", a model goes on from what it thought before its tool calls and
-    in earlier turns: OpenAI stores nothing, and gets it back encrypted."""
+    """Nearly every server has "chat". With "responses", the model continues from its reasoning before tool calls and in
+    earlier turns: each request returns that reasoning encrypted, and OpenAI stores nothing."""
     provider: str | None = None
-    """Which server it is, where it is not known by the host of `base_url`: one of `PROFILES`, such as "vllm"."""
+    """The server's profile, if the host of `base_url` does not identify it: one of `PROFILES`, such as "vllm"."""
     system: str | None = None
-    """Instructions that take the place of the conversation's own system prompt in every request; never stored."""
+    """A system prompt that replaces the conversation's own in every request; never stored."""
     base_url: str | None = None
-    """Where the API is; OPENAI_BASE_URL, else OpenAI's own, if left out. Its query goes along with each request."""
+    """The API's URL; if omitted, OPENAI_BASE_URL, else OpenAI's own. Its query is sent with each request."""
     azure: AzureOpenAI | None = None
-    """In place of `base_url`."""
+    """An Azure OpenAI resource, instead of `base_url`."""
     api_key: str | Callable[[], str | Awaitable[str]] | None = field(default=None, repr=False)
-    """OPENAI_API_KEY if left out; may be missing if there is a base URL. A function is asked before each request, so
-    that it may return tokens which expire; it travels by pickle."""
+    """The key; OPENAI_API_KEY if omitted; optional if there is a base URL. A function is called before each request, so
+    it can return tokens that expire; it must be picklable."""
     organization: str | None = None
-    """Of OpenAI: whose account is charged; OPENAI_ORG_ID if left out."""
+    """The OpenAI organization that is charged; OPENAI_ORG_ID if omitted."""
     project: str | None = None
-    """Of OpenAI, likewise; OPENAI_PROJECT_ID if left out."""
+    """The OpenAI project that is charged; OPENAI_PROJECT_ID if omitted."""
     default_headers: Mapping[str, str] | None = field(default=None, repr=False)
-    """More headers of each request. They travel by pickle, as the key does."""
+    """More headers for each request. They are pickled to the sessions' processes, like the key."""
     default_query: Mapping[str, str] | None = None
-    """More of the query of each request."""
+    """More query parameters for each request."""
     http_client: Callable[[], httpx2.AsyncClient] | None = None
-    """Makes the HTTP client of a session, for proxies, certificates of one's own and the like; travels by pickle."""
+    """Makes the HTTP client of a session, for example with a proxy or custom certificates; must be picklable."""
     stream: bool = True
-    """Whether answers are streamed. Some gateways cannot; then the text comes in one piece."""
+    """Whether answers are streamed. Set it to False for a gateway that cannot; then the text arrives in one piece."""
     store: bool | None = None
-    """Whether OpenAI keeps the answer. With "responses" it does not, unless this is True."""
+    """Whether OpenAI stores the answer. With "responses" it does so only if this is True."""
     connect_timeout_s: float = 5.0
-    """How long a connection may take."""
+    """The time limit for connecting, in seconds."""
     first_byte_s: float | None = None
-    """How long the answer may take to begin, with all retries: raise it for a server that loads its model when it is
-    first asked. As `timeout_s` if left out."""
+    """The time limit until an answer begins, with all retries, in seconds; `timeout_s` if omitted. Raise it for a
+    server that loads its model at the first request."""
     timeout_s: float = 60.0
-    """The longest silence of the provider within its answer. `run(timeout_s=...)` bounds the whole."""
+    """The longest pause within an answer, in seconds. `run(timeout_s=...)` limits the whole run."""
     max_retries: int = 2
-    """How often the client repeats a request that was refused for now (408, 409, 429, 5xx) or met a dead line."""
+    """How often the client repeats a request after a temporary refusal (408, 409, 429, 5xx) or a connection error."""
     temperature: float | None = None
-    """0 or more; the model's own if left out."""
+    """0 or more; the model's default if omitted."""
     max_output_tokens: int | None = None
-    """What a model thinks counts too. For a chat server that knows only the older name: `extra={"max_tokens": ...}`."""
+    """The limit includes reasoning tokens. For a chat server with the older name: `extra={"max_tokens": ...}`."""
     tools: ToolRegistry | Sequence[Tool] = ()
-    """What the model may call; tools alone are a registry with its defaults."""
+    """The tools that the model may call; a plain sequence becomes a `ToolRegistry` with its defaults."""
     middleware: Sequence[Middleware] = ()
-    """What each call of the model goes through; the first is outermost."""
+    """Wraps each call of the model; the first is outermost."""
     hooks: Sequence[Hook] = ()
-    """What is shown the turn before and after each call of the model, and after tools. One that fails fails no run."""
+    """Called with the turn before and after each model call, and after tools. A failing hook does not fail the run."""
     output_type: Mapping[str, Any] | None = None
-    """What each answer is to be, where a run does not say: see `answering`."""
+    """The type of answers for runs without `output=`; set by `answering`."""
     extra: Mapping[str, Any] | None = None
     """More fields of the request body, as JSON values; `tools` among them come after the engine's own."""
 
@@ -173,19 +173,19 @@ class OpenAIEngine:
 
     @property
     def registry(self) -> ToolRegistry:
-        """Its tools, with the rules for calling them."""
+        """The engine's tools, with the rules for calling them."""
         return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(*self.tools)
 
     def answering(self, output: Any, *, retries: int = 2) -> OpenAIEngine:
         """Return an engine of the same model that calls no tools and answers in JSON of this type.
 
         Args:
-            output: a pydantic model, or what else pydantic has a schema of an object for; see `Session.run`. Or a JSON
-                schema: then answers are not checked, and whoever asks checks them.
-            retries: how often an answer that does not fit is sent back.
+            output: a pydantic model, or another type for which pydantic makes the schema of an object; see
+                `Session.run`. Or a JSON schema: then the caller has to check the answers.
+            retries: how often an answer that does not match is returned to the model.
 
         Raises:
-            InvalidInputError: no schema of an object can be made of it.
+            InvalidInputError: `output` has no schema of an object.
         """
         wanted = OutputType(schema=freeze(output), retries=None) if isinstance(output, Mapping) else None
         record = wanted.record if wanted else output_record(output, retries)
@@ -198,7 +198,7 @@ class OpenAIEngine:
             EngineError: there is no key to use, or the environment's OPENAI_BASE_URL or OPENAI_API_KEY is unusable.
         """
         runner = self._runner(self.registry.definitions())
-        # What a tool says is its own, but for this engine's key, which it may have come upon in the environment.
+        # A tool may find this engine's key in the environment, so the key is removed from tool results.
         secrets = [runner.key] if len(runner.key) >= LONG else []
         loop = wrap(runner, self.middleware)
         return ToolLoop(
@@ -206,17 +206,17 @@ class OpenAIEngine:
         )
 
     def refuses(self, block: Image | Document) -> str | None:
-        """See `Selective`. A middleware of one's own may make something of any block, so then all are taken."""
+        """See `Selective`. With custom middleware, which may convert any block, nothing is refused."""
         known = all(isinstance(one, LogCalls | ReorderResults | SystemPrompt) for one in self.middleware)
         return (CHAT if self.api == "chat" else RESPONSES).refuses(block) if known else None
 
     def not_taken(self, model: str | None, params: Mapping[str, Any]) -> Mapping[str, str]:
-        """See `Steerable`. What the server does not take, by its profile or its API, is refused, never left out."""
+        """See `Steerable`. Parameters that the server's profile or API does not support are refused, never dropped."""
         found = {name: self._why_not(name, value) for name, value in params.items()}
         return {name: why for name, why in found.items() if why}
 
     def _why_not(self, name: str, value: Any) -> str | None:
-        """Return why a parameter is not taken; None if it is."""
+        """Return why a parameter is not supported; None if it is."""
         if self.api == "responses" and name in CHAT_ONLY:
             return "the Responses API has no such parameter: leave it out, or use api='chat'"
         profile, is_chat = self._profile, self.api == "chat"
@@ -235,13 +235,13 @@ class OpenAIEngine:
 
     @property
     def _profile(self) -> Profile:
-        """That of the server, as far as this process knows which it is."""
+        """The profile of the server, as far as this process can identify it."""
         url = self.azure.endpoint if self.azure else self.base_url or os.environ.get("OPENAI_BASE_URL")
         return profile_of(self.provider, urlsplit(url or "").hostname or "")
 
     @property
     def _tool_names(self) -> tuple[str, ...]:
-        """Of what the model may call, as far as it has names."""
+        """The names of the tools that the model may call."""
         others = (self.extra or {}).get("tools", ())
         named = [each.get("function", each) for each in others]
         return (*(tool.name for tool in self.registry.definitions()), *(each.get("name") or "" for each in named))
@@ -249,9 +249,9 @@ class OpenAIEngine:
     def frame(self) -> RequestFrame:
         """See `Framed`.
 
-        `system` is the engine's own, else the text of the last `SystemPrompt` that replaces. One that keeps is left
-        out, as it is sent only where the conversation has none: there, a request holds that text more than this says.
-        What any other middleware changes is not seen. Of several limits of an answer, the largest counts.
+        `system` is the engine's own, else the text of the last `SystemPrompt` middleware with `if_present="replace"`.
+        A `SystemPrompt` that keeps the conversation's own is left out; if the conversation has none, the request is
+        longer by that text. Changes by other middleware are not included. Of several output limits, the largest counts.
         """
         replacing = [one for one in self.middleware if isinstance(one, SystemPrompt) and one.if_present == "replace"]
         fields = self._api(self.registry.definitions(), self.base_url or "", "").fields
@@ -271,7 +271,7 @@ class OpenAIEngine:
         return made(self, tools, profile_of(self.provider, host), refused)
 
     def _runner(self, tools: Sequence[ToolDefinition] = ()) -> OpenAIRunner:
-        """Return a runner that tells the model of these tools."""
+        """Return a runner that declares these tools to the model."""
         import openai
 
         base_url = self.base_url or (None if self.azure else os.environ.get("OPENAI_BASE_URL")) or None
@@ -311,18 +311,18 @@ class OpenAIEngine:
 
     @property
     def begins_within_s(self) -> float:
-        """How long an answer may take to begin."""
+        """The time limit until an answer begins, in seconds."""
         return self.timeout_s if self.first_byte_s is None else self.first_byte_s
 
 
 def _without_query(base_url: str | None) -> tuple[str | None, dict[str, str]]:
-    """Return the URL without its query, which the client would lose, and the query."""
+    """Return the URL without its query, and the query, which the client would drop."""
     parts = urlsplit(base_url or "")
     return base_url and urlunsplit(parts._replace(query="")), dict(parse_qsl(parts.query, keep_blank_values=True))
 
 
 def _asked(api_key: Callable[[], str | Awaitable[str]]) -> Callable[[], Awaitable[str]]:
-    """Return the function as the client takes it: one that is awaited. One that blocks is asked on a thread."""
+    """Return the key function as an asynchronous one, as the client needs; a synchronous one runs in a thread."""
 
     async def ask() -> str:
         if inspect.iscoroutinefunction(api_key):
@@ -341,7 +341,7 @@ def _http_client() -> httpx2.AsyncClient:
 
 @functools.cache
 def _ssl_context() -> ssl.SSLContext:
-    """Return the certificates that all clients of this process trust: loading them takes 20 ms and 0.8 MB each time."""
+    """Return the certificates that all clients of this process share: loading them takes 20 ms and 0.8 MB each time."""
     import httpx2
 
     return httpx2.create_ssl_context()
@@ -365,7 +365,7 @@ def _is_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of a port that is no number, or an IPv6 address that is none
+    except ValueError:  # an invalid port or IPv6 address
         return False
 
 

@@ -1,4 +1,4 @@
-"""Fields that both APIs have, as they are written, and read with care: the client library checks nothing."""
+"""Request and answer fields that both APIs share; read defensively, since the client library validates nothing."""
 
 from __future__ import annotations
 

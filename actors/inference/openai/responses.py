@@ -1,4 +1,4 @@
-"""The Responses API, with nothing stored there: what the model said and thought is sent along each time."""
+"""The Responses API, without server-side storage: each request has the model's earlier messages and reasoning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request, one streamed answer, and what becomes of a provider's failures: the same for both APIs."""
+"""`OpenAIRunner`: sends one request, streams its answer, and maps the provider's failures to errors; for both APIs."""
 
 from __future__ import annotations
 

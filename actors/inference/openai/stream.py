@@ -1,4 +1,4 @@
-"""An answer as it comes over the wire: objects of a stream of events, or one object where a stream was asked for."""
+"""Reads an answer from the wire: the objects of an event stream, or a single object if the server did not stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model is asked for JSON of a schema: in one of several ways, by what its server takes and has refused."""
+"""Requests JSON of a schema from a model, in the way that its server supports."""
 
 from __future__ import annotations
 

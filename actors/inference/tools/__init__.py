@@ -1,1 +1,1 @@
-"""Tools that a model may call: how they are declared, run, and journalled."""
+"""Tools that a model may call: how they are declared, run, and recorded."""

@@ -1,4 +1,4 @@
-"""What a tool is told beside its arguments: for whom it works, in which call, and when to stop."""
+"""`ToolContext` and `CancelSignal`: the session, run and call that a tool works for, and when to stop."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from turnwise.memory.longterm.session_memory import MemoryAccess
 
 
 class CancelSignal:
-    """Set once and for good, when nobody waits any more for what was begun. Usable from threads and coroutines.
+    """Set once, and never cleared, when a call should stop. Usable from threads and coroutines.
 
-    Pickles as a new signal that nobody sets: it does not reach other processes.
+    A copy that was pickled to another process is never set.
     """
 
     __slots__ = ("_event", "_listeners", "_lock")
@@ -32,15 +32,15 @@ class CancelSignal:
         return CancelSignal, ()
 
     def is_set(self) -> bool:
-        """Whether to stop."""
+        """Return whether the call should stop."""
         return self._event.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block this thread until it is set or the time is over; return whether it is set. Not for coroutines."""
+        """Block this thread until the signal is set or `timeout_s` is over; return whether it is set."""
         return self._event.wait(timeout_s)
 
     async def wait_async(self) -> None:
-        """Return when it is set; on any event loop."""
+        """Wait until the signal is set; on any event loop."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
 
@@ -55,7 +55,7 @@ class CancelSignal:
             self.forget(wake)
 
     def set(self) -> None:
-        """Set it, and call the listeners on this thread."""
+        """Set the signal, and call the listeners on this thread."""
         with self._lock:
             self._event.set()
             listeners, self._listeners = list(self._listeners), {}
@@ -63,7 +63,7 @@ class CancelSignal:
             listener()
 
     def listen(self, listener: Callable[[], object]) -> None:
-        """Call `listener` when it is set, on the thread that sets it; now, if it is. It may neither block nor raise."""
+        """Call `listener` once, on the thread that sets the signal; at once if it is set. Must not block or raise."""
         with self._lock:
             if not self._event.is_set():
                 self._listeners[listener] = None
@@ -71,7 +71,7 @@ class CancelSignal:
         listener()
 
     def forget(self, listener: Callable[[], object]) -> None:
-        """Take a listener back; one that is not there is no error."""
+        """Remove a listener, if it is registered."""
         with self._lock:
             self._listeners.pop(listener, None)
 
@@ -83,28 +83,25 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """One try of one tool call. Comes from the session, never from the model: so it says who the user really is.
+    """One attempt of one tool call. It comes from the session, never from the model, so its user can be trusted.
 
-    A parameter that is annotated with this class gets it. In another process, as with tools on Ray, `cancelled` is
-    never set, as the task itself is cancelled there, and `memory` is None.
+    A tool gets it by a parameter with this class as its annotation. In another process, as for tools on Ray,
+    `cancelled` is never set, since the Ray task itself is cancelled, and `memory` is None.
     """
 
     session: SessionView
-    """The scope that the tool works in: ids, user, agent."""
+    """The session that the tool works for: ids, user, agent."""
     run_id: str
     turn_index: int
     call_id: str
     labels: Mapping[str, str] = field(default_factory=FrozenDict)
-    """What the caller labelled the run with."""
+    """The labels that the caller gave the run."""
     try_number: int = 1
     cancelled: CancelSignal = field(default_factory=CancelSignal, compare=False)
-    """Set when the run is cancelled, when the try has taken too long, and when it has ended."""
+    """Set when the run is cancelled, and when the attempt has timed out or ended."""
 
     memory: MemoryAccess | None = field(default=None, compare=False, repr=False)
-    """What the session's memories do for the call; None if there are none, or the run goes without.
-
-    For tools that are coroutine functions: its verbs are for their event loop.
-    """
+    """Access to the session's memories, for tools that are coroutine functions; None if the run has no memories."""
 
     def __reduce__(self) -> tuple[Callable[[], ToolContext], tuple[()]]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "memory"}
@@ -112,7 +109,7 @@ class ToolContext:
 
     @property
     def idempotency_key(self) -> str:
-        """Names the call, the same however often it is tried: give it to services that carry out a key only once."""
+        """A key that is the same for all attempts of the call; pass it to services that accept idempotency keys."""
         return f"{self.run_id}/{self.call_id}"
 
     @classmethod

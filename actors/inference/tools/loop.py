@@ -1,4 +1,4 @@
-"""The loop of an agent: a model, the tools that it calls, the model again, until it answers."""
+"""`ToolLoop`: calls the model and the tools that it requests, in turn, until it answers without a tool call."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from turnwise.memory.conversation.usage import Usage
 Phase = Literal["before_inference", "after_inference", "after_tools"]
 
 Hook = Callable[[Phase, Turn, RunContext], Awaitable[None] | None]
-"""Is shown the turn as it stands at each phase. Called on the event loop, so it must not block; travels by pickle."""
+"""Called with the current turn at each phase, on the event loop, so it must not block; must be picklable."""
 
 LOST = "the process was lost while this tool ran, so it may have taken effect or not: find out before you call it again"
 
 MOST_SHRINKS = 8
-"""How often a conversation that a provider refuses as too long is made shorter: to a tenth of what it was."""
+"""How often a conversation that the provider refuses as too long is shortened: to a tenth of its length in the end."""
 
 STOP_S = 1.0
-"""How long tools may take to stop when another of their answer has aborted the run."""
+"""How many seconds tools get to stop after another tool of the same answer has aborted the run."""
 
 _log = logging.getLogger(__name__)
 
 
 class ToolLoop:
-    """Asks the model, calls the tools it wants, asks again, until it answers without a call.
+    """Calls the model, then the tools that it requests, then the model again, until it answers without a tool call.
 
-    Every result is recorded before the model sees it, and a call is recorded as begun before its tool is called: so a
-    run that is taken up again, after a kill or a decision, goes on behind its last result, and a tool is called twice
-    only if it is `repeatable`. Call ids are unique in a run: one that comes again, as some servers count anew in each
-    answer, is given a number, so that no decision or result is taken for another call's. Calls of one answer run side
-    by side, `max_parallel` at most; their results are in the order of the calls.
+    Every result is recorded before the model gets it, and a call is recorded as begun before its tool is called. So a
+    run that is resumed, after a crash or a decision, continues after its last result, and a tool is called twice only
+    if it is `repeatable`. Call ids are unique in a run: if a server reuses an id in a later answer, a number is added,
+    so that decisions and results belong to exactly one call. The calls of one answer run concurrently, at most
+    `max_parallel` of them; their results are in the order of the calls.
 
-    A step costs one commit for the answer and the start of its tools, and one for the results of each moment in which
-    some come in: two, if they come together.
+    A step costs one commit for the answer and the start of its tools, and one commit for all results that arrive at the
+    same time: two commits, if all results arrive together.
 
     Args:
-        close: lets go of what the runner holds.
-        secrets: texts that stand as *** in what tools give, such as the engine's key.
-        output_type: what answers are to be where a run does not say; see `RunContext.output_type`.
+        close: closes the runner.
+        secrets: texts that are replaced by *** in tool results, such as the engine's key.
+        output_type: the type of answers for runs without an `output_type`; see `RunContext.output_type`.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class ToolLoop:
         self._secrets = tuple(secrets)
 
     async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
-        """Return the model's last answer; what came before it was recorded.
+        """Return the model's last answer; everything before it has been recorded.
 
         Raises:
             LimitError: the model has been called `max_steps` times, or a budget is used up.
-            OutputError: the answer is not of the type that was asked for, and was sent back as often as it may be.
-            ToolAbortError: a tool failed and the policy is to abort.
-            Suspend: a call waits for a decision.
+            OutputError: the answer is not of the requested type, also after all retries.
+            ToolAbortError: a tool failed, and `on_error` is "abort".
+            Suspend: a tool call waits for a decision.
         """
         output = OutputType.read(context.output_type or self._output_type)
         uses = Ledger(turn.output).uses_without_result()
@@ -109,7 +109,7 @@ class ToolLoop:
             turn = await context.make_room()
 
     async def _ask(self, turn: Turn, context: StepContext) -> tuple[Turn, Sequence[AnyBlock]]:
-        """Return the model's answer, and the turn that it answers: with less in it, if it was too long at first."""
+        """Return the model's answer, and the turn that it answers, shortened if the provider refused it as too long."""
         for _ in range(MOST_SHRINKS):
             try:
                 return turn, await self._runner.run(turn, context)
@@ -121,12 +121,12 @@ class ToolLoop:
         return turn, await self._runner.run(turn, context)
 
     def check_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        """Return why a tool cannot be called with these arguments: where they do not fit its schema; None if it can."""
+        """Return why the named tool cannot be called with these arguments; None if it can."""
         refused = self._tools.check(ToolUse(call_id="", name=name, input=dict(arguments)))
         return refused.text if refused else None
 
     async def close(self) -> None:
-        """Let go of what the runner holds."""
+        """Close the runner."""
         if self._close:
             await self._close()
 

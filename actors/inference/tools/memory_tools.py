@@ -1,4 +1,4 @@
-"""Tools with which a model uses long-term memory and its notes."""
+"""Tools by which a model searches and changes long-term memory, and edits its notes."""
 
 from __future__ import annotations
 

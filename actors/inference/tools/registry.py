@@ -1,4 +1,4 @@
-"""The tools that an agent has, and how one call of them is settled."""
+"""`ToolRegistry`: an agent's tools, and how one call is checked, made, retried and cancelled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What a call gave, how long it took with its pauses, and how often its tool was called: 0, if it could not be."""
+    """A call's result, its duration in seconds with pauses, and how often its tool was called (0 if refused)."""
 
     result: ToolResult
     seconds: float
@@ -42,7 +42,7 @@ class ToolOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What one try gave. `final`: another try would give the same."""
+    """The result of one attempt. `final`: a retry would have the same result."""
 
     text: str
     is_error: bool = False
@@ -55,19 +55,21 @@ class ToolRegistry:
 
     Args:
         tools: made by `tool` or `external_tool`.
-        allow: names of those that may be called; None allows all.
-        deny: names of those that may not, allowed or not.
-        max_parallel: how many calls of a run may be made at once.
-        timeout_s: how long a try may take, in seconds; None: for ever. A tool's own comes first.
-        retries: how often a failed call is tried again under on_error="retry". A tool's own holds under each policy.
-        backoff_s: the pause before the second try; each later one is twice as long, up to 30 s, and all vary by half.
-        on_error: what a call that failed in the end becomes: an error result for the model, at once or after retries;
-            or, with "abort", the end of the run.
+        allow: names of the tools that may be called; None allows all.
+        deny: names of tools that may not be called, even if `allow` has them.
+        max_parallel: how many calls of a run may run concurrently.
+        timeout_s: the time limit of one attempt, in seconds; None for no limit. A tool's own `timeout_s` replaces it.
+        retries: how often a failed call is retried with on_error="retry". A tool's own `retries` replaces it, with any
+            `on_error`.
+        backoff_s: the pause before the first retry, in seconds; doubled for each later one, up to 30 s, and randomly
+            shortened by up to half.
+        on_error: what happens after a failed call: "continue" returns an error result to the model, "retry" does so
+            after retries, "abort" fails the run.
         max_steps: how often a run may call the model.
-        max_result_chars: what is longer is cut, and says so.
+        max_result_chars: longer results are cut, with a note in the text.
 
     Raises:
-        ConfigError: a setting is out of range, two tools have one name, or `allow` or `deny` names none.
+        ConfigError: a setting is out of range, two tools have the same name, or `allow` or `deny` has an unknown name.
     """
 
     tools: tuple[Tool, ...]
@@ -134,17 +136,17 @@ class ToolRegistry:
             raise ConfigError("timeout_s", self.timeout_s, "must be more than 0 seconds, or None")
 
     def definitions(self) -> tuple[ToolDefinition, ...]:
-        """Return what the model is told: the allowed tools, in their order."""
+        """Return the allowed tools as they are declared to the model, in order."""
         return tuple(tool.definition for tool in self._allowed())
 
     def find(self, name: str) -> Tool | None:
-        """Return the allowed tool of this name."""
+        """Return the allowed tool with this name, or None."""
         return next((tool for tool in self._allowed() if tool.name == name), None)
 
     def check(self, use: ToolUse) -> ToolResult | None:
-        """Return why this call cannot be made, as an error result for the model; None if it can.
+        """Return an error result for the model if this call cannot be made; None if it can.
 
-        `call` checks too; this is for asking before a person is asked.
+        `call` does the same check; use this one before asking a person to approve the call.
         """
         tool = self.find(use.name)
         if tool is None:
@@ -159,15 +161,16 @@ class ToolRegistry:
         return None
 
     async def call(self, use: ToolUse, context: ToolContext) -> ToolOutcome:
-        """Settle one call: check it, make it, retry it, and return its result, which may be an error.
+        """Check one call, make it, retry it, and return its result, which may be an error.
 
-        Cancelling this cancels the call at once, pauses included: a coroutine and a Ray task are cancelled, a thread
-        finds `context.cancelled` set. It does not wait for them, and what they return later is dropped. The same holds
-        of a try that takes too long. Threads are daemons: one that is stuck keeps neither tools nor the exit waiting.
+        Cancelling this coroutine stops the call at once, also during a pause: coroutines and Ray tasks are cancelled,
+        and for threads `context.cancelled` is set. It does not wait for them, and drops what they return later. The
+        same applies to an attempt that times out. Threads are daemon threads: a stuck one blocks neither other tools
+        nor the exit of the process.
 
         Raises:
-            ToolAbortError: the tool failed, and on_error is "abort". The model's own mistakes, an unknown tool or
-                arguments that do not fit, are error results under every policy, and are never retried.
+            ToolAbortError: the tool failed, and `on_error` is "abort". The model's own mistakes (an unknown tool,
+                arguments that do not match) are error results with any `on_error`, and are never retried.
         """
         started_s = time.monotonic()
         tool, refused = self.find(use.name), self.check(use)
@@ -186,7 +189,7 @@ class ToolRegistry:
         return ToolOutcome(self._result(use, answer), time.monotonic() - started_s, tries)
 
     async def _try(self, tool: Tool, use: ToolUse, context: ToolContext, number: int) -> _Answer:
-        """Call the tool once, and leave it behind if it takes too long or if this is cancelled."""
+        """Call the tool once; abandon the call if it times out or this coroutine is cancelled."""
         signal = CancelSignal()
         context.cancelled.listen(signal.set)
         told = replace(context, call_id=use.call_id, try_number=number, cancelled=signal)
@@ -231,14 +234,14 @@ class ToolRegistry:
 
 
 _LEFT_BEHIND: set[asyncio.Task[_Answer]] = set()
-"""Calls that did not stop: held so that they are not collected while they run."""
+"""Calls that did not stop; referenced here so that they are not garbage-collected while they run."""
 
 
-# One try
+# One attempt
 
 
 async def _carry_out(tool: Tool, use: ToolUse, context: ToolContext) -> _Answer:
-    """Call the tool; whatever it raises is an answer, but for the cancel of this task."""
+    """Call the tool and return its result; exceptions become error results, except the cancellation of this task."""
     function = tool.function
     if function is None:
         return _Answer("its result comes from outside", is_error=True, final=True)
@@ -263,9 +266,9 @@ async def _carry_out(tool: Tool, use: ToolUse, context: ToolContext) -> _Answer:
 
 
 async def _on_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Return what the function returns, on a daemon thread of its own, with this task's context variables.
+    """Run a function in a new daemon thread, with this task's context variables, and return its result.
 
-    Not by `asyncio.to_thread`, whose few threads stuck tools would use up, and for which the exit would wait.
+    `asyncio.to_thread` is not used, since stuck tools would exhaust its few threads and block the exit.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -296,7 +299,7 @@ def _spawn(work: Callable[[], None]) -> None:
 
 
 async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal) -> Any:
-    """Return what the task or the actor's method returns; `signal` cancels it there.
+    """Return the result of a Ray task or an actor's method; `signal` cancels it on Ray.
 
     Raises:
         BaseException: what it raised there.
@@ -330,7 +333,7 @@ async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal
 
 @functools.cache
 def _warn_if_deaf() -> None:
-    """Warn, once, if this process is one of a Ray whose workers ignore SIGINT, by which Ray interrupts its tasks."""
+    """Warn, once, if this Ray's workers ignore SIGINT, which Ray needs to cancel its tasks."""
     import ray
 
     is_worker = ray.get_runtime_context().worker.mode == ray.WORKER_MODE
@@ -345,11 +348,11 @@ class _LostError(Exception):
     """Ray could not carry a call out, for the reason that the message gives."""
 
 
-# What the model is told
+# Results for the model
 
 
 def _failure(error: BaseException) -> _Answer:
-    """Return what the model is told of an error: no traceback."""
+    """Return an exception as an error result for the model, without a traceback."""
     if isinstance(error, ToolError | _LostError):
         return _Answer(str(error), is_error=True, final=isinstance(error, ToolError))
     try:
@@ -360,7 +363,7 @@ def _failure(error: BaseException) -> _Answer:
 
 
 def _to_json(value: Any) -> _Answer:
-    """Return the value as compact JSON; what cannot be written so is an error that no other try would mend."""
+    """Return the value as compact JSON; a value that cannot be serialised is a final error."""
     try:
         try:
             return _Answer(pydantic_core.to_json(value, inf_nan_mode="strings").decode())

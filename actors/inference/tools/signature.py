@@ -1,4 +1,4 @@
-"""What a function takes, as a JSON schema for a model, and the way back from its arguments."""
+"""Makes the JSON schema of a function's parameters, and converts a model's arguments back to Python values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools: what a model may call."""
+"""`Tool`, `tool` and `external_tool`: functions that a model may call."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.frozen_json import FrozenDict
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]
-"""Says of a call's arguments whether a person must approve of it. Must not block."""
+"""Returns, given a call's arguments, whether a person must approve the call. Must not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """What the model is told of a tool."""
+    """A tool as it is declared to the model."""
 
     name: str
     description: str
@@ -46,10 +46,10 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """What a model may call, made by `tool` or `external_tool`. Called itself, it is the plain function.
+    """A function that a model may call; made by `tool` or `external_tool`. Calling the tool calls the plain function.
 
-    Pickles as the name of its module's attribute where it stands there, else by value: so a decorated function is
-    found again in another process, and one of a script or a notebook goes along with cloudpickle.
+    A tool that is an attribute of its module is pickled by name, so another process imports it; any other tool, such
+    as one of a script or a notebook, is pickled by value, with cloudpickle.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Tool:
     parameters: FrozenDict
     """A JSON schema of an object."""
     function: Callable[..., Any] | None = None
-    """What is called: a function, synchronous or not, or what has `.remote`; None if the result comes from outside."""
+    """A function, coroutine function or object with `.remote`; None for an external tool."""
     model: Arguments | type[BaseModel] | None = field(default=None, compare=False, repr=False)
-    """What checks arguments; without one, the schema itself."""
+    """Checks the arguments; if None, the schema does."""
     timeout_s: float | None = None
-    """How long a try may take, in seconds; None: as the registry says."""
+    """The time limit of one attempt, in seconds; None: the registry's."""
     retries: int | None = None
-    """How often a failed call is tried again, whatever the registry's `on_error`; None: as the registry says."""
+    """How often a failed call is retried, whatever the registry's `on_error`; None: the registry's."""
     approval: bool | Approval = False
-    """Whether a person must approve of a call before it is made."""
+    """Whether a person must approve a call before it is made."""
     repeatable: bool = False
-    """Whether a call may be made once more if the process was lost while it ran."""
+    """Whether a call may be repeated if the process was lost while it ran."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", self.name):
@@ -93,17 +93,17 @@ class Tool:
 
     @property
     def definition(self) -> ToolDefinition:
-        """What the model is told."""
+        """The tool as it is declared to the model."""
         return ToolDefinition(self.name, self.description, self.parameters)
 
     @property
     def is_external(self) -> bool:
-        """Whether the result comes from outside, by `ExecutionHandle.provide`."""
+        """Whether the caller supplies the result, by `ExecutionHandle.provide`."""
         return self.function is None
 
     @property
     def is_remote(self) -> bool:
-        """Whether it runs on Ray."""
+        """Whether the tool is a Ray task or an actor's method."""
         return callable(getattr(self.function, "remote", None))
 
     @property
@@ -113,19 +113,19 @@ class Tool:
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def needs_approval(self, arguments: Mapping[str, Any], context: ToolContext) -> bool:
-        """Whether a person must approve of this call. A predicate that raises means yes: it could not judge."""
+        """Return whether a person must approve this call; True also if the predicate raises."""
         if isinstance(self.approval, bool):
             return self.approval
         try:
             return bool(self.approval(arguments, context))
-        except Exception:  # noqa: BLE001 - whatever it is, the call was not found harmless
+        except Exception:  # noqa: BLE001 - any error of the predicate means that approval is needed
             return True
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the function takes them, made anew, defaults included, without the context.
+        """Return new, validated arguments for the function, with defaults, without the context.
 
         Raises:
-            ValueError: they do not fit the schema; it says where, in words for the model.
+            ValueError: the arguments do not match the schema; the message says where, in words for the model.
         """
         document = json.dumps(arguments)  # as the model wrote them: lists, not tuples
         if self.model is None:
@@ -138,13 +138,13 @@ class Tool:
             raise ValueError(say((each["loc"], each["msg"]) for each in error.errors(include_url=False))) from error
 
     def with_context(self, arguments: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
-        """Return checked arguments with the context, where the function takes it."""
+        """Return checked arguments, with the context for each parameter that takes it."""
         names = self.model.contexts if isinstance(self.model, Arguments) else ()
         return {**arguments, **dict.fromkeys(names, context)}
 
 
 class Remote(Protocol):
-    """What runs on Ray: a task, or an actor's method."""
+    """A Ray task or an actor's method."""
 
     @property
     def remote(self) -> Callable[..., Any]:
@@ -253,13 +253,13 @@ def tool(
 
 
 def external_tool(name: str, description: str, parameters: Mapping[str, Any] | type[BaseModel]) -> Tool:
-    """Make a tool without a function: its runs wait for `ExecutionHandle.provide`.
+    """Make a tool without a function: a run that calls it waits for the result by `ExecutionHandle.provide`.
 
     Args:
         parameters: a JSON schema of an object, or a model that has one.
 
     Raises:
-        ConfigError: it is no such schema.
+        ConfigError: `parameters` is not the schema of an object.
     """
     model = parameters if isinstance(parameters, type) else None
     schema = schema_of(parameters, {}) if isinstance(parameters, type) else known_schema(name, parameters)

@@ -1,7 +1,7 @@
 """The command line: `turnwise`, or `python -m turnwise.cli`.
 
-What a command needs is imported when it runs. An error that has a type is one line on stderr and exit code 1; a wrong
-usage is 2.
+Each command imports what it needs when it runs. A TurnwiseError is printed as one line on stderr, with exit code 1;
+wrong usage exits with 2.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from turnwise.memory.longterm.migration.migrate import MigrationReport
 
 _SHOWN = 20
-"""How many users, and how many of those that were skipped, a table shows."""
+"""How many users, and how many skipped memories, the report shows."""
 
 app = typer.Typer(
     help="Sessions with language models, and what they remember.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # its frames show values, and a URL may have a password
+    pretty_exceptions_enable=False,  # pretty tracebacks show values, and a URL may contain a password
 )
 memory = typer.Typer(help="Long-term memories.", no_args_is_help=True)
 app.add_typer(memory, name="memory")
@@ -47,7 +47,7 @@ def _tell_version(wanted: bool) -> None:
 @app.callback()
 def main(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Tell the version, and end.")
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Sessions with language models, and what they remember."""
@@ -58,30 +58,32 @@ def migrate(
     source: Annotated[
         str,
         typer.Argument(
-            help="Where they are: sqlite:///file.db or postgresql://user@host/name of a LangGraph store, or the path of"
-            " a SQLite file or of lines of JSON. It is only read."
+            help="The memories to copy: sqlite:///file.db or postgresql://user@host/name of a LangGraph store, or the"
+            " path of a SQLite file or of a JSON Lines file. The source is only read."
         ),
     ],
     target: Annotated[
-        str, typer.Argument(help="Where they go: sqlite:///file.db, postgresql://user@host/name or redis://host.")
+        str, typer.Argument(help="Where to write them: sqlite:///file.db, postgresql://user@host/name or redis://host.")
     ],
     *,
     user: Annotated[
-        list[str] | None, typer.Option(help="Only this user's. May be given again. All if left out.")
+        list[str] | None, typer.Option(help="Copy only this user's memories; repeatable. All users if omitted.")
     ] = None,
     namespace: Annotated[
-        str, typer.Option(help="What follows the user in the namespace, or all of it with {user} for the user.")
+        str,
+        typer.Option(help="The part of the namespace after the user, or the whole namespace with {user} for the user."),
     ] = "memories",
     agent: Annotated[
-        str | None, typer.Option(help="Whose the episodic and procedural ones become. All agents' if left out.")
+        str | None,
+        typer.Option(help="The agent that gets the episodic and procedural memories. All agents if omitted."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be, and write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report what would be copied, and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Copy memories from a flat namespace, each into its category. May be repeated: nothing comes twice."""
+    """Copy memories from a flat namespace, each into its category. May be repeated: nothing is copied twice."""
     from rich.console import Console
 
-    # What is shown comes from elsewhere, so none of it is markup.
+    # The printed text comes from the source, so it must not be read as markup.
     told = Console(stderr=True, markup=False, emoji=False, highlight=False)
     try:
         with told.status("0 memories read") as status:
@@ -111,7 +113,7 @@ async def _migrate(source: str, target: str, *, dry_run: bool, **settings: Any) 
 
 
 def _open(target: str, dry_run: bool) -> FactStore:
-    """Return the store of facts, or, for a dry run, an empty one if there is none yet, so that none is made."""
+    """Return the target's fact store; in a dry run without existing tables, an empty one in memory."""
     from turnwise.memory.longterm.items.in_memory import InMemoryFacts
     from turnwise.memory.longterm.items.urls import open_facts
     from turnwise.memory.stores.urls import SQL_SCHEMES, resolve_url
@@ -125,7 +127,7 @@ def _open(target: str, dry_run: bool) -> FactStore:
 
 
 def _is_made(url: str) -> bool:
-    """Return whether the tables of facts are in the database. If that cannot be told, who opens it will say why."""
+    """Return whether the database has the fact tables; True if that is unknown, so that opening it raises the error."""
     from pathlib import Path
 
     import sqlalchemy as sa

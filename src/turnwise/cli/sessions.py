@@ -1,4 +1,4 @@
-"""`turnwise sessions`: sessions to files and back, and those that have expired away."""
+"""`turnwise sessions`: export a session to a file, import one from a file, sweep expired sessions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 sessions = typer.Typer(help="Sessions of a store.", no_args_is_help=True)
 
 _Store = Annotated[
-    str, typer.Argument(help="Where they are: sqlite:///file.db, postgresql://user@host/name or redis://host.")
+    str,
+    typer.Argument(help="The store of the sessions: sqlite:///file.db, postgresql://user@host/name or redis://host."),
 ]
 _History = Annotated[
-    str | None, typer.Option(help="Where their events are, if not in the store: sqlite:///file.db or postgresql://...")
+    str | None, typer.Option(help="The store of their events, if another: sqlite:///file.db or postgresql://...")
 ]
 _STREAM = "-"
 
@@ -33,13 +34,15 @@ _STREAM = "-"
 @sessions.command("export")
 def export(
     store: _Store,
-    session: Annotated[str, typer.Argument(help="The id of the session. It is only read.")],
-    file: Annotated[str, typer.Argument(help="Where it goes; - for the standard output.")] = _STREAM,
+    session: Annotated[str, typer.Argument(help="The id of the session, which is only read.")],
+    file: Annotated[str, typer.Argument(help="The file to write; - for standard output.")] = _STREAM,
     *,
-    user: Annotated[str | None, typer.Option(help="Whose it is; needed if it was made with enforce_user.")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="The session's user; required if it was created with enforce_user.")
+    ] = None,
     history: _History = None,
 ) -> None:
-    """Write a session as lines of JSON: all that the store has of it."""
+    """Write all that the store has of a session as JSON Lines."""
     if file == _STREAM:
         _run(_export(store, session, sys.stdout.write, user, history))
         return
@@ -56,13 +59,15 @@ def export(
 @sessions.command("import")
 def import_(
     store: _Store,
-    file: Annotated[str, typer.Argument(help="What `export` or `sweep` has written; - for the standard input.")],
+    file: Annotated[str, typer.Argument(help="A file that `export` or `sweep` has written; - for standard input.")],
     *,
-    session: Annotated[str | None, typer.Option("--as", help="The id it is to have, if another than it had.")] = None,
+    session: Annotated[
+        str | None, typer.Option("--as", help="A new id for the session; its old id if omitted.")
+    ] = None,
 ) -> None:
-    """Store the session of a file, whole or not at all. Its time to live counts from now."""
+    """Import a session from a file, completely or not at all. Its time to live starts now."""
     with _telling(), ExitStack() as stack:
-        # What is no text is read all the same, so that its line is named.
+        # Bytes that are not ASCII are escaped rather than raising here, so that the importer can name their line.
         lines = sys.stdin
         if file != _STREAM:
             lines = stack.enter_context(Path(file).open(encoding="ascii", errors="backslashreplace"))
@@ -73,11 +78,11 @@ def import_(
 def sweep(
     store: _Store,
     *,
-    archive: Annotated[Path | None, typer.Option(help="A folder to which each is exported first.")] = None,
+    archive: Annotated[Path | None, typer.Option(help="A folder to which each session is exported first.")] = None,
     history: _History = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Delete the sessions that have expired and that no run uses. Ends with 1 if one of them cannot be."""
+    """Delete expired sessions that have no active run. Exits with 1 if one of them cannot be deleted."""
     done = _run(_sweep(store, archive, history))
     if as_json:
         typer.echo(json.dumps(asdict(done)))
@@ -92,7 +97,7 @@ def sweep(
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """Tell what is wrong with a file."""
+    """Print an OSError of a file as one line, and exit with 1."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What happens when a conversation outgrows the model's window. Imports `turnwise.memory` and nothing above."""
+"""Overflow strategies: what to do when a conversation outgrows the window. Imports only `turnwise.memory`."""
 
 from turnwise._exports import exports
 

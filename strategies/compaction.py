@@ -1,4 +1,4 @@
-"""What became of a window, or would: for those who ask."""
+"""`Compaction`: the result or the preview of a compaction, part by part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turnwise.strategies.ranges import Range
 
 
 class Reason(NamedTuple):
-    """Why a part of the window stays or goes."""
+    """Why a part of the window is kept or removed."""
 
     part: Range
     fate: Literal["kept", "dropped", "summarised", "flushed"]
@@ -22,20 +22,20 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """What goes, what stays, why, and how many tokens that is. `str()` has a line for each part of the window."""
+    """Which parts of the window are removed and kept, why, and their tokens. `str()` has a line for each part."""
 
     strategy: str
     """Who decided."""
     tokens_before: int
-    """What the next request takes without it, the next prompt aside."""
+    """The tokens of the next request before the compaction, without the next prompt."""
     tokens_after: int
-    """What it takes then; at most, as long as it is not `done`."""
+    """The tokens of the next request after the compaction; an upper bound until it is `done`."""
     reasons: tuple[Reason, ...]
-    """Parts of the window, as places of its blocks from 0."""
+    """The parts of the window, as ranges of block positions from 0."""
     summary: str | None = None
-    """What takes the place of what goes, if it is `done` and the strategy has something put there."""
+    """The summary that replaces the removed blocks, if the compaction is `done` and the strategy makes one."""
     done: bool = False
-    """Whether it was carried out."""
+    """Whether the compaction was carried out."""
 
     def __str__(self) -> str:
         tokens = f"{self.tokens_before} tokens become {self.tokens_after}{' at most' * (not self.done)}"

@@ -1,4 +1,4 @@
-"""DeleteOldest: so many of the oldest exchanges go."""
+"""`DeleteOldest`: removes a fixed number of the oldest exchanges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnwise.strategies.window import TokenBudget, Window
 
 @dataclass(frozen=True, slots=True)
 class DeleteOldest:
-    """When the request does not fit, the `count` oldest exchanges go, and more where that is not enough.
+    """When the request does not fit, removes the `count` oldest exchanges, and more if that is not enough.
 
     The newest never goes. With a larger count there is something to do less often.
     """

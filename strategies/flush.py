@@ -1,4 +1,4 @@
-"""FlushToMemory: the older exchanges go to long-term memory."""
+"""`FlushToMemory`: moves the older exchanges to long-term memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turnwise.strategies.window import TokenBudget, Window
 
 @dataclass(frozen=True, slots=True)
 class FlushToMemory:
-    """Past `trigger_ratio` of the window, the oldest exchanges go to long-term memory, down to `max_ratio` of it.
+    """Above `trigger_ratio` of the window, moves the oldest exchanges to long-term memory, down to `max_ratio`.
 
     In two phases: each memory acknowledges what it has stored, and only then does the window drop what all have.
     A memory that fails keeps those exchanges in the window; they are given again, under the same ids. Memories that are
@@ -26,11 +26,11 @@ class FlushToMemory:
 
     memories: Sequence[LongTermMemory]
     max_ratio: float = field(default=0.5, kw_only=True)
-    """How full the window is to be afterwards, of its budget; the newest exchange stays though it takes more."""
+    """The target fill of the window, as a share of its budget. The newest exchange stays even if it takes more."""
     trigger_ratio: float = field(default=0.8, kw_only=True)
-    """How full it is to be before, from `max_ratio` up to 1."""
+    """The fill that triggers a flush, as a share of the budget, from `max_ratio` to 1."""
     otherwise: OverflowStrategy | None = field(default=None, kw_only=True)
-    """Who decides where the memories fail and the window is over its budget; None for an error."""
+    """The strategy to use if the memories fail and the window is over its budget; None to raise an error."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memories", tuple(self.memories))

@@ -1,4 +1,4 @@
-"""Blocks to be handed to long-term memory."""
+"""`FlushTask`: exchanges to save in long-term memory before they leave the window."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnwise.strategies.ranges import Range
 from turnwise.strategies.window import Window
 
 HandedOver = tuple[Range, list[MemoryItem]]
-"""An exchange, and what becomes of it."""
+"""An exchange, and the items that it becomes."""
 
 MOST = sys.maxsize
 """Behind all positions."""
@@ -23,23 +23,23 @@ MOST = sys.maxsize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushTask:
-    """Exchanges that go once each of the memories has acknowledged them.
+    """Exchanges that leave the window once every memory has acknowledged them.
 
     The session first gives `items` to each memory, whose failures are its own. Only then may the window drop what all
     have acknowledged: `Plan.retaining` keeps the rest. What is given again has the same ids.
     """
 
     ranges: tuple[Range, ...]
-    """What goes; system prompts and summaries among them are not meant."""
+    """The ranges that leave the window. System prompts and summaries in them stay."""
     memories: tuple[LongTermMemory, ...]
-    """Those that may be written; in the order in which they were given."""
+    """The writable memories, in the order in which they were given."""
 
     def items(self, window: Window, session_id: str, turns: Sequence[TurnBlocks] = ()) -> list[MemoryItem]:
         """Return all items of `hand_over`."""
         return [item for _, items in self.hand_over(window, session_id, turns) for item in items]
 
     def hand_over(self, window: Window, session_id: str, turns: Sequence[TurnBlocks] = ()) -> list[HandedOver]:
-        """Return the exchanges that go, oldest first, each with an item for each turn that has blocks in it.
+        """Return the exchanges to flush, oldest first, each with an item for each turn that has blocks in it.
 
         Blocks of no known turn are one item of their exchange, those of a private one are none. A turn's item is the
         same whatever comes behind it.
@@ -69,11 +69,11 @@ class FlushTask:
     def unacknowledged(
         self, window: Window, acknowledged: Collection[Collection[str]], turns: Sequence[TurnBlocks] = ()
     ) -> tuple[Range, ...]:
-        """Return the exchanges that have to stay: see `unacknowledged`."""
+        """Return the exchanges that must stay: see `unacknowledged`."""
         return unacknowledged(self.hand_over(window, "", turns), acknowledged)
 
     def spans(self, window: Window) -> Spans:
-        """Return where what goes is stored."""
+        """Return the spans of the blocks to flush."""
         return window.spans_of(left for part in self.ranges for left in window.without(part, System, Summary))
 
     def _exchanges(self, window: Window) -> Iterator[Range]:
@@ -87,7 +87,7 @@ class FlushTask:
 
 
 def unacknowledged(handed: Iterable[HandedOver], acknowledged: Collection[Collection[str]]) -> tuple[Range, ...]:
-    """Return the exchanges that have to stay: those of which some memory has not all.
+    """Return the exchanges that must stay: those that some memory has not acknowledged completely.
 
     Args:
         acknowledged: for each memory, the ids of the items that it has.

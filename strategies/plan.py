@@ -1,4 +1,4 @@
-"""Plans: what an overflow strategy has decided, to be looked at, checked, and carried out by the session."""
+"""`Plan`: the decision of an overflow strategy, which the session inspects, checks and carries out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LAWS: tuple[Law, ...] = get_args(Law)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What becomes of a window: made by `plan_for`, which counts. Making one does nothing.
+    """What to keep of a window. Made by `plan_for`, which counts tokens. Making a plan has no effect.
 
     Once it is carried out, the next request holds the system prompt, then the new summary, if there is one, then what
     is kept.
@@ -51,26 +51,26 @@ class Plan:
     strategy: str
     """Who decided."""
     keep: Ranges
-    """What stays, without the system prompts; the one that wins stays in any case."""
+    """The ranges that stay, without system prompts. The effective system prompt always stays."""
     summary: SummaryTask | None = None
     flush: FlushTask | None = None
     reasons: tuple[Reason, ...] = ()
     tokens_before: int = 0
-    """What the request takes as things are."""
+    """The tokens of the request before the plan."""
     tokens_after: int = 0
-    """What it will take, at most."""
+    """The most tokens of the request after the plan."""
     otherwise: OverflowStrategy | None = None
-    """Who decides if the summary or the flush fails for good and the window is over its budget."""
+    """The strategy to use if the summary or the flush fails for good and the window is over its budget."""
 
     # Carrying out
 
     @property
     def waits(self) -> bool:
-        """Whether a model or a memory has to do something first."""
+        """Whether the plan needs a summary by a model or a flush to memories first."""
         return self.summary is not None or self.flush is not None
 
     def spans(self, window: Window, summary_span: Span | None = None) -> Spans:
-        """Return what the input of the next turn spans, once the plan is carried out.
+        """Return the spans of the next turn's input after the plan is carried out.
 
         Args:
             summary_span: where the new summary is; given if and only if the plan has one.
@@ -81,7 +81,7 @@ class Plan:
         return join(window.spans_of(system), [summary_span] if summary_span else [], window.spans_of(self.keep))
 
     def retaining(self, window: Window, budget: TokenBudget, ranges: Sequence[Range]) -> Plan | None:
-        """Return the plan that leaves some exchanges of its flush in the window; None if nothing would go then.
+        """Return a plan that keeps some exchanges of its flush in the window; None if it would remove nothing.
 
         It may miss the budget: see `otherwise`.
         """
@@ -105,7 +105,7 @@ class Plan:
         return replace(plan, summary=self.summary)
 
     def explain(self) -> Compaction:
-        """Return what goes, what stays, why, and how many tokens that is."""
+        """Return which parts are removed and kept, why, and their tokens."""
         return Compaction(
             strategy=self.strategy,
             tokens_before=self.tokens_before,
@@ -116,7 +116,7 @@ class Plan:
     # Checking
 
     def check(self, window: Window, budget: TokenBudget) -> None:
-        """Raise if the plan breaks a law. O(what is kept); changes nothing.
+        """Raise if the plan breaks a law. O(blocks kept); changes nothing.
 
         What keeps the newest exchanges whole and nothing before them keeps pairs whole and is as valid as before, so
         there is no more to look at.
@@ -199,13 +199,13 @@ class Plan:
                     self._check_orphan(window, block.call_id, part.start)
                 elif isinstance(block, ToolResult):
                     calls.discard(block.call_id)
-            # A call still waits: its result must not be in what goes next.
+            # A call still waits for its result, which must not be in the next removed range.
             lost = window.blocks([Range(part.stop, after.start)]) if calls else ()
             if parted := calls.intersection(block.call_id for block in lost if isinstance(block, ToolResult)):
                 self._break("tool pairs whole", f"call {min(parted)!r} stays, and its result goes")
 
     def _check_orphan(self, window: Window, call_id: str, before: int) -> None:
-        """Raise if a result stays whose call goes; the conversation may have had it without one."""
+        """Raise if a result stays without its call, unless the conversation had no call for it in the first place."""
         lost = window.blocks(overlap(self._gone(window), [Range(0, before)]))
         if any(isinstance(block, ToolUse) and block.call_id == call_id for block in lost):
             self._break("tool pairs whole", f"the result of call {call_id!r} stays, and the call goes")
@@ -219,7 +219,7 @@ class Plan:
 
 
 def refusals(blocks: Sequence[Block]) -> dict[str, InvalidRequestError]:
-    """Return the providers that would not take the blocks, with a prompt if the model has spoken last, and why."""
+    """Return the providers that would refuse the blocks, and why. A prompt is added if the model spoke last."""
     said = [block for block in blocks if CHAT.sends(block) or isinstance(block, ToolUse)]
     prompt = [User(text="Go on.")] if not said or said[-1].role == "assistant" else []
     messages = messages_of([*blocks, *prompt])
@@ -243,7 +243,7 @@ def plan_for(
     flush: FlushTask | None = None,
     otherwise: OverflowStrategy | None = None,
 ) -> Plan:
-    """Return the plan that keeps some ranges, counted and explained.
+    """Return the plan that keeps these ranges, with token counts and reasons.
 
     Args:
         why: what the rest goes for.

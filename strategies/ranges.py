@@ -1,4 +1,4 @@
-"""Ranges: places in a window."""
+"""Ranges of block positions in a window."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 
 class Range(NamedTuple):
-    """Places `start` to `stop` (exclusive), from 0."""
+    """Positions `start` to `stop` (exclusive), from 0."""
 
     start: int
     stop: int
 
 
 Ranges = tuple[Range, ...]
-"""Ascending and apart, and none is empty, unless it says otherwise."""
+"""Ranges in ascending order, not touching and not empty, unless said otherwise."""
 
 
 def merge(ranges: Iterable[Range]) -> Ranges:
-    """Return what ranges of any order cover; neighbours become one."""
+    """Return the positions that ranges in any order cover, with adjacent ranges merged."""
     merged: list[Range] = []
     for part in sorted(each for each in ranges if each.start < each.stop):
         if merged and part.start <= merged[-1].stop:
@@ -30,13 +30,13 @@ def merge(ranges: Iterable[Range]) -> Ranges:
 
 
 def gaps(ranges: Iterable[Range], within: Range) -> Ranges:
-    """Return what of a range the others leave."""
+    """Return the parts of a range that the others do not cover."""
     edges = [Range(within.start, within.start), *overlap(ranges, [within]), Range(within.stop, within.stop)]
     return tuple(Range(one.stop, two.start) for one, two in pairwise(edges) if one.stop < two.start)
 
 
 def overlap(some: Iterable[Range], others: Sequence[Range]) -> Iterator[Range]:
-    """Yield what both have. O(their number)."""
+    """Yield the intersection of both. O(number of ranges)."""
     at = 0
     for part in some:
         while at < len(others) and others[at].stop <= part.start:

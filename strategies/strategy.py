@@ -1,4 +1,4 @@
-"""Overflow strategies: what is done when a conversation outgrows the model's window."""
+"""`OverflowStrategy`: the protocol of strategies for conversations that outgrow the model's window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnwise.strategies.window import TokenBudget, Window
 
 @runtime_checkable
 class OverflowStrategy(Protocol):
-    """Decides; the session carries out. Travels to the session's process by pickle.
+    """Decides what to remove; the session carries it out. Pickled to the session's process.
 
     A decision is pure: it depends on the window, the budget and the strategy's settings, and changes nothing. It holds
     to the laws of `Plan.check`, and once it is carried out there is nothing more to do: `conformance.py` shows
@@ -19,7 +19,7 @@ class OverflowStrategy(Protocol):
     """
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
-        """Return what is to become of the window; None if it is to stay as it is.
+        """Return the plan for the window; None to leave it unchanged.
 
         Asked before each request, also one that fits; where `due` says so, when a run has ended; and about an empty
         window, when a manager is made.
@@ -29,11 +29,11 @@ class OverflowStrategy(Protocol):
         """
 
     def due(self, window: Window, budget: TokenBudget) -> bool:
-        """Return whether to decide now, in the background, though the window may still fit."""
+        """Return whether to compact now, in the background, although the window may still fit."""
 
 
 def is_due(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> bool:
-    """Return what `due` says.
+    """Return the result of the strategy's `due`.
 
     Raises:
         ConfigError: the strategy's settings do not fit the budget.
@@ -48,7 +48,7 @@ def is_due(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> b
 
 
 def decide(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> Plan | None:
-    """Return what a strategy decides, if it may be carried out.
+    """Return a strategy's plan after checking it.
 
     Raises:
         WindowOverflowError: nothing makes the window fit.

@@ -1,4 +1,4 @@
-"""Summarize: a model sums up the older exchanges, and the summary takes their place."""
+"""`Summarize`: replaces the older exchanges by a model's summary."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from turnwise.strategies.trim import Trim
 from turnwise.strategies.window import TokenBudget, Window
 
 _LEAST = 64
-"""Tokens in which something can be said; with less, no model is asked."""
+"""The least tokens of a useful summary. With less room, no model is called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summarize:
-    """Past `trigger_ratio` of the window, all but the newest exchanges becomes a summary; the one before is folded in.
+    """Above `trigger_ratio` of the window, replaces all but the newest exchanges and the previous summary by a summary.
 
     So each block is summed up once, and the summary moves on with the conversation. What is summed up stays in the log.
     If the model gives no summary that can be taken, or none would fit, nothing changes; once the window is over its
@@ -29,20 +29,20 @@ class Summarize:
     model: Any
     """The engine that writes the summary, an `EngineBuilder`: a small model will do."""
     trigger_ratio: float = field(default=0.8, kw_only=True)
-    """How full the window is to be, of its budget, above 0 and up to 1."""
+    """The fill of the window that triggers a summary, as a share of its budget, above 0 and up to 1."""
     keep_turns: int = field(default=2, kw_only=True)
-    """How many of the newest exchanges stay as they are; fewer where they would pull the trigger again."""
+    """How many of the newest exchanges stay unchanged; fewer if they alone would trigger a summary again."""
     keep_tokens: int | None = field(default=None, kw_only=True)
-    """What they are to take at most; the newest stays though it takes more."""
+    """The most tokens of the exchanges that stay. The newest stays even if it takes more."""
     max_summary_tokens: int = field(default=1000, kw_only=True)
-    """What the summary may take."""
+    """The most tokens of the summary."""
     model_window: int | None = field(default=None, kw_only=True)
-    """What the model takes at once, its answer included; its own limit, where that is known, if left out. What goes is
-    summed up in parts if it takes more."""
+    """The most tokens of one request to the model, its answer included; if left out, the model's limit, if known.
+    Longer text is summarized in parts."""
     prompt: str = field(default=PROMPT, kw_only=True)
-    """What the model is told."""
+    """The instructions to the model."""
     otherwise: OverflowStrategy = field(default=Trim(), kw_only=True)
-    """Who decides where no summary helps."""
+    """The strategy to use if a summary cannot make the request fit."""
 
     def __post_init__(self) -> None:
         if not 0 < self.trigger_ratio <= 1:
@@ -59,7 +59,7 @@ class Summarize:
             raise ConfigError("Summarize.prompt", self.prompt, "must say what to do")
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
-        """Also raises ConfigError where what is kept and the summary would pull the trigger at once."""
+        """Also raises ConfigError if the kept exchanges and the summary would trigger the next summary at once."""
         if window.taken(budget) <= self._trigger(budget):
             return None
         plan = self._plan(window, budget)
@@ -107,7 +107,7 @@ class Summarize:
         )
 
     def _cut(self, window: Window, budget: TokenBudget) -> int:
-        """Return where what is kept begins."""
+        """Return the position at which the kept exchanges begin."""
         room = self._trigger(budget) - budget.overhead - window.system_tokens - self.max_summary_tokens
         if self.keep_tokens is not None:
             room = min(room, self.keep_tokens)

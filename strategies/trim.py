@@ -1,4 +1,4 @@
-"""Trim: the oldest exchanges go until the rest fits."""
+"""`Trim`: removes the oldest exchanges until the rest fits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from turnwise.strategies.window import TokenBudget, Window
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """The oldest exchanges go, whole, until the request fits."""
+    """Removes the oldest exchanges, each as a whole, until the request fits."""
 
     max_tokens: int | None = None
-    """What a request is to take at most, if less than it may; the newest exchange stays though it takes more."""
+    """The most tokens of a request, if below its budget. The newest exchange stays even if it takes more."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -27,11 +27,11 @@ class Trim:
         return trimmed(window, budget, limit, strategy="Trim")
 
     def due(self, window: Window, budget: TokenBudget) -> bool:
-        return False  # there is nothing to wait for, so it is done when it must be
+        return False  # trimming needs no wait, so it is done only when it must be
 
 
 def trimmed(window: Window, budget: TokenBudget, limit: int, *, strategy: str, at_least: int = 0) -> Plan | None:
-    """Return the plan that drops all before `at_least`, and more of the oldest until the rest takes `limit`.
+    """Return the plan that drops everything before `at_least`, and more of the oldest until the rest fits `limit`.
 
     Raises:
         WindowOverflowError: the newest exchange does not fit the budget.
@@ -47,7 +47,7 @@ def trimmed(window: Window, budget: TokenBudget, limit: int, *, strategy: str, a
 
 
 def newest_that_fit(window: Window, budget: TokenBudget, limit: int) -> int:
-    """Return where the exchanges begin that fit together: the newest, and those before it while they take `limit`.
+    """Return where the newest exchanges that fit `limit` together begin. The newest one always counts as fitting.
 
     O(their blocks and those of one more).
     """

@@ -1,4 +1,4 @@
-"""The window: what the next request would hold, and how much it may."""
+"""`Window`: the blocks of the next request, and `TokenBudget`: how many tokens it may take."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from turnwise.strategies.ranges import Range, Ranges, merge
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """What a request may take, in tokens."""
+    """How many tokens a request may take."""
 
     max_tokens: int
-    """Of the model's window, less what is reserved for its answer."""
+    """The model's window less the tokens reserved for its answer."""
     overhead: int = 0
-    """What each request takes besides the window's blocks: tools, and instructions that are in no block."""
+    """The tokens of each request besides the window's blocks: tools, and instructions that are not blocks."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -68,10 +68,10 @@ class Window:
     ) -> None:
         index.cover(spans, cache)
         self._newest_turn = size(spans) if newest_turn is None else newest_turn
-        """Where the newest turn's own blocks begin, if that is known: an exchange begins with its first prompt, though
-        those before may never have been answered."""
+        """The position at which the newest turn's own blocks begin, if known. An exchange begins with the turn's first
+        prompt, even if earlier prompts were never answered."""
         self._sends_system = sends_system
-        """Whether the conversation's own system prompt is sent: an engine may have another in its place."""
+        """Whether the conversation's own system prompt is sent. An engine may replace it."""
         self._spans = spans
         self._cache = cache
         self._index = index
@@ -83,16 +83,16 @@ class Window:
 
     @property
     def spans(self) -> Spans:
-        """The blocks' places in their logs."""
+        """The spans of the blocks in their logs."""
         return self._spans
 
     @property
     def counter(self) -> TokenCounter:
-        """What has counted the tokens."""
+        """The counter of the tokens."""
         return self._index.counter
 
     def block(self, at: int) -> AnyBlock:
-        """Return the block in this place. O(log spans)."""
+        """Return the block at this position. O(log spans)."""
         number, place = self._place(at)
         (block,) = self._cache.read([Span(self._spans[number].log, place, place + 1)])
         return block
@@ -102,36 +102,36 @@ class Window:
         return self._cache.read(self.spans_of(ranges))
 
     def read(self, spans: Spans) -> tuple[AnyBlock, ...]:
-        """Return blocks by their places in their logs. O(their number)."""
+        """Return blocks by their spans in logs. O(number of blocks)."""
         return self._cache.read(spans)
 
     def spans_of(self, ranges: Iterable[Range]) -> Spans:
-        """Return some ranges as spans of logs. O(spans that they touch)."""
+        """Return ranges as spans of logs. O(spans that they touch)."""
         return join(span for part in ranges for span in self._cut(part))
 
     # Tokens
 
     def tokens(self, start: int = 0, stop: int | None = None) -> int:
-        """Return what the blocks from `start` to `stop` take, the system prompts among them left out. O(log spans)."""
+        """Return the tokens of the blocks from `start` to `stop`, without system prompts. O(log spans)."""
         return self._tokens_before(len(self) if stop is None else stop) - self._tokens_before(start)
 
     @cached_property
     def system_tokens(self) -> int:
-        """What the system prompt takes."""
+        """The tokens of the system prompt."""
         if self.system is None or not self._sends_system:
             return 0
         return self._index.sum(self.spans_of([Range(self.system, self.system + 1)]))
 
     @property
     def total(self) -> int:
-        """What all that is sent takes."""
+        """The tokens of everything that is sent."""
         return self.system_tokens + self.tokens()
 
-    # What stands apart
+    # System prompts and summaries
 
     @cached_property
     def system(self) -> int | None:
-        """The place of the system prompt that wins; None if there is none. O(spans)."""
+        """The position of the effective (last) system prompt; None if there is none. O(spans)."""
         found = self._index.last_system(self._spans)
         if found is None:
             return None
@@ -142,25 +142,25 @@ class Window:
 
     @cached_property
     def summaries(self) -> tuple[int, ...]:
-        """The places of the summaries. O(spans and their number)."""
+        """The positions of the summaries. O(spans + summaries)."""
         return tuple(self.places(Summary))
 
     def places(self, kind: type[Block], part: Range | None = None) -> Iterator[int]:
-        """Yield the places of the blocks of a kind, which is `System` or `Summary`. O(spans and their number)."""
+        """Yield the positions of the blocks of a kind, `System` or `Summary`. O(spans + results)."""
         at = part.start if part else 0
         for span in self._cut(part or Range(0, len(self))):
             yield from (at + place - span.start for place in self._index.places(span, kind))
             at += span.stop - span.start
 
     def summary_tokens(self, stop: int | None = None) -> int:
-        """Return what the summaries before `stop` take."""
+        """Return the tokens of the summaries before `stop`."""
         before = [Range(at, at + 1) for at in self.summaries if stop is None or at < stop]
         return self._index.sum(self.spans_of(before))
 
     # Exchanges
 
     def exchanges(self, before: int | None = None) -> Iterator[Range]:
-        """Yield the exchanges, the newest first; those before a place where one begins, if that is given.
+        """Yield the exchanges, the newest first; if a position where one begins is given, only those before it.
 
         An exchange begins with what the user says and goes on to where the user next does: prompts, answer, tool calls
         and their results. Prompts that no answer parts begin one together. Whichever of them are left out, from the
@@ -194,7 +194,7 @@ class Window:
             yield Range(0, stop)
 
     def end_of_oldest(self, count: int) -> int:
-        """Return where the `count` oldest exchanges that begin with a prompt end, or where the newest begins if sooner.
+        """Return where the `count` oldest exchanges with a prompt end, or where the newest begins, if that is earlier.
 
         O(their blocks and those of the newest).
         """
@@ -222,40 +222,40 @@ class Window:
 
     @cached_property
     def newest(self) -> Range:
-        """The newest exchange: it stays, whatever goes."""
+        """The newest exchange. It always stays."""
         return next(self.exchanges(), Range(0, 0))
 
-    # What is left when the oldest go
+    # What remains after removing the oldest blocks
 
     def without(self, part: Range, *kinds: type[Block]) -> Ranges:
-        """Return a range less the blocks of some kinds, which are `System` or `Summary`."""
+        """Return a range without the blocks of these kinds, which are `System` or `Summary`."""
         edges = [part.start - 1, *sorted(at for kind in kinds for at in self.places(kind, part)), part.stop]
         return tuple(Range(at + 1, until) for at, until in pairwise(edges) if at + 1 < until)
 
     def kept_from(self, cut: int, *, pinned: bool = True) -> Ranges:
-        """Return what stays if all before `cut` goes: the rest but for system prompts, and, if `pinned`, summaries."""
+        """Return what stays if all before `cut` is removed: the rest without system prompts, and pinned summaries."""
         summaries = [Range(at, at + 1) for at in self.summaries if at < cut] if pinned else []
         return merge([*summaries, *self.without(Range(cut, len(self)), System)])
 
     def tokens_from(self, cut: int, budget: TokenBudget) -> int:
-        """Return what a request takes if all before `cut` goes that may."""
+        """Return the tokens of a request if everything removable before `cut` is removed."""
         return budget.overhead + self.system_tokens + self.summary_tokens(cut) + self.tokens(cut)
 
     def taken(self, budget: TokenBudget) -> int:
-        """Return what a request takes as things are."""
+        """Return the tokens of a request with the whole window."""
         return budget.overhead + self.total
 
     def overflow(self, budget: TokenBudget) -> WindowOverflowError:
-        """Return the error that says what cannot fit."""
+        """Return the error that says which part cannot fit."""
         summary = self.summary_tokens()
         newest = self.tokens(*self.newest) - self.summary_tokens() + self.summary_tokens(self.newest.start)
         overhead = budget.overhead + self.system_tokens
         return WindowOverflowError(budget.max_tokens, overhead + summary + newest, overhead, summary, newest)
 
-    # Places
+    # Positions
 
     def _backwards(self, stop: int) -> Iterator[tuple[int, AnyBlock]]:
-        """Yield the blocks before `stop` and their places, the last first; read a few at a time."""
+        """Yield the blocks before `stop` and their positions, the last first. Blocks are read a few at a time."""
         for end in range(stop, 0, -_AT_A_TIME):
             start = max(end - _AT_A_TIME, 0)
             yield from zip(range(end - 1, start - 1, -1), reversed(self.blocks([Range(start, end)])), strict=True)
@@ -288,5 +288,5 @@ class Window:
 
 
 def _says(block: Block) -> bool:
-    """Return whether every provider takes it for something that the user says."""
+    """Return whether every provider accepts the block as a message of the user."""
     return isinstance(block, Image | Document) or (isinstance(block, User) and bool(block.text.strip()))

@@ -1,4 +1,4 @@
-"""Blocks as messages of each provider's API, and the rules by which a provider takes them.
+"""Converts blocks to messages of each provider's API, and checks them by the provider's rules.
 
 Imports conversation only.
 """

@@ -1,4 +1,4 @@
-"""Blocks as messages of Anthropic's Messages API."""
+"""Converts blocks to messages of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turnwise.memory.providers.openai_chat import ERROR, INTERRUPTED, SUMMARY
 from turnwise.memory.providers.validation import ANTHROPIC, fit
 
 LOST = "bG9zdA=="
-"""The data of a redacted thought that stands for thoughts whose signatures were lost."""
+"""The data of the redacted thought that replaces thoughts whose signatures were lost."""
 
 _MAX_CHECKPOINTS = 4
 
@@ -31,7 +31,7 @@ Part = dict[str, Any]
 
 
 def encode(blocks: Sequence[Block]) -> tuple[str | list[Part] | None, list[Part]]:
-    """Return the system prompt and the messages that say what the blocks say.
+    """Return the system prompt and the messages for the blocks.
 
     The last `System` is the system prompt. Messages alternate; one of the assistant has its thoughts first, then texts
     and calls; one of the user has the results first, in the order in which their calls were declared. Thoughts that
@@ -78,7 +78,7 @@ def _thoughts(said: Sequence[Block]) -> list[Part]:
 
 
 def _is_kept(thought: Thinking) -> bool:
-    # Its signatures are base64; one that is JSON is of another provider: see `responses.pack_reasoning`.
+    # Anthropic's signatures are base64. A JSON signature is another provider's: see `responses.pack_reasoning`.
     return bool(thought.redacted or (thought.signature and not thought.signature.startswith("{")))
 
 
@@ -110,7 +110,7 @@ def _result(result: ToolResult) -> Part:
     part: Part = {"type": "tool_result", "tool_use_id": result.call_id}
     if result.is_error:
         part["is_error"] = True
-    # An error must say something, and a text must not be blank.
+    # The API refuses an error without text, and blank text.
     if content := result.text if result.text.strip() else ERROR.strip() * result.is_error:
         part["content"] = content
     return part

@@ -1,4 +1,4 @@
-"""Provider profiles: what servers behind OpenAI's APIs take beyond, or in place of, what OpenAI takes.
+"""Provider profiles: how servers with OpenAI's APIs differ from OpenAI in what they accept.
 
 A profile is chosen by its name (`OpenAIEngine(..., provider="deepseek")`), else by the host of the base URL. What no
 profile says is found out at run time: a server that refuses a field which the engine added is asked again without it,
@@ -16,23 +16,23 @@ from typing import Any, Literal
 LimitField = Literal["max_completion_tokens", "max_tokens"]
 
 JsonMode = Literal["json_schema", "tool", "json_object"]
-"""How a server is told to answer in JSON of a schema: by the schema; by a tool whose arguments are the answer; by
-asking for JSON, with the schema in the instructions."""
+"""How a server is made to answer in JSON that fits a schema: by the schema parameter; by a tool whose arguments are the
+answer; by JSON mode, with the schema in the instructions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What one kind of server takes in the Chat Completions API."""
+    """What one kind of server accepts in the Chat Completions API."""
 
     name: str
     source: str
-    """Where it says so."""
+    """The URL of the documentation for it."""
     hosts: tuple[str, ...] = ()
-    """How the hosts of its own service end."""
+    """The suffixes of its service's host names."""
     limit_field: LimitField = "max_completion_tokens"
-    """What the limit of an answer is called."""
+    """The name of the parameter that limits the answer's tokens."""
     stream_options: bool = True
-    """Whether usage has to be, and can be, asked for in a stream."""
+    """Whether usage in a stream must be, and can be, requested by `stream_options`."""
     returns_thoughts: Literal["never", "known", "always"] = "never"
     """Whether an assistant message that calls tools carries the thoughts behind it, as `reasoning_content`: if there
     are any in the conversation, or always, if empty ones."""
@@ -43,17 +43,17 @@ class Profile:
     has_short_ids: bool = False
     """Whether the ids of calls must be of nine letters and digits."""
     answers_results: bool = False
-    """Whether the assistant must have spoken between the results of calls and the next prompt."""
+    """Whether an assistant message is required between tool results and the next prompt."""
     has_content: bool = False
-    """Whether the content of a message that only calls tools must be a text, if an empty one."""
+    """Whether a message with only tool calls must have text content, which may be empty."""
     unknown_keywords: frozenset[str] = frozenset()
-    """Keywords of JSON Schema that it refuses in the parameters of tools."""
+    """JSON Schema keywords that it refuses in the parameters of tools."""
     has_long_ids: bool = False
     """Whether the ids of calls may be of any length: those of LiteLLM hold what Gemini has signed."""
     signs_calls: bool = False
     """Whether it refuses calls without the signature that it gave them; then those of others get one that it passes."""
     seed_field: str = "seed"
-    """What the seed of a run is called."""
+    """The name of the seed parameter."""
     lacks: tuple[str, ...] = ()
     """Parameters of runs that it refuses, or does as if they were not there; `tool_choice.function` is the choice of
     one function. A run that asks for one is refused."""
@@ -64,7 +64,7 @@ CHAT_ONLY = frozenset({"seed", "stop", "frequency_penalty", "presence_penalty"})
 
 
 _OF_OPENAI = ("verbosity", "service_tier", "metadata")
-"""Parameters of runs that few others take."""
+"""Parameters of runs that few servers accept."""
 
 OPENAI = Profile(
     name="openai",
@@ -113,7 +113,7 @@ PROFILES: Mapping[str, Profile] = {
             source="https://docs.mistral.ai/api",
             hosts=("api.mistral.ai",),
             limit_field="max_tokens",
-            stream_options=False,  # refused with 422; usage comes unasked
+            stream_options=False,  # refused with 422; usage is always sent
             has_short_ids=True,
             answers_results=True,
             seed_field="random_seed",
@@ -164,15 +164,15 @@ PROFILES: Mapping[str, Profile] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """What a refusal tells of what a server takes."""
+    """A rule for learning from a server's refusal what it accepts."""
 
     name: str
     said: re.Pattern[str]
-    """Finds it in the words of the refusal."""
+    """The pattern that recognizes the refusal's message."""
     source: str
-    """Who was refused so."""
+    """The URL of a report of this refusal."""
     learned: Mapping[str, Any]
-    """Fields of the profile, as they are from then on."""
+    """Fields of the profile to change after the refusal."""
 
 
 LESSONS: tuple[Lesson, ...] = (
@@ -223,13 +223,13 @@ _KEYWORD = "keyword "
 
 
 def lessons_of(said: str) -> set[str]:
-    """Return the names of what the words of a refusal tell."""
+    """Return the names of the lessons that a refusal's message teaches."""
     keywords = {_KEYWORD + keyword for keyword in _UNKNOWN_KEYWORD.findall(said)}
     return keywords | {lesson.name for lesson in LESSONS if lesson.said.search(said)}
 
 
 def taught(profile: Profile, lessons: Collection[str]) -> Profile:
-    """Return the profile with what has been learned since; other names than those of lessons are passed over."""
+    """Return the profile changed by these lessons. Names that are not lessons are ignored."""
     if not lessons:
         return profile
     for lesson in LESSONS:

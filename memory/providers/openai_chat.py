@@ -1,4 +1,4 @@
-"""Blocks as messages of the Chat Completions API, and back."""
+"""Converts blocks to messages of the Chat Completions API and back."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from turnwise.memory.providers.endpoints import OPENAI, Profile, unpack_attached
 from turnwise.memory.providers.validation import CHAT, fit
 
 INTERRUPTED = " [interrupted]"
-"""Follows a text that was cut short, so that the model knows."""
+"""The text after an answer that was cut short, so that the model knows it."""
 
 ERROR = "[error] "
-"""Precedes the result of a tool call that failed."""
+"""The text before the result of a failed tool call."""
 
 SUMMARY = "[summary of the conversation so far]\n"
-"""Precedes a summary, so that the model does not take it for a prompt."""
+"""The text before a summary, so that the model does not mistake it for a prompt."""
 
 
 ATTACHED = ("reasoning_details", "thinking_blocks")
 """What OpenRouter and LiteLLM attach to thoughts: lists, which go back in fields of these names."""
 
 PARAGRAPH = "\n\n"
-"""Stands between neighbouring texts of the user, which are sent as one."""
+"""The separator between consecutive texts of the user, which are sent as one."""
 
 
 def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str, Any]]:
-    """Return the messages that say what the blocks say.
+    """Return the messages for the blocks.
 
     The last `System` leads, the others are not sent. Then, in order: neighbours of the user are one message, a plain
     string if it is text alone, joined by a blank line, since many servers take no list of texts; neighbours of the
@@ -86,7 +86,7 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
 
 
 def _sent(blocks: Sequence[Block]) -> Iterator[Block]:
-    """Yield what says something to a chat server, and the thoughts that led to it."""
+    """Yield the blocks that a chat server gets, each with the thoughts before it."""
     telling = [block for block in blocks if CHAT.sends(block) or isinstance(block, Thinking)]
     for is_assistant, neighbours in groupby(telling, key=lambda block: block.role == "assistant"):
         group = list(neighbours)
@@ -134,14 +134,14 @@ def _part(block: Block) -> dict[str, Any]:
         case Document() if CHAT.form(block) == "data":
             return {"type": "file", "file": {"filename": block.name, "file_data": data_uri(block)}}
         case Document():
-            # Chat fetches no documents. The model is told of one by its address, as the turn is in history already.
+            # Chat servers fetch no documents. The model gets the URL as text, since the turn is in the history already.
             return {"type": "text", "text": f"{block.name}:\n{block.text or block.url}"}
         case _:
             raise TypeError(f"{block.kind} is not a block of the user")
 
 
 def data_uri(block: Image | Document) -> str:
-    """Return the block's data as an address."""
+    """Return the block's data as a data URL."""
     return f"data:{block.media_type};base64,{block.data}"
 
 

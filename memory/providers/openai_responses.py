@@ -1,4 +1,4 @@
-"""Blocks as input items of the Responses API."""
+"""Converts blocks to input items of the Responses API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turnwise.memory.providers.openai_chat import ERROR, INTERRUPTED, PARAGRAPH,
 from turnwise.memory.providers.validation import RESPONSES, Rules, fit
 
 _BETWEEN = "\n\n"
-"""Stands between two parts of one thought."""
+"""The separator between two parts of one thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Reasoning:
     id: str
     encrypted_content: str
     model: str = ""
-    """Whose it is: another model cannot read it. Unknown if empty."""
+    """The model that made it, since another model cannot read it. Empty if unknown."""
     before: int = 0
     """How many other items stand before it in its message: the text counts as one, and so does each call."""
     parts: tuple[int, ...] = ()
@@ -74,7 +74,7 @@ def unpack_reasoning(signature: str | None) -> Reasoning | None:
 def encode(
     blocks: Sequence[Block], model: str = "", rules: Rules = RESPONSES
 ) -> tuple[str | None, list[dict[str, Any]]]:
-    """Return the instructions and the input items that say what the blocks say; to be sent with `store` off.
+    """Return the instructions and the input items for the blocks, to send with `store` off.
 
     The last `System` is the instructions. Then, in order: what the assistant said is one message with its texts joined,
     and its calls, with its reasoning items among them where they stood; what the user said is the outputs, in the order

@@ -1,4 +1,4 @@
-"""What each provider takes, as data, and whether it would take a conversation."""
+"""The rules of each provider as data, and the check whether it would accept a conversation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.transcript import Message
 
 Form = Literal["text", "data", "url"]
-"""How a picture or a file is there: as plain text, as base64 data of a media type, or by its address."""
+"""The form of a picture or a file: plain text, base64 data with a media type, or a URL."""
 
 Kind = Literal[
     "empty",
@@ -44,34 +44,34 @@ Kind = Literal[
     "first",
     "last",
 ]
-"""What may be wrong with a conversation; see `check`."""
+"""The possible errors of a conversation: see `check`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a provider takes. What can be said of it without code stands here and nowhere else."""
+    """The rules of a provider. Everything that needs no code is here and nowhere else."""
 
     name: str
     kinds: frozenset[str]
-    """The kinds of blocks that say something to it; encoders leave the others out."""
+    """The kinds of blocks that are sent to it. Encoders leave out the others."""
     takes_blank_texts: bool = True
-    """Whether a text may be of white space alone. If not, it is left out."""
+    """Whether a text may be white space only. If not, such a text is left out."""
     image_forms: tuple[Form, ...] = ("url", "data")
-    """The forms that it takes, the one to be preferred first."""
+    """The accepted forms, the preferred one first."""
     image_types: frozenset[str] = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
-    """Media types of data; none means any."""
+    """Accepted media types of data; empty for any."""
     document_forms: tuple[Form, ...] = ("text", "data", "url")
     document_types: frozenset[str] = frozenset()
     url_prefixes: tuple[str, ...] = ("",)
-    """How an address may begin."""
+    """Accepted beginnings of a URL."""
     name_limit: int = 64
-    """Characters of a tool's name, which are letters, digits, _ and -."""
+    """The most characters of a tool's name, which are letters, digits, _ and -."""
     id_limit: int = 64
-    """Characters of a call's id."""
+    """The most characters of a call's id."""
     has_plain_ids: bool = False
-    """Whether ids are of the characters of names."""
+    """Whether ids may have only the characters of names."""
     unique_ids: Literal["message", "conversation"] = "conversation"
-    """Where a call's id may come once only."""
+    """The scope within which a call's id must be unique."""
     results: Literal["later", "next", "one_message"] = "next"
     """Where the results of calls stand: anywhere after them, before anything else is said, or, moreover, at the head
     of the one message that comes next."""
@@ -81,13 +81,13 @@ class Rules:
     user_ends: bool = False
 
     def sends(self, block: Block) -> bool:
-        """Return whether the block says something to this provider."""
+        """Return whether the block is sent to this provider."""
         if isinstance(block, User | Text | Summary | Recalled):
             return bool(block.text if self.takes_blank_texts else block.text.strip())
         return block.kind in self.kinds
 
     def form(self, block: Image | Document) -> Form | None:
-        """Return the form in which the block is sent; None if it is there in none that the provider takes."""
+        """Return the form in which the block is sent; None if the provider accepts none of its forms."""
         if block.flaw:
             return None
         forms, types = self._taken(block)
@@ -112,13 +112,13 @@ class Rules:
         return f"it takes {block.kind}s {', '.join(ways[form] for form in forms) or 'never'}; this one is {given[:99]}"
 
     def refuses(self, block: Block) -> str | None:
-        """Return why the provider does not take a picture or a file, and what it takes; None if it takes the block."""
+        """Return why the provider refuses a picture or a file, and what it accepts; None if it accepts the block."""
         if not isinstance(block, Image | Document) or self.form(block):
             return None
         return f"{self.name}: {self.why_not(block)}"
 
     def spare(self, blocks: Sequence[Block], keep: Container[Block] = ()) -> tuple[Block, ...]:
-        """Return the blocks with a text in the place of each picture and file that the provider does not take.
+        """Return the blocks with a text in place of each picture and file that the provider refuses.
 
         Args:
             keep: those that stay all the same: what a run itself asks about is not left out in silence.
@@ -136,7 +136,7 @@ class Rules:
         return self.document_forms, self.document_types
 
     def fit_name(self, name: str) -> str:
-        """Return a tool's name as this provider takes it: the same one if it does. A model may make a name up."""
+        """Return a tool's name in a form that this provider accepts. A model may have made up an invalid name."""
         return _UNFIT.sub("_", name)[: self.name_limit]
 
 
@@ -150,7 +150,7 @@ CHAT = Rules(
     id_limit=40,
     unique_ids="message",
 )
-"""Fetches no documents: one that is known by its address alone is named to the model."""
+"""Does not fetch documents: the model gets the URL of a document as text."""
 
 RESPONSES = Rules(name="OpenAI Responses", kinds=_SAID | {"thinking"}, results="later")
 """Of thoughts, those go back that it has signed itself: see `responses.pack_reasoning`."""
@@ -204,7 +204,7 @@ def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
 
 
 def _free_id(id: str, taken: dict[str, int], rules: Rules) -> str:
-    """Return the id as the provider takes it, with a number if it is taken; `taken` counts how often each was."""
+    """Return the id in a form that the provider accepts, numbered if it is used already; `taken` counts the uses."""
     base = (_UNFIT.sub("_", id) if rules.has_plain_ids else id)[: rules.id_limit]
     number, free = taken.get(base, 0), base
     while base and free in taken:
@@ -227,7 +227,7 @@ def _with(block: Block, fields: Mapping[str, str]) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """A block and where it stands."""
+    """A block and its position."""
 
     index: int
     block_at: int
@@ -292,7 +292,7 @@ def _is_assistant(at: _At) -> bool:
 
 
 def _said(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
-    """Yield the blocks that say something, in order."""
+    """Yield the blocks that are sent, in order."""
     for index, message in enumerate(messages):
         if not message.blocks:
             raise InvalidRequestError(rules.name, index, 0, "empty", "the message has no blocks: leave it out")
@@ -329,7 +329,7 @@ def _check_thoughts(group: Sequence[_At], rules: Rules) -> None:
 
 
 def _declare(number: int, group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
-    """Add the calls that the group makes."""
+    """Add the calls of the group."""
     for at in group:
         if not isinstance(use := at.block, ToolUse):
             continue
@@ -344,7 +344,7 @@ def _declare(number: int, group: Sequence[_At], calls: _Calls, rules: Rules) -> 
 
 
 def _answer(group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
-    """Take the group's results off the calls that wait for them."""
+    """Remove the calls that the group's results answer."""
     is_lead = True
     for at in group:
         if not isinstance(result := at.block, ToolResult):

@@ -1,4 +1,4 @@
-"""How many tokens blocks take in a request, and how large the windows of models are.
+"""Token counts of blocks in requests, and the context windows of models.
 
 Imports conversation and providers.
 """

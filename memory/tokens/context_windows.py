@@ -1,4 +1,4 @@
-"""How large the windows of OpenAI's chat models are.
+"""Context windows of OpenAI's chat models.
 
 The figures are those of the page of each model in OpenAI's API documentation, as two tables that follow these pages
 gave them in November 2026: LiteLLM's "model_prices_and_context_window.json", of its release 1.109.1, and models.dev.
@@ -43,7 +43,7 @@ _SNAPSHOT = re.compile(r"-(\d{4}-\d\d-\d\d|[01]\d{3})$")
 
 
 def window_of(model: str) -> int | None:
-    """Return the most tokens that a request to this model and its answer may take together; None if it is not known.
+    """Return the most tokens of a request to this model together with its answer; None if unknown.
 
     Never more than the model takes as input. Where a part of its window is kept for answers, as with gpt-5, it is the
     rest: a request that leaves room for its answer in that is smaller than it need be.

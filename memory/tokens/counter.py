@@ -1,4 +1,4 @@
-"""What blocks take in a request, in tokens."""
+"""`TokenCounter` and its implementations: how many tokens blocks take in a request."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 class TokenCounter(Protocol):
-    """Says what blocks take. Immutable, and the same block always counts the same: each is counted once and kept."""
+    """Counts tokens of blocks. Immutable and deterministic, since each count is made once and cached."""
 
     def count(self, block: Block) -> int:
-        """Return what the block takes in a request, its part of the framing included; 0 if it is never sent."""
+        """Return the tokens of a block in a request, including its part of the framing; 0 if it is never sent."""
 
     def overhead(self, system: str | None, tools: Sequence[Mapping[str, Any]]) -> int:
-        """Return what a request takes besides blocks.
+        """Return the tokens of a request besides its blocks.
 
         Args:
             system: instructions that are in no block; None if there are none.
@@ -50,28 +50,28 @@ class TokenCounter(Protocol):
 
 
 FRAMING = 4
-"""Tokens around a message, and its role: three and one, by OpenAI's guide to counting with tiktoken. Each block is
-taken for a message of its own, so this is rather too much than too little."""
+"""Tokens around a message and of its role: three and one, by OpenAI's guide to counting with tiktoken. Each block
+counts as its own message, so the estimate is high rather than low."""
 
 _CALL = 8
 """Around a call."""
 
 _REPLY = 3
-"""At the end of a request, where the answer begins."""
+"""Tokens at the end of a request, where the answer begins."""
 
 _TOOLS, _TOOL = 12, 8
-"""Around the tools, and around each. What they say is counted as JSON: longer than what providers make of it."""
+"""Tokens around the tools, and around each tool. Tools are counted as JSON, which is longer than what is sent."""
 
 _HIDDEN_CHARACTERS = 4
-"""Characters of an encrypted thought for a token of it."""
+"""Characters of an encrypted thought per token."""
 
 
 class _Counter(ABC):
-    """Counts all but text."""
+    """Base of counters. Counts everything except text, which subclasses count."""
 
     @abstractmethod
     def text(self, text: str) -> int:
-        """Return what a text takes."""
+        """Return the tokens of a text."""
 
     @property
     @abstractmethod
@@ -112,7 +112,7 @@ class _Counter(ABC):
         return _REPLY + said + (_TOOLS + sum(declared) if declared else 0)
 
     def _document(self, block: Document) -> int:
-        """Return what a file takes: its text, or, of a PDF, the text and the image of each page."""
+        """Return the tokens of a file: of its text or, for a PDF, of the text and the image of each page."""
         if block.text:
             return self.text(block.text)
         page = PAGE_TEXT + self.images.tokens(None)
@@ -135,7 +135,7 @@ class ByteCounter(_Counter):
     """
 
     model: str = ""
-    """Whose rule for images is taken."""
+    """The model whose rule for images applies."""
 
     @property
     def images(self) -> ImageRule:
@@ -158,7 +158,7 @@ class TiktokenCounter(_Counter):
 
     model: str
     load_timeout_s: float = field(default=10.0, kw_only=True, compare=False)
-    """How long counting waits for the vocabulary, once in a process, in seconds."""
+    """How long the first count in a process waits for the vocabulary to load, in seconds."""
 
     @property
     def images(self) -> ImageRule:
@@ -169,7 +169,7 @@ class TiktokenCounter(_Counter):
 
 
 def counter_for(model: str, *, load_timeout_s: float = 10.0) -> TokenCounter:
-    """Return a counter for a model: by its vocabulary if that can be had, by bytes if not.
+    """Return a counter for a model: by its vocabulary if that can be loaded, by bytes if not.
 
     Blocks for up to `load_timeout_s` at the first call in a process, so not for an event loop. Of a vocabulary that
     cannot be had, one warning is logged; it is not tried again.
@@ -205,7 +205,7 @@ class _Load:
             import tiktoken
 
             self._found = tiktoken.get_encoding(self._name)
-        except Exception as error:  # noqa: BLE001 - of the network, the disk, or what is there: bytes are counted then
+        except Exception as error:  # noqa: BLE001 - network, disk or file errors: bytes are counted instead
             self._why = f"{type(error).__name__}: {error}"[:300]
         self._done.set()
 

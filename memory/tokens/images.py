@@ -1,4 +1,4 @@
-"""What images and files take in a request, by the rules that providers publish.
+"""Token counts of images and files, by the rules that providers publish.
 
 The rules are those of OpenAI's guide "Images and vision", section on costs, and of Anthropic's guide "Vision", section
 on image size: https://developers.openai.com/api/docs/guides/images-vision and
@@ -28,7 +28,7 @@ class Patches:
     side: int
     most: int
     factor: float = 1.0
-    """What a patch counts."""
+    """Tokens per patch."""
 
     def tokens(self, size: Size | None) -> int:
         """Return what an image takes; the most that any takes if its size is not known."""
@@ -54,7 +54,7 @@ class Tiles:
 ImageRule = Patches | Tiles
 
 OTHER = Patches(side=32, most=1536, factor=2.46)
-"""For models whose rule is not known: the dearest of the rules by patches."""
+"""The rule for unknown models: the most expensive of the rules by patches."""
 
 _RULES: tuple[tuple[str, ImageRule], ...] = (
     ("gpt-5-mini", Patches(side=32, most=1536, factor=1.62)),
@@ -77,7 +77,7 @@ _RULES: tuple[tuple[str, ImageRule], ...] = (
     ("claude-opus-4", Patches(side=28, most=1568)),
     ("claude", Patches(side=28, most=4784)),
 )
-"""By the beginning of the model's name, the first that fits."""
+"""Rules by the beginning of the model's name. The first match applies."""
 
 
 def image_rule(model: str) -> ImageRule:
@@ -90,11 +90,11 @@ def image_rule(model: str) -> ImageRule:
 # Sizes
 
 _HEAD = 1 << 20
-"""Characters of base64 in which the size of an image is looked for: pictures in its metadata may come first."""
+"""Base64 characters in which an image's size is searched for. Previews in its metadata may come before it."""
 
 
 def image_size(data: str) -> Size | None:
-    """Return the size of a PNG, JPEG, GIF or WebP given as base64; None where it cannot be told."""
+    """Return the size of a base64-encoded PNG, JPEG, GIF or WebP; None if it cannot be determined."""
     try:
         head = base64.b64decode(data[:_HEAD] + "=" * (-len(data[:_HEAD]) % 4))
         size = _size(head)
@@ -123,7 +123,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def _jpeg_size(head: bytes) -> Size | None:
-    """Return the size that the first frame header has."""
+    """Return the size in the first frame header."""
     at = 2
     while head[at] == _MARKER:
         if head[at + 1] in _FRAMES:
@@ -154,7 +154,7 @@ PAGE_TEXT = 3000
 """Tokens of a page's text, the most of the 1,500 to 3,000 that Anthropic names; providers add an image of each page."""
 
 UNSEEN_PAGES = 10
-"""Pages that a file is taken to have which is known by its address alone."""
+"""The assumed page count of a file that is given only by URL."""
 
 _PAGE = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
 _OBJECTS = re.compile(rb"/ObjStm.{0,400}?stream\r?\n", re.DOTALL)
@@ -163,7 +163,7 @@ _MAX_OBJECTS = 1 << 22
 
 
 def pdf_pages(data: bytes) -> int:
-    """Return the number of pages; where it cannot be told, one for each 2,000 bytes."""
+    """Return the number of pages; if it cannot be determined, one per 2,000 bytes."""
     pages = len(_PAGE.findall(data)) + sum(len(_PAGE.findall(objects)) for objects in _packed_objects(data))
     return pages or max(1, len(data) // _PAGE_BYTES)
 

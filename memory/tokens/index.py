@@ -1,4 +1,4 @@
-"""What the blocks of some logs take: each is counted once."""
+"""`TokenIndex`: cached token counts of the blocks of some logs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from turnwise.memory.conversation.spans import Span, Spans, join
 from turnwise.memory.tokens.counter import TokenCounter
 
 Counted = list[tuple[Span, list[tuple[type[Block], int]]]]
-"""Of spans, each block's kind and what it takes."""
+"""For each span: the kind and the tokens of each block."""
 
 
 class _Marks:
-    """Where in a run of blocks those of one kind are, and what they take."""
+    """The positions of the blocks of one kind in a stretch of blocks, and their token sums."""
 
     __slots__ = ("places", "totals")
 
@@ -32,7 +32,7 @@ class _Marks:
 
 
 class _Stretch:
-    """Blocks of a log that follow each other, counted: sums from the first on."""
+    """Token counts of consecutive blocks of a log, as running sums."""
 
     __slots__ = ("marks", "start", "totals")
 
@@ -52,7 +52,7 @@ class _Stretch:
 
 
 class TokenIndex:
-    """Token counts by log and position, so that a span costs no more than looking it up; only ever grows.
+    """Token counts by log and position. The count of a span is a lookup. Counts are added and never removed.
 
     Not shared between threads. Adding is O(the blocks that are added), all else O(spans), times the logarithm of what
     is in here.
@@ -68,14 +68,14 @@ class TokenIndex:
         return self._counter
 
     def add(self, log: str, start: int, blocks: Sequence[Block]) -> None:
-        """Count `blocks`, which stand from position `start` of `log` on; those counted before are left alone."""
+        """Count `blocks`, which begin at position `start` of `log`. Blocks that were counted before are skipped."""
         for _, first, stop in self.missing([Span(log, start, start + len(blocks))]):
             stretch = self._stretch(log, first)
             for block in blocks[first - start : stop - start]:
                 stretch.add(type(block), self._counter.count(block))
 
     def count(self, spans: Iterable[Span], cache: BlockCache) -> Counted:
-        """Return what blocks take, for `take`. Changes nothing, so it may be done on another thread.
+        """Count blocks and return the counts, for `take`. Does not change the index, so it may run on another thread.
 
         Raises:
             CorruptRecordError: the cache has not all of them.
@@ -83,7 +83,7 @@ class TokenIndex:
         return [(span, [(type(block), self._counter.count(block)) for block in cache.read([span])]) for span in spans]
 
     def take(self, counted: Counted) -> None:
-        """Take in what was counted elsewhere; what has been counted here meanwhile is left alone."""
+        """Add counts that were made elsewhere. Blocks that were counted here meanwhile are skipped."""
         for span, tokens in counted:
             for _, first, stop in self.missing([span]):
                 stretch = self._stretch(span.log, first)
@@ -91,7 +91,7 @@ class TokenIndex:
                     stretch.add(kind, count)
 
     def cover(self, spans: Iterable[Span], cache: BlockCache) -> None:
-        """Count what of `spans` is not counted yet; the cache has the blocks.
+        """Count the blocks of `spans` that are not counted yet. The cache must hold them.
 
         Raises:
             CorruptRecordError: it has not.
@@ -100,7 +100,7 @@ class TokenIndex:
             self.add(span.log, span.start, cache.read([span]))
 
     def missing(self, spans: Iterable[Span]) -> Spans:
-        """Return what of `spans` is not counted."""
+        """Return the parts of `spans` that are not counted."""
         gaps: list[Span] = []
         for log, start, stop in spans:
             at = start
@@ -111,7 +111,7 @@ class TokenIndex:
         return join(gaps)
 
     def sum(self, spans: Iterable[Span], kind: type[Block] | None = None) -> int:
-        """Return what the blocks take together: all, or those of a kind, which is `System` or `Summary`.
+        """Return the total tokens of the blocks: of all, or of those of a kind, `System` or `Summary`.
 
         Raises:
             KeyError: some are not counted.
@@ -127,7 +127,7 @@ class TokenIndex:
         return total
 
     def places(self, span: Span, kind: type[Block]) -> list[int]:
-        """Return where the blocks of a kind are, which is `System` or `Summary`, ascending. Also O(their number).
+        """Return the positions of the blocks of a kind, `System` or `Summary`, ascending. Also O(results).
 
         Raises:
             KeyError: some of the span is not counted.
@@ -139,7 +139,7 @@ class TokenIndex:
         ]
 
     def last_system(self, spans: Sequence[Span]) -> tuple[str, int] | None:
-        """Return the log and position of the system prompt that wins, the last one; None if there is none."""
+        """Return the log and position of the effective (last) system prompt; None if there is none."""
         for span in reversed(spans):
             for stretch, start, stop in reversed(list(self._pieces([span]))):
                 marks = stretch.marks[System]

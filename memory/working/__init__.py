@@ -1,1 +1,1 @@
-"""Working memory: a short note of a session or a user, which stands in every request."""
+"""Working memory: a short note of a session or a user that is part of every request."""

@@ -1,4 +1,4 @@
-"""Notes: one text for each session, and one for each user, which is rewritten all the time."""
+"""`NoteStore`: the protocol of stores for notes, one text per session and one per user, which are often rewritten."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turnwise.errors import StoreClosedError
 from turnwise.memory.longterm.base import Scope
 
 Change = Callable[[str | None], str | None]
-"""Takes the text that is there, None if there is none; returns that which is to be there. Pure, and may be repeated."""
+"""Takes the stored text, None if there is none; returns the new text. Must be pure, since it may be called again."""
 
 
 @runtime_checkable
@@ -24,21 +24,21 @@ class NoteStore(Protocol):
         """Return the note, None if there is none."""
 
     async def change(self, scope: Scope, change: Change) -> str | None:
-        """Put what `change` returns in the place of the note; return it.
+        """Replace the note by the result of `change`; return the new note.
 
         One transaction: of two that change at once, the second is given what the first has left. If `change` raises,
         nothing changes.
         """
 
     async def purge(self, user_id: str, *, session_id: str | None = None) -> int:
-        """Delete all of a user's notes, those of sessions too, or that of a session; return how many were there."""
+        """Delete a session's note, or all notes of a user and the user's sessions; return how many existed."""
 
     async def close(self) -> None:
-        """Let go of connections and files. Closing twice is fine; any other verb after it raises StoreClosedError."""
+        """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
 
 
 class InMemoryNotes:
-    """Keeps notes while the process lives."""
+    """Keeps notes in memory while the process lives."""
 
     def __init__(self) -> None:
         self._notes: dict[tuple[str, str | None], str] = {}

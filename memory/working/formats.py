@@ -1,4 +1,4 @@
-"""Forms: what a working memory may say, and how something is added to it."""
+"""Formats of working memory: which texts are valid, and how content is merged into a text."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from turnwise.errors import ConfigError
 
 
 class Form(Protocol):
-    """What a working memory holds to. Its verbs raise ValueError, which says why something cannot be."""
+    """The format of a working memory. Its methods raise ValueError, with the reason, for invalid content."""
 
     def initial(self) -> str:
-        """Return what there is at first."""
+        """Return the initial text."""
 
     def replace(self, content: Any) -> str:
-        """Return the content as text, if it can stand for itself."""
+        """Return the content as text, if it is valid as the whole note."""
 
     def merge(self, before: str, content: Any) -> str:
-        """Return the text with the content added, if that can be."""
+        """Return the text with the content merged into it, if the result is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreeText:
-    """Any text. What is added stands behind it after a blank line."""
+    """Any text. Merged content is appended after a blank line."""
 
     def initial(self) -> str:
         return ""
@@ -44,7 +44,7 @@ class FreeText:
 
 @dataclass(frozen=True, slots=True)
 class Markdown:
-    """A text of the template's headings: they stay, in order; what is under them is free, and more may be added."""
+    """A Markdown text with the template's headings in order. The text under them is free; headings may be added."""
 
     template: str
 
@@ -115,7 +115,7 @@ class JsonForm:
 
 
 def merge_json(before: Any, content: Any) -> Any:
-    """Return what was there with the content merged into it; neither is changed.
+    """Return the old value with the content merged into it. Neither argument is changed.
 
     Objects are merged key by key, and null removes a key. Lists are joined, each value once. Anything else, and what is
     of another kind than before, is replaced.

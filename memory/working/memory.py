@@ -1,4 +1,4 @@
-"""Working memory: a scratchpad of a session or a user, small enough to stand in every request."""
+"""`WorkingMemory`: a scratchpad of a session or a user, small enough to be part of every request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turnwise.memory.working.formats import Form, FreeText
 _NOTHING = ("", "{}")
 
 _SHOWN = 500
-"""Characters of what a form says against a change."""
+"""The most characters of a format's error message."""
 
 
 class WorkingMemory:
@@ -53,16 +53,16 @@ class WorkingMemory:
 
     @property
     def is_local(self) -> bool:
-        """Whether the notes are in a file of one machine."""
+        """Whether the notes are in a file on one machine."""
         return is_local(self._notes)
 
     async def read(self, scope: Scope) -> str:
-        """Return what it says; what its form says at first if nobody has changed it."""
+        """Return the text; the format's initial text if it was never changed."""
         text = await self._notes.read(self._owner(scope))
         return self._form.initial() if text is None else text
 
     async def replace(self, scope: Scope, content: Any) -> str:
-        """Put the content in the place of what it says; return that.
+        """Replace the text by the content; return the new text.
 
         Args:
             content: text, or for a `JsonForm` also an object.
@@ -73,11 +73,11 @@ class WorkingMemory:
         return await self._change(scope, lambda _: self._form.replace(content))
 
     async def merge(self, scope: Scope, content: Any) -> str:
-        """Add the content as the form says; return what it says then. Raises as `replace` does."""
+        """Merge the content as the format defines; return the new text. Raises as `replace` does."""
         return await self._change(scope, lambda before: self._form.merge(before, content))
 
     async def clear(self, scope: Scope) -> bool:
-        """Let it say what the form says at first; return whether somebody had changed it."""
+        """Reset the text to the format's initial text; return whether it had been changed."""
         owner = self._owner(scope)
         if owner.session_id is not None:
             return bool(await self._notes.purge(owner.user_id, session_id=owner.session_id))
@@ -90,16 +90,16 @@ class WorkingMemory:
         return had[0]
 
     async def section(self, scope: Scope) -> str:
-        """Return it as a section of a prompt, its text quoted as that of other memories; empty if it says nothing."""
+        """Return the text as a section of a prompt, quoted as other memories are; empty if there is no text."""
         text = await self.read(scope)
         return "" if text in _NOTHING else f"<working_memory>\n{quote(text)}\n</working_memory>"
 
     async def forget(self, scope: Scope) -> int:
-        """Delete that of the scope's session, or, without one, all of the user's; return how many there were."""
+        """Delete the note of the scope's session or, without a session, all of the user's; return how many existed."""
         return await self._notes.purge(scope.user_id, session_id=scope.session_id)
 
     async def close(self) -> None:
-        """Let go of what it holds. Closing twice is fine."""
+        """Close connections and files. Closing twice is fine."""
         await self._notes.close()
 
     async def _change(self, scope: Scope, change: Callable[[str], str]) -> str:

@@ -1,4 +1,4 @@
-"""Notes in a Redis."""
+"""`RedisNotes`: notes in Redis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else
 end
 return 1
 """
-"""Puts a text in the place of another if that is still there; '' is none, as what is there is JSON."""
+"""Replaces a text if it is still the expected one. '' means no text, since stored texts are JSON."""
 
 _PURGE = """
 if ARGV[1] then return redis.call('HDEL', KEYS[1], ARGV[1]) end
@@ -35,7 +35,7 @@ return count
 
 
 class RedisNotes(RedisDatabase):
-    """Keeps notes in a Redis, 6.2 or later; see `RedisDatabase` for what makes them durable there.
+    """Keeps notes in Redis, 6.2 or later. See `RedisDatabase` for their durability.
 
     A user's notes are one hash, under a digest of the user's id. A change is made of what is there, and made anew if
     another was faster; so of several at once each is made once, and each is given what the one before has left.

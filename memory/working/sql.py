@@ -1,4 +1,4 @@
-"""Notes in an SQL database: that of a session store, or another."""
+"""Notes in an SQL database, which may be a session store's database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ notes = Table(
 
 
 class SQLNotes(SecureDeleteDatabase):
-    """Keeps notes in a table of its own through SQLAlchemy Core.
+    """Keeps notes in its own table through SQLAlchemy Core.
 
     What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
 

@@ -1,4 +1,4 @@
-"""From a URL to the store of notes that it names."""
+"""Opens the note store of a URL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_notes(url: str) -> NoteStore:
-    """Return a store of notes for the URL, which may be that of a store of facts.
+    """Return a note store for the URL. The URL may also be a fact store's.
 
     Imports and connects as `open_store` does.
 

@@ -72,7 +72,7 @@ def turns_with_memory(table: Table, manage: Callable[..., SessionManager], folde
                     began = time.perf_counter()
                     session.run(message_of(200, at * each + number)).wait()
                     taken.append(time.perf_counter() - began - MODEL_S)
-                session.memory.wait()
+                    session.memory.wait()  # a person reads the answer for longer than saving takes
             if at < 0:
                 for _, taken in talks:
                     taken.clear()

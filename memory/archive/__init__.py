@@ -1,1 +1,1 @@
-"""Sessions as lines of JSON: export, import with all checks, and the archive of sessions that have expired."""
+"""Archives of sessions as lines of JSON: export, checked import, and archiving of expired sessions."""

@@ -1,4 +1,4 @@
-"""Sessions that have expired go: first into a file each, if there is a folder for them."""
+"""Deletes expired sessions, after exporting each to a file if a folder is given."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ PAGE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What became of the sessions that had expired, by their ids."""
+    """The result of a sweep: the ids of expired sessions, by outcome."""
 
     deleted: tuple[str, ...] = ()
     archived: tuple[str, ...] = ()
-    """Those of them that are in a file now."""
+    """Deleted sessions that were exported to a file."""
     busy: tuple[str, ...] = ()
-    """Kept: a run uses them."""
+    """Kept, since a run uses them."""
     used: tuple[str, ...] = ()
-    """Kept: somebody used them meanwhile."""
+    """Kept, since they were used meanwhile."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Kept, and why they could not be exported or deleted."""
 
@@ -65,7 +65,7 @@ def has_expired(session: SessionRecord, now: float) -> bool:
 
 
 def kept(session_id: str, error: TurnwiseError) -> Swept:
-    """Return what became of a session that this error has kept."""
+    """Return the outcome of a session that was kept because of this error."""
     session_id = public_id(session_id)
     if isinstance(error, SessionBusyError):
         return Swept(busy=(session_id,))
@@ -77,7 +77,7 @@ def kept(session_id: str, error: TurnwiseError) -> Swept:
 
 
 def damaged(page: Page[SessionRecord]) -> Swept:
-    """Return what became of the expired sessions of a page whose records cannot be read: they are kept."""
+    """Return the outcome of a page's expired sessions whose records cannot be read. They are kept."""
     why = "its record cannot be read, so it was neither exported nor deleted: delete it, or restore it from a backup"
     return Swept(failed={public_id(session_id): why for session_id in page.unreadable})
 
@@ -111,7 +111,7 @@ async def sweep(
 async def sweep_session(
     store: SessionStore, session: SessionRecord, archive: Path | None, history: HistoryStore | None = None
 ) -> Swept:
-    """Delete a session as it was found expired, under an epoch of its own: whoever opens it meanwhile keeps it."""
+    """Delete a session in its own epoch, so that a process which opens it meanwhile keeps it."""
     session_id, file = session.session_id, None
     try:
         found = await store.activate(session_id)

@@ -72,7 +72,7 @@ async def export_session(
 async def _written(
     store: SessionStore, session: SessionRecord, write: Callable[[str], object], history: HistoryStore | None
 ) -> LineWriter:
-    """Write all of a session but the end, and return what it was written with."""
+    """Write everything of a session but the last line; return the writer."""
     places = await find_places(store, session)
     ends = await interrupt(store, session, places)
     lines = LineWriter(write)
@@ -95,7 +95,7 @@ async def _written(
 async def import_session(
     store: SessionStore, lines: Iterable[str], *, session_id: str | None = None, now: float | None = None
 ) -> SessionRecord:
-    """Store the session of an archive, and return its row. It goes on as any other.
+    """Store the session of an archive, and return its row. The session can be continued like any other.
 
     What is in it is checked as if it came from a caller, so what is imported can be opened, read, expanded, forked and
     run.

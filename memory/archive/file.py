@@ -1,4 +1,4 @@
-"""The file of an archive in a folder that several sweeps may use at once."""
+"""Archive files in a folder that several sweeps may use at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """A file that one sweep has put in its place. Another may put its own there: each takes back no other's."""
+    """A file that one sweep has written. Another sweep may replace it; each sweep deletes only its own file."""
 
     path: Path
     _identity: tuple[int, int, int]
 
     @classmethod
     def put(cls, part: Path, path: Path) -> Self:
-        """Give a file that is on disk its name, in place of one that has it; return it when that is on disk too."""
+        """Rename a written file, replacing one of that name; return it when the rename is on disk too."""
         identity = _identity(part)
         part.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -30,7 +30,7 @@ class ArchiveFile:
         return cls(path, identity)
 
     def take_back(self) -> None:
-        """Delete the file, unless it is another's by now, whose session may be deleted since."""
+        """Delete the file, unless another sweep has replaced it: that sweep may have deleted the session since."""
         aside = part_of(self.path)
         try:
             self.path.rename(aside)  # first: whoever looks and then deletes may delete what came in between
@@ -43,7 +43,7 @@ class ArchiveFile:
 
 
 def part_of(path: Path) -> Path:
-    """Return a name, nobody else's, for a file while it is written."""
+    """Return a unique name for a file while it is written."""
     return path.with_name(f"{path.name}.{secrets.token_hex(6)}.part")
 
 

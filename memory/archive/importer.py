@@ -1,4 +1,4 @@
-"""A session that comes in from an archive, page by page, under an epoch of its own."""
+"""Imports a session from an archive, page by page, in its own epoch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import Commit, SessionStore
 
 UNFINISHED: FrozenDict = freeze({"turnwise.import": "unfinished"})
-"""The metadata of a session while it comes in, ended and without a word of what it will be."""
+"""The metadata of a session during its import. The session is ended and has no other metadata meanwhile."""
 
 
 class Incoming:
-    """Takes lines in their order and commits a page of them at a time.
+    """Takes the archive's lines in order, and commits them in pages.
 
     Until `finish` the session is an ended one whose metadata is `UNFINISHED`.
 
@@ -49,9 +49,9 @@ class Incoming:
         self._order = Order()
         self._references = References()
         self._is_open = True
-        """Whether blocks may come."""
+        """Whether the next line may be a block."""
         self._base: Spans = ()
-        """What the turn after the last one would continue."""
+        """The spans that a turn after the last one would continue."""
         self._owned = Seen()
         self._owners: list[tuple[Span, int]] = []
         """What turns have added, with their lines."""
@@ -102,7 +102,7 @@ class Incoming:
             await self._commit()
 
     async def finish(self, line: Line) -> SessionRecord:
-        """Commit what is left and the session's row as it is to be; return it.
+        """Commit the remaining lines and the session's final row; return the row.
 
         Raises:
             ArchiveError: turns have parts of what belongs together.
@@ -115,7 +115,7 @@ class Incoming:
         return own
 
     async def withdraw(self) -> None:
-        """Delete what has come in, whoever has opened it meanwhile; nothing if it is not there any more."""
+        """Delete the imported part, even if another process has opened the session; nothing if it no longer exists."""
         try:
             found = await self._store.get(self._row.session_id)
             if self._row.log and found.log == self._row.log:
@@ -139,7 +139,7 @@ class Incoming:
         return encode(block)
 
     def _place(self, line: Line, span: Span, size: int) -> Span:
-        """Return the place of a span in the session's log."""
+        """Return the position of a span in the session's log."""
         if span.log != LOG or not 0 <= span.start <= span.stop <= size:
             line.refuse(f"it spans {span.log!r} {span.start} to {span.stop}, and there are {size} blocks")
         return Span(self._row.log, span.start, span.stop)
@@ -201,7 +201,7 @@ class Incoming:
         return event.model_copy(update={"run_id": self._run_id(event.run_id)})
 
     def _run_id(self, run_id: str | None) -> str | None:
-        """Return a run's id in the session: runs have their ids among all sessions, so a copy's are others."""
+        """Return the id of an imported run. Run ids are unique among all sessions, so a copy gets new ids."""
         if run_id is None or self._named == public_id(self._session.session_id):
             return run_id
         name = f"{len(self._session.session_id)} {self._session.session_id} {run_id}"

@@ -1,4 +1,4 @@
-"""What a history does: keep the events of sessions, apart from the conversations."""
+"""`HistoryStore`: the protocol of stores that keep the events of sessions apart from the conversations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnwise.memory.conversation.events import AnyEvent, Event
 
 @runtime_checkable
 class HistoryStore(Protocol):
-    """A durable home of events. `memory/event_store/conformance.py` holds its laws; run them on your own.
+    """Durable storage of events. `memory/event_store/conformance.py` has its laws; run them on your own store.
 
     It knows no sessions but by their events: one without any has an empty history. Every verb is one transaction; a
     cancelled call may have been carried out or not, never in part. Events come out as they went in, without the blocks
@@ -19,7 +19,7 @@ class HistoryStore(Protocol):
     """
 
     async def append(self, session_id: str, events: Sequence[Event]) -> None:
-        """Make events durable: all of them on return, or none.
+        """Make events durable, all or none. They are durable when this returns.
 
         Session and number say which event it is. One that is stored already is left as it is, so a call may be
         repeated. Numbers may come in any order.
@@ -46,11 +46,11 @@ class HistoryStore(Protocol):
         """Delete all events of the session, if there are any."""
 
     async def close(self) -> None:
-        """Let go of connections and files. Closing twice is fine; any other verb after it raises StoreClosedError."""
+        """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
 
 
 def check_session(session_id: str, events: Sequence[Event]) -> None:
-    """Raise InvalidInputError if an event is of another session."""
+    """Raise InvalidInputError if an event belongs to another session."""
     for event in events:
         if event.session_id != session_id:
             why = f"event {event.seq} is of another session than {session_id!r}: append each to its own"

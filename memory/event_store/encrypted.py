@@ -1,4 +1,4 @@
-"""A history whose events are encrypted, each under the key of its session's user."""
+"""A history store that encrypts events, each with the key of its session's user."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EncryptedHistory:
         return f"EncryptedHistory({self._inner!r})"
 
     def of(self, user_id: str) -> EncryptedHistory:
-        """Return this history, with what is appended under this user's key."""
+        """Return this history store such that it encrypts appended events with this user's key."""
         bound = EncryptedHistory(self._inner, self._encryption, user_id=user_id)
         bound._keys = self._keys
         return bound

@@ -1,4 +1,4 @@
-"""A history in this process's memory."""
+"""A history store in this process's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnwise.memory.stores.in_memory import without_blocks
 
 
 class InMemoryHistory:
-    """Keeps events while the process lives. No verb waits for anything, so each is atomic on its event loop."""
+    """Keeps events while the process lives. No method awaits anything, so each is atomic on its event loop."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, dict[int, AnyEvent]] = {}

@@ -1,4 +1,4 @@
-"""A history in an SQL database: that of a session store, or another."""
+"""A history store in an SQL database, which may be a session store's database."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ for _name, _columns, _filled in (
     )
 
 _CHECKED = 1000
-"""How many rows are looked up at once: databases take only so many values with a statement."""
+"""The most rows per lookup, since databases limit the values of a statement."""
 
 
 class SQLHistory(SecureDeleteDatabase):
-    """Keeps events in a table of its own through SQLAlchemy Core.
+    """Keeps events in its own table through SQLAlchemy Core.
 
     An append is one transaction: a statement, and a look at what is stored if some of it was there already. What is
     deleted is overwritten, see `SecureDeleteDatabase`.
@@ -110,7 +110,7 @@ class SQLHistory(SecureDeleteDatabase):
         await self._erase(lambda connection: connection.execute(statement).rowcount)
 
     def _check_stored(self, connection: sa.Connection, session_id: str, rows: Sequence[dict[str, Any]]) -> None:
-        """Refuse those beside which there is another of their number, or which another of their key keeps out."""
+        """Refuse events whose sequence number or key a different stored event has."""
         of_these = history.c.seq.in_([row["seq"] for row in rows])
         found = connection.execute(sa.select(history).where(history.c.session_id == session_id, of_these))
         stored = {row.seq: read_event(row, session_id) for row in found}

@@ -1,4 +1,4 @@
-"""From a URL to the history that it names."""
+"""Opens the history store of a URL."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`ExtractiveMemory`: facts that a model finds in what a user said, judged before they are kept."""
+"""`ExtractiveMemory`: facts that a model extracts from a user's messages, verified before they are stored."""

@@ -1,4 +1,4 @@
-"""The clauses of a text: which state something, and what about."""
+"""Splits a text into clauses, and says which clauses are statements and what they are about."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ ORDERS = (MemoryType.INSTRUCTIONS, MemoryType.WORKFLOW)
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """What stands between two marks of a text."""
+    """The text between two punctuation marks."""
 
     start: int
     stop: int
     states: bool
-    """Whether it states something, rather than to ask or to greet."""
+    """Whether it is a statement, not a question or a greeting."""
     rules: bool
-    """Whether it does if it is taken for an instruction."""
+    """Whether it is a statement when read as an instruction."""
     about: frozenset[str]
     """The stems of its words."""
     others: frozenset[str]
-    """What it calls other users."""
+    """Its words for other users."""
 
     def tells(self, kind: MemoryType) -> bool:
         return self.rules if kind in ORDERS else self.states
@@ -62,7 +62,7 @@ def sentences_of(text: str) -> Iterator[tuple[int, int]]:
 
 
 def gives_orders(text: str) -> bool:
-    """Return whether a `normal` text tries to change what the assistant was told."""
+    """Return whether a `normal` text tries to override the assistant's instructions."""
     return _OVERRIDE.search(text) is not None
 
 

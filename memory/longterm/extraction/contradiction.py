@@ -1,4 +1,4 @@
-"""Which facts cannot both hold, so that the newer one takes the place of the older.
+"""Detects facts that cannot both be true, so that the newer one replaces the older.
 
 Two facts of one topic contradict each other in three cases, and in no other unless the model says so:
 
@@ -23,7 +23,7 @@ from turnwise.memory.longterm.extraction.support import tokens
 
 
 def contradict(one: str, other: str, *, same_topic: bool) -> bool:
-    """Return whether two facts cannot both hold.
+    """Return whether two facts cannot both be true.
 
     Args:
         same_topic: whether both have the same topic. If a topic is missing, only what needs none is looked at: "moved

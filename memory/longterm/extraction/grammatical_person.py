@@ -1,4 +1,4 @@
-"""How languages speak of oneself, and how the same is said of another: data, for `bearing`.
+"""Word lists per language that convert a first-person sentence to the third person; data for `support`.
 
 A language that is not here is one that the rules do not know.
 """

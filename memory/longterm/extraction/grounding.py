@@ -1,4 +1,4 @@
-"""Whether a user's words bear a fact out, or are only to be quoted. A model's word is never enough."""
+"""Checks whether a user's words support a fact, or may only be quoted. A model's claim alone is never enough."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from turnwise.memory.longterm.types import MemoryType
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a user said of a fact."""
+    """The user's statement that supports a candidate fact, or a quotation to store instead."""
 
     said: UserStatement
     place: tuple[int, int]
-    """Which of what was said it is, and where in it."""
+    """The number of the user's statement, and the position in it."""
     quote: str | None = None
-    """What is to be kept in the place of the fact, in the user's words; None if those bear the fact out."""
+    """The user's words to store instead of the fact; None if they support the fact."""
     asked: str = ""
-    """The question that the quote is an answer to."""
+    """The question that the quote answers."""
 
     def text(self, fact: str, at: float) -> str:
-        """Return what is to be kept: the fact, or who said what, and when, which is so whatever it means."""
+        """Return the text to store: the fact, or a dated quotation of the user."""
         if self.quote is None:
             return fact
         day = datetime.fromtimestamp(min(max(at, 0.0), _LAST), UTC)

@@ -1,4 +1,4 @@
-"""What facts are looked for in: what a user said, and what the assistant said around it."""
+"""The input of fact extraction: the user's statements, and the assistant's messages around them."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _FACTS, _RULES = MemoryType.FACTS, MemoryType.INSTRUCTIONS
 
 @dataclass(frozen=True, slots=True)
 class UserStatement:
-    """A stretch of a user's own words, without differences of case, quotes and spaces."""
+    """A piece of a user's own words, normalized in case, quotes and spaces."""
 
     item: MemoryItem
     source: Source
     text: str
     raw: str
-    """The same, as the user wrote it."""
+    """The text as the user wrote it."""
     question: str
-    """The assistant's question just before it, if it may be an answer to that; flat."""
+    """The assistant's question just before the statement, on one line, if the statement may answer it."""
     clauses: tuple[Clause, ...]
     asked: frozenset[str]
     """The stems of that question."""
     sentences: tuple[tuple[int, int], ...]
-    """Where in the text each of them begins and ends; a line ends one."""
+    """The start and stop of each sentence in the text. A line break ends a sentence."""
     made_up: tuple[int, ...]
     """Where in the text it says that something is a text, or made up; -1 if what was said beside it does."""
     about: tuple[frozenset[str], frozenset[str]]
@@ -81,7 +81,7 @@ class UserStatement:
 
 @dataclass(frozen=True, slots=True)
 class ExtractionInput:
-    """What facts are looked for in."""
+    """The input of fact extraction."""
 
     said: tuple[UserStatement, ...]
     lines: tuple[tuple[str, str], ...]
@@ -139,7 +139,7 @@ _BESIDE_CHARS = 2000
 
 
 def _longest(lengths: Sequence[int], room: int) -> int:
-    """Return to how many characters texts of these lengths are to be cut so that they take no more than the room."""
+    """Return the length to which texts must be cut so that they fit in `room` characters together."""
     left = sorted(lengths)
     for at, length in enumerate(left):
         if length * (len(left) - at) > room:
@@ -172,7 +172,7 @@ _RECALLED = re.compile(
 
 
 def may_tell(material: ExtractionInput) -> bool:
-    """Return whether anything in it could bear out a fact: of greetings and questions alone nobody need be asked."""
+    """Return whether the input may support any fact. For greetings and questions alone, no model is called."""
     return any(said.asked or any(clause.rules and clause.about for clause in said.clauses) for said in material.said)
 
 

@@ -1,4 +1,4 @@
-"""A long-term memory that makes facts about the user of what the user said."""
+"""`ExtractiveMemory`: a long-term memory of facts that a model extracts from the user's messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROFILE = (*(kind for kind in MemoryType if kind.category is MemoryCategory.SEMA
 
 
 def _types(profile: Collection[MemoryType]) -> tuple[MemoryType, ...]:
-    """Raise ConfigError for what are no types."""
+    """Return the types of the profile; raise ConfigError for invalid ones."""
     try:
         if isinstance(profile, str):
             raise TypeError("it is a text")
@@ -49,37 +49,36 @@ def _types(profile: Collection[MemoryType]) -> tuple[MemoryType, ...]:
 class ExtractiveMemory:
     """Keeps typed facts about the user, which a model finds in what the user said, and finds them by their words.
 
-    What is given with its blocks is read: one call of the model for all that is given at once. Only the user's own
-    words give facts, each with a verbatim quote that bears it out, and their names; `stats` counts what was refused,
-    and why. The same fact twice is one; one that contradicts another stands in its place, and the other is kept as
-    history. A fact's source is the block that was quoted, so it goes with its turn or session. What is given without
-    blocks is a fact already, as one that a tool or a program saves, and is kept as it is.
+    Facts are extracted from items with blocks, by one model call for all items of a `remember`. Only the user's own
+    words give facts and names, and each fact needs a verbatim quote that supports it; `stats` counts the refused ones
+    by reason. Duplicate facts are merged. A fact that contradicts another replaces it, and the replaced one is kept as
+    history. A fact's source is the quoted block, so it is deleted with its turn or session. An item without blocks,
+    such as one that a tool or a program saves, is a fact already and is stored unchanged.
 
-    If the model fails, or answers with something else, `remember` raises and nothing has changed. An item is read once:
-    the store holds two records for each, with no word of what was said, and superseded from the start so that nobody
-    recalls them; see `is_record`. One was there before the model was asked: if it is gone, the item is forgotten. The
-    other was written in one transaction with the item's facts.
+    If the model fails or its answer is invalid, `remember` raises and nothing has changed. Each item is read once. For
+    that, the store holds two records per item, without any text of the user, which are superseded from the start so
+    that no recall returns them: see `is_record`. The first is written before the model call: if it is gone afterwards,
+    the item was forgotten meanwhile. The second is written in one transaction with the item's facts.
 
-    Pickles as its settings, so without what it has counted.
+    A pickle has the settings only, without the counts.
 
     Args:
-        model: a `TextModel`; or whatever one is to be made of, such as an engine builder, by whoever then calls `bind`.
-        facts: where they are kept; it is closed with the memory.
-        prompt: what the model is told. The shape of the answer stays, see `extraction.SCHEMA`.
-        max_facts_per_call: what an answer has beyond that is left out.
-        min_chars: a shorter fact is none. A character of two columns counts as two.
-        max_chars: a longer one is none.
-        max_shown_chars: what the model is shown at once of what was said; of more, the longest parts are cut.
-        nearest: how many known facts are shown for each thing said, at most; they are filled up to three times as many
-            with the newest.
-        weights: what counts how much when facts are ranked.
+        model: a `TextModel`, or something that the caller of `bind` makes one from, such as an engine builder.
+        facts: the fact store; it is closed with the memory.
+        prompt: the instructions to the model. The schema of the answer is fixed: see `extraction.SCHEMA`.
+        max_facts_per_call: the most facts taken from an answer; the rest are ignored.
+        min_chars: shorter facts are refused. A character of two columns counts as two.
+        max_chars: longer facts are refused.
+        max_shown_chars: the most characters of messages in one model call; the longest parts are cut.
+        nearest: the most known facts shown per statement. The newest facts are added, up to three times this number.
+        weights: the weights of the ranking.
         embedding: a Chroma embedding function, for vectors of facts; facts are found by words alone if left out.
         profile: the types of facts that are in every request, whatever it says, beside those that are pinned; see
             `MemoryConfig.profile_tokens`. None with ().
         chooses: whether the model is asked which facts bear on a query.
         retention: how long it keeps what nobody uses; for good if left out. What is said again is used by that. It is
             for all that is in the store, records of what was read too.
-        clock: tells the time, in seconds since the epoch.
+        clock: returns the time, in seconds since the epoch.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -133,13 +132,13 @@ class ExtractiveMemory:
         self._counts = Counter[str]()
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self.model = model
-        """Who is asked, or what that is to be made of."""
+        """The model, or the value from which `bind`'s caller makes it."""
         self.facts = facts
-        """Where the facts are kept."""
+        """The fact store."""
 
     @property
     def is_local(self) -> bool:
-        """Whether the facts are in a file of one machine."""
+        """Whether the facts are in a file on one machine."""
         return is_local(self.facts)
 
     def __repr__(self) -> str:
@@ -149,7 +148,7 @@ class ExtractiveMemory:
         return functools.partial(type(self), **self._settings), (self.model, self.facts)
 
     def bind(self, model: TextModel) -> Self:
-        """Return a memory of the same facts and settings that asks this model."""
+        """Return a memory with the same facts and settings that calls this model."""
         return type(self)(model, self.facts, **self._settings)
 
     @property
@@ -164,7 +163,7 @@ class ExtractiveMemory:
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
         """Also raises LongTermMemoryError if the model fails, ExtractionError if it answers with something else.
 
-        What was forgotten while the model was asked is not kept, and counts as durable: it is not to be given again.
+        An item that was forgotten during the model call is not stored, and counts as durable, so it is not sent again.
         """
         given = {item.id: item for item in reversed(items)}
         told = [item for item in reversed(given.values()) if item.blocks]
@@ -220,7 +219,9 @@ class ExtractiveMemory:
 
     async def _choose(self, scope: Scope, query: str, limit: int, which: FactFilter) -> Sequence[MemoryItem]:
         if not isinstance(self.model, TextModel):
-            raise ConfigError("ExtractiveMemory.model", self.model, "is nobody who can be asked: bind() a TextModel")
+            raise ConfigError(
+                "ExtractiveMemory.model", self.model, "cannot answer: call bind(model) with a TextModel first"
+            )
         newest = await self._found.items(scope, which)
         nearest = await self._found.ranked(scope, query, newest, limit=choosing.MOST // 2)
         known = {item.id: item for item in (*nearest, *newest)}
@@ -244,7 +245,7 @@ class ExtractiveMemory:
         return not is_record(id) and await self._found.update(scope, id, text, type=type, **changes)
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
-        """An id may also be that of an item that was read: all that was made of it goes then. Counts facts only."""
+        """Delete facts; an item's id deletes all facts that were extracted from it. Returns the number of facts."""
         check_turn(scope.session_id, turn_index, ids)
         self._found.let_go(scope.user_id)
         if ids is None:
@@ -295,7 +296,7 @@ class ExtractiveMemory:
     # Extraction
 
     async def _extract(self, scope: Scope, items: Sequence[MemoryItem]) -> None:
-        """Read those of the items that were not read before."""
+        """Extract facts from the items that were not read before."""
         now = self._clock()
         items = await self._unread(scope, items, now)
         material = await asyncio.to_thread(material_of, items, self._limits)
@@ -305,7 +306,7 @@ class ExtractiveMemory:
             await asyncio.shield(self._keep(scope, items, decision, now))
 
     async def _unread(self, scope: Scope, items: Sequence[MemoryItem], now: float) -> list[MemoryItem]:
-        """Return those that are to be read, and note in the store that they are."""
+        """Return the items that were not read before, and record in the store that they are being read."""
         keys = {item.id: _key(item.id) for item in items}
         new = await self.facts.put(scope, [_mark(_seen(keys[item.id]), item, now, "{}") for item in items], at=now)
         marks = [mark for key in keys.values() for mark in (_seen(key), _done(key))]
@@ -319,7 +320,9 @@ class ExtractiveMemory:
 
     async def _ask(self, scope: Scope, material: ExtractionInput) -> ReconcileResult:
         if not isinstance(self.model, TextModel):
-            raise ConfigError("ExtractiveMemory.model", self.model, "is nobody who can be asked: bind() a TextModel")
+            raise ConfigError(
+                "ExtractiveMemory.model", self.model, "cannot answer: call bind(model) with a TextModel first"
+            )
         known = await self._found.items(scope)
         recent = _FILLED * self._nearest
         shown = await asyncio.to_thread(nearest, material, known, count=self._nearest, recent=recent)
@@ -343,7 +346,7 @@ class ExtractiveMemory:
         return decision
 
     async def _keep(self, scope: Scope, items: Sequence[MemoryItem], decision: ReconcileResult, now: float) -> None:
-        """Make facts durable, together with that the items were read; take them back if an item is gone by now.
+        """Store facts and the records of their items in one transaction; delete those of items forgotten meanwhile.
 
         Args:
             now: when the records of the items were made, so that all of them expire together.
@@ -384,7 +387,7 @@ class ExtractiveMemory:
         await self._supersede(scope, [pair for pairs in done for pair in pairs])
 
     async def _supersede(self, scope: Scope, pairs: Sequence[Sequence[str]]) -> list[str]:
-        """Put facts in the place of others, unless either is gone; return those that are. May be repeated."""
+        """Replace facts by others unless either is gone; return the ids of those stored. Idempotent."""
         if not pairs:
             return []
         facts = await self.facts.get(scope, [name for pair in pairs for name in pair])
@@ -395,12 +398,12 @@ class ExtractiveMemory:
         return there
 
     async def _made(self, scope: Scope, keys: Collection[str]) -> list[str]:
-        """Return the ids of what was made of items, and of the records that this was done."""
+        """Return the ids of the facts extracted from items, and of the records that the items were read."""
         every = await all_items(self.facts, scope, FactFilter(superseded=True)) if keys else []
         return [item.id for item in every if item.id.rpartition("-")[0] in keys]
 
     async def _unmake(self, scope: Scope, keys: Collection[str]) -> list[str]:
-        """Delete what was made of items; return the ids."""
+        """Delete the facts extracted from items; return their ids."""
         made = await self._made(scope, keys)
         return await self.facts.delete(scope, made) if made else []
 
@@ -460,7 +463,7 @@ def _since(new: MemoryItem, old: MemoryItem) -> MemoryItem:
 
 
 def is_record(id: str) -> bool:
-    """Return whether an id in the store is that of a record of what was read, and so of no fact."""
+    """Return whether an id in the store belongs to a record that an item was read, not to a fact."""
     return _RECORD.fullmatch(id) is not None
 
 
@@ -468,7 +471,7 @@ _RECORD = re.compile(r"[0-9a-f]{20}-(?:seen|done)")
 
 
 def _key(id: str) -> str:
-    """Return what the ids of an item's facts and records begin with."""
+    """Return the prefix of the ids of an item's facts and records."""
     return hashlib.blake2b(id.encode(errors="surrogatepass"), digest_size=10).hexdigest()
 
 

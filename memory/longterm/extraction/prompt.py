@@ -1,7 +1,4 @@
-"""What a model is asked so that it finds facts in what a user said.
-
-Nothing here asks or stores anything.
-"""
+"""The prompt and the answer's schema for extracting facts from a user's messages. Pure: calls and stores nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ Answer with JSON: {"facts": [{"text", "type", "topic", "name", "aliases", "evide
   now.
 - of: the short name of that known fact; null with "add".\
 """
-"""What a model is told unless `ExtractiveMemory(prompt=...)` says otherwise."""
+"""The default instructions of `ExtractiveMemory(prompt=...)`."""
 
 _NULLABLE = {"type": ["string", "null"]}
 
@@ -69,7 +66,7 @@ SCHEMA: Mapping[str, Any] = {
     "required": ["facts"],
     "additionalProperties": False,
 }
-"""The shape of an answer, in the part of JSON schema that providers take for structured output."""
+"""The schema of an answer, in the subset of JSON schema that providers accept for structured output."""
 
 
 def request(prompt: str, material: ExtractionInput, known: Mapping[str, MemoryItem]) -> tuple[Block, ...]:

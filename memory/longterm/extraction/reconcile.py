@@ -1,4 +1,4 @@
-"""What becomes of a model's answer: which facts are new, and which stand in the place of others."""
+"""Reconciles a model's answer with the known facts: which facts are new, and which replace others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SHOWN = 64
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A fact, where the user says it, and what it stands in the place of, or the other way round if it is older."""
+    """An accepted fact, the user's statement of it, and the facts that it replaces (or that replace it, if newer)."""
 
     candidate: Candidate
     said: UserStatement
@@ -54,7 +54,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """What becomes of an answer."""
+    """The accepted facts of an answer, and counts of the others."""
 
     accepted: tuple[Accepted, ...]
     again: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ def decide(
     *,
     now: float = 0.0,
 ) -> ReconcileResult:
-    """Return which facts are new, and which stand in the place of others.
+    """Return which facts are new, and which replace others.
 
     A quotation takes the place of nothing but a quotation: what the user said may mean something else. A fact takes the
     place of all that it contradicts, see `contradiction`, whatever the model says of it.

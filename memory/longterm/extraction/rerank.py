@@ -1,4 +1,4 @@
-"""What a model is asked so that it chooses the facts that bear on a query, and what of its answer is taken."""
+"""The prompt by which a model chooses the facts relevant to a query, and the reading of its answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ under a short name. The line with "query" is what the user has just said.
 Answer with JSON: {"names": [...]}: the short names of the facts that the assistant should know to answer it, those that
 matter most first; {"names": []} if there are none.\
 """
-"""What a model is told."""
+"""The instructions to the model."""
 
 SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -28,7 +28,7 @@ SCHEMA: Mapping[str, Any] = {
     "required": ["names"],
     "additionalProperties": False,
 }
-"""The shape of an answer."""
+"""The schema of an answer."""
 
 
 MOST = 60

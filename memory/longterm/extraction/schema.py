@@ -1,4 +1,4 @@
-"""What a model takes for facts: how its answer is read, and why one may be refused."""
+"""Parses a model's answer into candidate facts, with the reasons for refusing one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 
 class Action(StrEnum):
-    """What is to be done with a fact, by the model's word."""
+    """The action that the model proposes for a fact."""
 
     ADD = "add"
     UPDATE = "update"
@@ -22,7 +22,7 @@ class Action(StrEnum):
 
 
 class Candidate(BaseModel):
-    """What the model takes for a fact."""
+    """A candidate fact in the model's answer."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -65,24 +65,24 @@ class _Answer(BaseModel):
 
 
 class Refusal(StrEnum):
-    """Why what the model takes for a fact is none."""
+    """Why a candidate fact was refused."""
 
     MALFORMED = "malformed"
     UNKNOWN_TYPE = "unknown_type"
     TOO_SHORT = "too_short"
     TOO_LONG = "too_long"
     NO_EVIDENCE = "no_evidence"
-    """The user did not say what is quoted."""
+    """The quoted evidence is not in the user's messages."""
     NOT_ABOUT_THE_USER = "not_about_the_user"
     """What is quoted is a greeting, a question, a mere request, or about another user."""
     UNSUPPORTED = "unsupported"
-    """The user said what is quoted, but it does not say that."""
+    """The quoted evidence does not support the fact."""
     TOO_MANY = "too_many"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a fact and an answer may be."""
+    """Size limits of facts and answers."""
 
     max_facts: int = 16
     """Of one answer."""

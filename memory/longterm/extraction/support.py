@@ -1,4 +1,4 @@
-"""Whether a user's own sentence says what a claim says of the user.
+"""Checks whether a sentence of the user supports a claim about the user.
 
 The principle: a claim is borne out only if it is the user's sentence, said of a third person. Word by word and in
 order, each word of the claim is the sentence's own, but that "I" has become "the user", and the verb agrees. So what
@@ -17,11 +17,11 @@ from functools import lru_cache
 from turnwise.memory.longterm.extraction.grammatical_person import BLOCKS, LANGUAGES, ORDERS, TAKES_BACK, Language
 
 MOST_WORDS = 120
-"""Of a sentence, and of a claim. A longer one bears out nothing, and is not borne out."""
+"""The most words of a sentence and of a claim. Longer ones support nothing and are not supported."""
 
 
 def bears_out(sentence: str, claim: str) -> bool:
-    """Return whether the sentence says that, on its own. What stands around it in its message is for the caller.
+    """Return whether the sentence alone supports the claim. The caller must check the text around the sentence.
 
     Args:
         sentence: one, as `clauses.flat` has it.

@@ -1,4 +1,4 @@
-"""Vectors of texts in Chroma: made by any of its embedding functions, kept under keys, never beside a text."""
+"""`VectorIndex`: vectors in Chroma, made by any of its embedding functions, stored by key and without texts."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class ChromaServer:
 
 @dataclass(frozen=True, slots=True)
 class ChromaInMemory:
-    """Nowhere: it ends with the process, all of which share it. For tests."""
+    """Chroma in this process's memory, shared by all indexes of the process. For tests."""
 
     def connect(self) -> Any:
         import chromadb
@@ -181,7 +181,7 @@ class ChromaInMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a look at the index found."""
+    """The result of checking the index."""
 
     count: int
     """How many vectors there are."""
@@ -563,7 +563,7 @@ def _pages(count: int) -> Iterator[slice]:
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
-    """Turn whatever Chroma or an embedding function raises into ours, in this one place."""
+    """Convert errors of Chroma and of embedding functions to StoreError. Only this function does so."""
     try:
         yield
     except (ConfigError, StoreError):

@@ -1,4 +1,4 @@
-"""Chroma's own default embedding, fetched beside whatever goes on."""
+"""`ChromaDefault`: Chroma's default embedding, whose files are downloaded in the background."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 def take(folder: str | Path) -> None:
-    """Have a folder for this process, until `leave` was called as often, or the process ends, however it does.
+    """Lock a folder for this process, until `leave` was called as often as `take`, or the process ends.
 
     The folder is made if it is not there. Does not wait.
 
@@ -35,7 +35,7 @@ def take(folder: str | Path) -> None:
 
 
 def leave(folder: str | Path) -> None:
-    """Take back one `take`."""
+    """Undo one `take`; the last one releases the lock."""
     path = Path(folder).resolve()
     with _lock:
         connection, count = _held.pop(path)
@@ -46,7 +46,7 @@ def leave(folder: str | Path) -> None:
 
 
 def _locked(path: Path) -> sqlite3.Connection:
-    # SQLite's lock, since it is there on every system, and goes with a process that is killed.
+    # SQLite's lock, since it works on every system, and is released when the process is killed.
     connection = None
     try:
         path.mkdir(parents=True, exist_ok=True)

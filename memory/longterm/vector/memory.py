@@ -1,4 +1,4 @@
-"""`VectorMemory`: items found by their words, what stands around them, and their vectors together."""
+"""`VectorMemory`: a long-term memory that ranks items by words, neighbouring items and vectors together."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ DEFAULT = ChromaDefault()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recall:
-    """A question to a memory."""
+    """A query to a memory."""
 
     scope: Scope
     query: str
@@ -80,7 +80,7 @@ class Recall:
     types: Collection[MemoryType] | None = None
     as_of: float | None = None
     with_profile: bool = False
-    """Whether the profile of who asks is wanted too."""
+    """Whether to return the user's profile as well."""
 
 
 class VectorMemory:
@@ -118,7 +118,7 @@ class VectorMemory:
     """
 
     is_local = True
-    """The items and their words are in a file of one machine, wherever their vectors are."""
+    """The items and their words are in a file on one machine, wherever their vectors are."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class VectorMemory:
         """Delete what is expired, of all users, a batch at a time; return how many items. They do not come back.
 
         Raises:
-            StoreError: the store fails; what was deleted by then is gone, the rest is for the next time.
+            StoreError: the store fails. Items deleted before that stay deleted; the next sweep deletes the rest.
         """
         if self._retention is None:
             return 0
@@ -330,7 +330,7 @@ class VectorMemory:
         return left + len(await self._text.dropped(limit))
 
     async def rebuild(self) -> int:
-        """Make all vectors anew, into a new collection; return how many.
+        """Compute all vectors again, into a new collection; return how many.
 
         What a collection held, deleted vectors included, is gone from Chroma's files then. Also what to do when the
         embedding function gives another dimension; one of another name or config needs only `catch_up`.
@@ -348,7 +348,7 @@ class VectorMemory:
         return await self._text.count()
 
     async def check(self, *, sample: int = 100) -> Health:
-        """Look whether Chroma has just the vectors that it should have, and finds a sample of the latest by search."""
+        """Check that Chroma has exactly the expected vectors, and that searches find a sample of the latest ones."""
         await self.flush()
         keys, others = await self._text.keys(self._index.embedding)
         return await asyncio.to_thread(self._index.check, keys, sample, others)
@@ -358,13 +358,13 @@ class VectorMemory:
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
-        """Return texts and topics of all that `forget` would delete if it were called so."""
+        """Return texts and topics of the items that `forget` would delete with these arguments."""
         return texts_of(row.item for row in await self._text.to_delete(scope, ids, turn_index))
 
     async def keys(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
-        """Return the keys of the vectors of all that `forget` would delete if it were called so."""
+        """Return the keys of the vectors of the items that `forget` would delete with these arguments."""
         to_delete = await self._text.to_delete(scope, ids, turn_index)
         keys = [
             key for row in to_delete for key in (row.key, *(name for name, _ in vectors_of(row.key, row.item.text)))
@@ -372,7 +372,7 @@ class VectorMemory:
         return list(dict.fromkeys(keys))
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
-        """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
+        """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
         return await self._text.keeps(texts)
 
     async def settle(self, keys: Collection[str]) -> None:

@@ -1,1 +1,1 @@
-"""What spans processes: placement, nodes, shared actors, and the types that cross the wire."""
+"""Code that spans processes: placement, nodes, shared actors, and the messages between callers and sessions."""

@@ -1,4 +1,4 @@
-"""What the actors of dedicated sessions are called, and how actors are found by name."""
+"""Names of dedicated sessions' actors, and lookup of actors by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where a manager's sessions are kept, as every process that works on them is told.
+"""`StoreSpec` and `ActorSpec`: the store addresses and the engine with which a manager's actors are created.
 
-Imports nothing heavy: what is imported here, every session waits for.
+This module imports nothing heavy, since every new session process waits for its imports.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class ActorSpec:
-    """What the actors of a manager's sessions are made with."""
+    """The arguments with which the actors of a manager's sessions are created."""
 
     place: StoreSpec
     engine_id: str

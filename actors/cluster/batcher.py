@@ -1,4 +1,4 @@
-"""Many callers, one piece of work: what is asked while the work is done is done together afterwards."""
+"""Batching: requests that arrive while a call is under way are carried out together by the next call."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 AT_ONCE = 4
-"""How many batches are under way at most, where one that takes long does not hold up the next."""
+"""How many batches run concurrently at most, if a slow batch may be overtaken."""
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Asked, Answer]):
-    """Has what is asked answered by one call at a time: what comes meanwhile is the next one's, up to `most` at once.
+    """Answers requests by one call at a time; requests that arrive meanwhile form the next batch, of up to `most`.
 
     So who asks alone waits for nobody, and the more ask, the more is done together. Answers come in the order of what
     was asked; where an answer is an exception it is raised to its caller, and an exception of the call to all, as is

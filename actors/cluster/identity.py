@@ -1,4 +1,4 @@
-"""What engines, settings and memories are recognised by: what they are set to, and not how they are pickled."""
+"""`identity`: a digest by which equal engines, settings and memories are recognised, however they are pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actor that owns a long-term memory, and the way to it from everywhere."""
+"""`MemoryHost`, the actor that owns a long-term memory, and `RemoteMemory`, its client in every process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MAX_CALLS = 1000
 """How many calls the actor answers at once."""
 
 FAILURES, REST_S = 3, 5.0
-"""After so many failures one after the other a memory is left alone for so long, in seconds."""
+"""After so many failures in a row, a memory is not called for so many seconds."""
 
 PATIENCE_S = 0.1
 """How long recalls hold up those that come after them, in seconds: to read all that a user has may take ten."""
@@ -60,17 +60,17 @@ CATCH_UP_S, MOST_PAUSE_S = 1.0, 60.0
 """How long what was left for later waits; and at most, if it fails again and again."""
 
 SWEEP_S = 600.0
-"""How often what has expired is deleted, in seconds. Nobody recalls it meanwhile."""
+"""How often expired items are deleted, in seconds. Expired items are never recalled."""
 
 Answer = TypeVar("Answer")
 
 
 @runtime_checkable
 class Batched(Protocol):
-    """A memory that does many at once better than one by one may also have these."""
+    """Optional protocol of a memory that carries out many requests together faster than one by one."""
 
     async def remember_many(self, batch: Sequence[tuple[Scope, Sequence[MemoryItem]]]) -> list[Collection[str]]:
-        """Do each `remember` of the batch, all or none of them."""
+        """Carry out every `remember` of the batch, or none of them."""
 
     async def recall_many(self, batch: Sequence[Recall]) -> list[Sequence[MemoryItem]]:
         """Answer each question of the batch."""
@@ -78,7 +78,7 @@ class Batched(Protocol):
 
 @runtime_checkable
 class BatchedProfiled(Batched, Protocol):
-    """A memory that is `Batched` and `Profiled` has this too."""
+    """The protocol of a memory that is both `Batched` and `Profiled`."""
 
     async def recall_many_with_profiles(self, batch: Sequence[Recall]) -> list[ProfiledRecall]:
         """Answer each question of the batch, with the profile where it is wanted."""
@@ -86,18 +86,18 @@ class BatchedProfiled(Batched, Protocol):
 
 @runtime_checkable
 class CatchingUp(Protocol):
-    """A memory that leaves a part of its work for later may also have this."""
+    """Optional protocol of a memory that defers a part of its work."""
 
     async def catch_up(self) -> int:
-        """Do some of it; return how much is left, roughly. Raises if that is not possible now; nothing is lost."""
+        """Do some of the deferred work; return roughly how much is left. Raises if it fails now; nothing is lost."""
 
 
 class MemoryHost:
-    """The body of the actor: one memory, for all sessions of a cluster. Undecorated, so that it is a class in a test.
+    """The body of the actor: one memory for all sessions of a cluster. A plain class, so tests need no Ray.
 
-    A memory that is `Batched` is asked one thing at a time, and what comes meanwhile is done together afterwards.
-    Another is asked all at once, so that nobody waits for another's model. The memory is made when it is first asked,
-    and again by the next call if that fails. What it has to catch up with it does by and by, beside what it is asked.
+    A `Batched` memory gets one call at a time; requests that arrive meanwhile form the next batch. Any other memory is
+    called concurrently, so that no caller waits for another's model. The memory is opened at the first call, and again
+    at the next one if that fails. Deferred work is done in the background.
     """
 
     def __init__(self, memory: bytes) -> None:

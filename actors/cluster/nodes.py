@@ -1,4 +1,4 @@
-"""The nodes of a cluster: which actors go where. What is in a file is where the file is."""
+"""Chooses the nodes of actors: those that open a local file start on this node, others on any node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where sessions live: which actor hosts which session."""
+"""`Dedicated` and `Packed`: one actor for each session, or a few actors with many sessions each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Ray that sessions live on: this process joins the one at hand, or starts one of its own."""
+"""Connects this process to Ray, and starts Ray if none is running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _lock = threading.Lock()
 
 
 def connect() -> None:
-    """Join the Ray at hand, or start one that ends with this process, if this process has none. Takes seconds.
+    """Connect this process to a running Ray, or start one that ends with this process. Takes seconds.
 
     Raises:
         ConfigError: Ray cannot be joined or started.
@@ -38,7 +38,7 @@ def connect() -> None:
 
 
 def this_ray() -> RayId:
-    """Return which Ray this process belongs to."""
+    """Return the id of the Ray to which this process is connected."""
     context = ray.get_runtime_context()
     return RayId(context.gcs_address, context.get_session_name())
 

@@ -1,7 +1,7 @@
-"""Which packed host has which session, and how the layouts of a store's hosts follow each other.
+"""Assigns sessions to packed hosts, and orders the layouts that follow when the number of hosts changes.
 
-The names of the hosts say it all: `turnwise/<store id>/hosts/<generation>x<hosts>/<index>`. So no process needs to be
-told, and none that is lost takes it along.
+The names of the hosts contain the layout: `turnwise/<store id>/hosts/<generation>x<hosts>/<index>`. So every process
+can read it from Ray, and no lost process loses it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ray
 
 @dataclass(frozen=True, slots=True, order=True)
 class Layout:
-    """So many hosts, which follow those of lower generations; of two of one generation the larger counts."""
+    """A number of hosts. A layout replaces those of lower generations; in one generation the larger one wins."""
 
     generation: int
     hosts: int

@@ -1,4 +1,4 @@
-"""The store in memory, shared by the processes of a cluster."""
+"""The in-memory store as an actor, shared by the processes of a cluster (`memory://name`)."""
 
 from __future__ import annotations
 

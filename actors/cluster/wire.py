@@ -1,4 +1,4 @@
-"""What crosses the wire between a caller and a session."""
+"""The messages between a caller and a session's process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnwise.memory.conversation.turns import Turn, TurnRecord
 
 
 class SessionRef(str):
-    """A session's id with the name of its log, which tells it from an earlier or a later session of the same id."""
+    """A session's id with the name of its log, which distinguishes it from other sessions that had the same id."""
 
     __slots__ = ("log",)
 
@@ -36,48 +36,48 @@ class SessionRef(str):
 
 
 def log_of(session_id: str) -> str:
-    """Return the name of the log that a caller takes for the session's; empty if the caller does not know."""
+    """Return the name of the session's log according to the caller; empty if the caller does not know it."""
     return session_id.log if isinstance(session_id, SessionRef) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An error that is an answer: raised at the caller's, with no traceback of the cluster's around it."""
+    """An error as an answer: it is raised in the caller's process, without a traceback of the cluster."""
 
     error: TurnwiseError
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWanted:
-    """The session has another engine than the caller's: send it, then ask again."""
+    """The session does not have the caller's engine: send it, then repeat the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class StillEnding:
-    """The run is being cancelled: ask again, naming it."""
+    """The run is being cancelled but has not ended: repeat the cancel with this run id."""
 
     run_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTurn:
-    """A turn with those of its blocks that the receiver does not hold, encoded."""
+    """A turn with the blocks that the receiver has not cached, encoded."""
 
     session_id: str
     source: str
-    """Of the cache that they are from."""
+    """The id of the sender's cache."""
     record: TurnRecord
     spans: Spans
     blocks: list[str]
 
     @classmethod
     def pack(cls, turn: Turn, held: Spans) -> PackedTurn:
-        """Pack what `held`, the receiver's spans, lacks: all, if that is of another source."""
+        """Pack a turn with the blocks that are not in `held`, the receiver's spans; all, if the source differs."""
         spans = subtract(union(turn.record.prompt, turn.record.spans), held if turn.cache.is_of(held) else ())
         return cls(turn.session_id, turn.cache.source, turn.record, spans, turn.cache.read_encoded(spans))
 
     def unpack(self, cache: BlockCache) -> Turn:
-        """Return the turn on top of the receiver's cache."""
+        """Add the blocks to the receiver's cache, and return the turn."""
         cache.add_spans(self.spans, self.blocks)
         return Turn(self.session_id, self.record, cache)
 

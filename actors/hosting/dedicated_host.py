@@ -1,4 +1,4 @@
-"""The process of one session: the body of its Ray actor. Undecorated, so that it is an ordinary class in a test."""
+"""`SessionHost`: the body of a dedicated session's Ray actor. A plain class, so tests need no Ray."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class SessionHost:
 
     @property
     def _has_no_session(self) -> bool:
-        """Whether another process is to go on: the session was deleted or taken over, or the store has gone back."""
+        """Whether this process must end: the session was deleted or taken over, or the store was reverted."""
         return self._resident is not None and (self._resident.is_deleted or self._resident.core.is_lost)
 
     @property
@@ -98,10 +98,9 @@ class SessionHost:
         return self._resident is not None and bool(self._resident.core.ownership.left_waiting)
 
     async def recover(self) -> None:
-        """See to what the lost process left, such as a run to go on with or turns to be saved.
+        """Load the session, so that runs of the lost process are ended or resumed and unsaved turns are saved.
 
-        Each try that fails is logged and followed by another, later; but not if the session has gone, or cannot be
-        read.
+        A failed attempt is logged and repeated later, unless the session was deleted or cannot be read.
         """
         await retry(self._warm, f"lost session {public_id(self._session_id)!r}: to see to it", until=_is_final)
 
@@ -133,7 +132,7 @@ class SessionHost:
                 return self._leave()
 
     async def _gives_up(self, resident: SessionService) -> bool:
-        """Give the session up, if it is idle; return whether this process has it no more."""
+        """Give the session up if it is idle; return whether this process no longer owns it."""
         try:
             return resident.core.is_lost or await resident.core.leave(resident.note)
         except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave

@@ -1,8 +1,8 @@
-"""Which engines live sessions have, for when their processes are started again.
+"""Engine settings that running sessions switched to, so that restarted actors keep them.
 
-Ray starts an actor again with what it was made with. So what came later is kept in an actor of its own, which is made
-when a session first takes something over, or its process leaves while a run of it waits. It is lost with the cluster,
-as the sessions' processes are.
+Ray restarts an actor with its original arguments. So later engine settings are kept in another actor, which is created
+when a session first switches its engine, or when its process leaves while a run waits. It is lost with the cluster, as
+the sessions' processes are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = "turnwise/adoptions"
 
 @dataclass(frozen=True, slots=True)
 class EngineOverride:
-    """Which engines a session has: the one that its next runs are to have, and those of open runs that have others."""
+    """The engines of a session: the one of its next runs, and those of open runs that use others."""
 
     engine_id: str
     runs: Mapping[str, str] = field(default_factory=dict)
@@ -30,30 +30,30 @@ class EngineOverride:
 
     @property
     def engine_ids(self) -> set[str]:
-        """All of these."""
+        """The ids of all these engines."""
         return {self.engine_id, *self.runs.values()}
 
 
 class EngineOverrides:
-    """The body of that actor: the engines that sessions have now, by the key of the actor that has them.
+    """The body of that actor: the current engines of sessions, by the key of the actor that hosts them.
 
-    The key of a dedicated session's actor is its name, so that the next actor of the session finds what was noted,
-    whichever manager makes it; that of a packed host is its actor id. Each engine is held once.
+    The key of a dedicated session's actor is its name, so that the session's next actor finds its engines, whichever
+    manager creates it; the key of a packed host is its actor id. Each engine is stored once.
     """
 
     def __init__(self) -> None:
         self._adopted: dict[str, dict[str, EngineOverride]] = {}
-        """By session, by actor."""
+        """By actor key, then by session id."""
         self._engines: dict[str, bytes] = {}
 
     async def keep(self, key: str, session_id: str, adopted: EngineOverride, engines: Mapping[str, bytes]) -> None:
-        """Note which engines a session has, and these engines by their ids."""
+        """Store the engine ids of a session, and the pickled engines by id."""
         self._adopted.setdefault(key, {})[session_id] = adopted
         self._engines.update(engines)
         self._let_go()
 
     async def find(self, key: str) -> tuple[dict[str, EngineOverride], dict[str, bytes]]:
-        """Return which engines the sessions of an actor have, by session, and these engines by their ids."""
+        """Return the engine ids of an actor's sessions, by session, and the pickled engines by id."""
         adopted = self._adopted.get(key, {})
         wanted = {engine_id for each in adopted.values() for engine_id in each.engine_ids}
         return adopted, {engine_id: self._engines[engine_id] for engine_id in wanted & self._engines.keys()}
@@ -67,7 +67,7 @@ class EngineOverrides:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Let go of engines that nobody has, now and then."""
+        """Drop engines that no session uses, once there are many."""
         if len(self._engines) > _MANY:
             every = [each for sessions in self._adopted.values() for each in sessions.values()]
             used = {engine_id for each in every for engine_id in each.engine_ids}
@@ -75,13 +75,13 @@ class EngineOverrides:
 
 
 _MANY = 16
-"""Engines that are held before it is looked for those that nobody has."""
+"""How many engines are stored before unused ones are dropped."""
 
 
 async def keep_adopted(
     namespace: str, key: str, session_id: str, adopted: EngineOverride, engines: Mapping[str, bytes]
 ) -> None:
-    """Note which engines a session has; on return that survives the process of its actor."""
+    """Store which engines a session has; after return this survives the session's process."""
     actor: Any = (
         ray.remote(EngineOverrides)
         .options(name=_NAME, namespace=namespace, lifetime="detached", get_if_exists=True, num_cpus=0)
@@ -91,9 +91,10 @@ async def keep_adopted(
 
 
 def find_adopted(namespace: str, key: str) -> tuple[dict[str, EngineOverride], dict[str, bytes]]:
-    """Return what an actor's sessions had taken over before its process was lost: see `EngineOverrides.find`. Blocks.
+    """Return the engines that an actor's sessions had switched to; see `EngineOverrides.find`. Blocks.
 
-    Nothing, if that was lost too: then they have what they were made with, until the next run brings its own.
+    If the engine actor was lost too, nothing is returned: sessions have the actor's original engine until the next run
+    brings another.
     """
     found: tuple[dict[str, EngineOverride], dict[str, bytes]] = {}, {}
     if actor := _find(namespace):

@@ -1,4 +1,4 @@
-"""How rarely a process of sessions looks for garbage."""
+"""Tunes Python's garbage collector for processes of sessions."""
 
 import gc
 
@@ -7,10 +7,10 @@ THRESHOLDS = (20_000, 20, 20)
 
 
 def collect_rarely() -> None:
-    """Have Python's collector come rarely, and never walk what is loaded by now.
+    """Make garbage collection rare, and exclude all objects that exist now.
 
-    To be called before the modules of a session are imported, a quarter of whose time the collector would take, and
-    again behind it: walking them would cost milliseconds in the midst of a turn.
+    Call it before a session's modules are imported, since collection would take a quarter of that time, and again after
+    the import, since walking the modules would cost milliseconds during a turn.
     """
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)

@@ -1,4 +1,4 @@
-"""A packed host's actor. Imports nothing heavy, so that it is up at once."""
+"""`PackedActor`: a packed host's Ray actor. Imports nothing heavy, so that it starts fast."""
 
 from __future__ import annotations
 

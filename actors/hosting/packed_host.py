@@ -1,4 +1,4 @@
-"""A process of many sessions: the body of a packed host's Ray actor. Undecorated, so that it is a class in a test."""
+"""`PackedHost`: the body of a packed host's Ray actor, with many sessions. A plain class, so tests need no Ray."""
 
 from __future__ import annotations
 
@@ -30,58 +30,58 @@ from turnwise.memory.background import log_failure, shielded
 from turnwise.memory.conversation.ids import public_id
 
 RECOVERIES = 16
-"""How many lost sessions are seen to at once."""
+"""How many sessions of a lost process are recovered concurrently."""
 
 MAX_PAUSE_S = 30.0
-"""The longest pause between two tries to see to them, in seconds."""
+"""The longest pause between two attempts to recover sessions, in seconds."""
 
 GATHER_S = 0.002
-"""How long an answer waits for others to go with, in seconds."""
+"""How long an answer waits for others, to be sent together, in seconds."""
 
 DRAIN_S = 0.25
-"""How often a host that has been followed by others looks for sessions to give up, in seconds."""
+"""How often a replaced host looks for sessions to give up, in seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 class PreviousHost(Protocol):
-    """The hosts of an earlier layout, as a later one's see them."""
+    """A host of an earlier layout, as hosts of later layouts see it."""
 
     async def release(self, session_id: str) -> bool:
-        """Let the session be given up; return whether it is, or was not there. A session that is in use stays."""
+        """Give up the session unless it is in use; return whether that host does not have it any more."""
 
     async def call(self, request: bytes, session_id: str) -> bytes:
-        """Carry out a request there."""
+        """Carry out a request on that host."""
 
 
 class NextHosts(Protocol):
-    """The hosts of the newest layout, as an earlier one's see them."""
+    """The hosts of the newest layout, as hosts of an earlier layout see them."""
 
     async def warm(self, session_id: str) -> None:
-        """Have the session made resident there, so that its runs are seen to.
+        """Load the session there, so that its runs are recovered.
 
         Raises:
-            TurnwiseError: that is not so, and is to be tried again.
+            TurnwiseError: that failed; try again.
         """
 
 
 class PackedHost:
-    """Many sessions behind `call`, and `calls` for many requests at once, on one event loop that nothing blocks.
+    """Many sessions on one event loop; `call` takes one request, `calls` takes many at once.
 
-    Each is a `SessionCore` of its own, with its own lock and its own place in the store's next transaction, so none
-    waits for another's turn. A session becomes resident with the first verb that asks for it: a dict insert, and one
-    read of the store. It leaves when it has been idle for `SessionConfig.idle_s`, or when another needs its place and
-    none has been idle for longer; one that runs, compacts or saves, or that somebody waits for, stays. A verb that
-    meets a session on its way out waits, and makes it resident again.
+    Each session is a `SessionCore` with its own lock, so no session waits for another's turn. The first request for a
+    session loads it, which costs one read of the store. A session is unloaded when it has been idle for
+    `SessionConfig.idle_s`, or when another needs its place and it is the least recently used idle one. A session that
+    runs, compacts or saves, or for which a caller waits, stays. A request for a session that is being unloaded waits,
+    and loads it again.
 
     Args:
-        limits: how much it takes.
-        adopted: what sessions had taken over from later managers before the process was lost, by session.
-        elders: the hosts of earlier layouts. A session that is in use there stays there until its run ends, and what is
-            asked of it here is asked there.
-        heirs: those that have the sessions when others have followed; nobody follows if left out.
-        keep, drop: note what a session takes over from a later manager; forget it, when none of its runs waits.
-        leave: ends this process, for good; called when it was followed by others and its last session has gone.
+        limits: how many sessions, calls and waits the host accepts.
+        adopted: the engines that sessions had switched to before the process was lost, by session.
+        elders: the hosts of earlier layouts. A session that is in use there stays there until its run ends; requests
+            for it are forwarded to that host.
+        next_hosts: the hosts of the newest layout, which get the sessions when this host is replaced.
+        keep, drop: store the engines that a session switched to; forget them when none of its runs waits.
+        leave: ends this process without restart; called when the host was replaced and its last session has left.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class PackedHost:
         self._drop = drop
         self._leave = leave
         self._adopted = adopted or {}
-        """Of sessions that are not resident and had taken over another engine than the process was made with."""
+        """The engines of sessions that are not loaded and had switched to another engine than the process's own."""
         resources.in_use = self._engines_in_use
         self._elders = elders
         self._next_hosts = next_hosts
         self._residents: OrderedDict[str, SessionService] = OrderedDict()
-        """By session, the one whose last call is longest ago first."""
+        """The loaded sessions by id, least recently called first."""
         self._leaving: dict[str, asyncio.Task[bool]] = {}
         self._calls = 0
         self._waits = Waits("max_waits", limits.max_waits)
@@ -120,7 +120,7 @@ class PackedHost:
 
     @property
     def resident_ids(self) -> list[str]:
-        """The sessions that are active here, the one whose last call is longest ago first."""
+        """The ids of the loaded sessions, least recently called first."""
         return list(self._residents)
 
     async def call(self, request: bytes) -> bytes:
@@ -145,13 +145,14 @@ class PackedHost:
             self._calls -= 1
 
     async def calls(self, requests: Sequence[bytes]) -> AsyncIterator[list[tuple[int, bytes]]]:
-        """Carry out requests side by side; yield their answers, each with its request's place, as they are ready.
+        """Carry out requests concurrently; yield their answers as they are ready, each with its request's index.
 
-        What is ready within `GATHER_S` goes together. A request that fails is answered, so that others are too.
+        Answers that are ready within `GATHER_S` of each other are yielded together. A failed request is answered with
+        its error, so it does not affect the others.
         """
         tasks = {asyncio.create_task(self._answer(request)): place for place, request in enumerate(requests)}
         left = set(tasks)
-        self._tasks |= left  # they go on, also if nobody takes the rest of their answers
+        self._tasks |= left  # they continue even if the caller stops reading answers
         for task in tasks:
             task.add_done_callback(self._tasks.discard)
         while left:
@@ -164,13 +165,13 @@ class PackedHost:
     async def _answer(self, request: bytes) -> bytes:
         try:
             return await self.call(request)
-        except Exception as error:  # noqa: BLE001 - logged, and told to who asked
+        except Exception as error:  # noqa: BLE001 - logged, and returned to the caller
             session_id, verb, *_ = pickle.loads(request)
             _log.exception("%s failed for session %s", verb, public_id(session_id))
             return _dumps(Refused(SessionLostError(session_id, f"{verb} failed there: {error!r}")))
 
     async def follow(self) -> None:
-        """Take no more sessions, since others have followed; give each up as soon as nobody uses it."""
+        """Accept no more sessions, since newer hosts replace this one; give up each session once it is idle."""
         if not self._is_followed:
             self._is_followed = True
             if self._sweeping:
@@ -178,9 +179,9 @@ class PackedHost:
             self._sweeping = asyncio.create_task(self._drain())
 
     async def release(self, session_id: str) -> bool:
-        """Give a session up for one of those that have followed; return whether it is, or was not here.
+        """Give a session up to a newer host; return whether this host does not have it any more.
 
-        One that cannot leave, since the store fails, stays.
+        A session that cannot leave because the store fails stays.
         """
         await self.follow()
         resident = self._residents.get(session_id)
@@ -189,10 +190,10 @@ class PackedHost:
         return session_id not in self._residents
 
     async def recover(self, is_mine: Callable[[str], bool]) -> None:
-        """See to the runs of sessions that the lost process had; each try that fails is followed by another, later.
+        """Load the sessions of a lost process, so that their interrupted runs are ended or resumed; retry failures.
 
-        Not of those that cannot be read, such as those of a user whose key was deleted: they wait until they are asked.
-        If others have followed, they are asked to. This process does not leave before.
+        Sessions that cannot be read, such as those of a user whose key was deleted, are skipped. If newer hosts have
+        replaced this one, they load the sessions. This process does not leave before that is done.
         """
         self._is_recovering = True
         pause_s = 0.5
@@ -249,12 +250,12 @@ class PackedHost:
                 return
             except SessionFencedError:
                 if not self._is_followed:
-                    return  # another process sees to it
+                    return  # another process recovers it
         if self._next_hosts:
             await self._next_hosts.warm(session_id)
 
     async def _elder_of(self, session_id: str) -> PreviousHost | None:
-        """Return who has the session in use, if that is a host of an earlier layout."""
+        """Return the host of an earlier layout on which the session is in use, or None."""
         if session_id not in self._residents:
             for previous in self._elders:
                 if not await previous.release(session_id):
@@ -274,10 +275,10 @@ class PackedHost:
                 if error.session_id != public_id(session_id):
                     raise
                 if resident.core.ownership.is_active:
-                    raise  # the caller's session was another one of this id
+                    raise  # the caller means an earlier session with this id
                 if not resident.is_deleted:
                     self._forget(session_id, resident)
-                    raise  # else another core is to say whether there is a session of this id again
+                    raise  # otherwise load it again, since the id may exist again
             finally:
                 resident.calls -= 1
                 self._touch(session_id, resident)
@@ -334,7 +335,7 @@ class PackedHost:
         raise OverloadedError(session_id, "max_resident", self._limits.max_resident)
 
     async def _let_go(self, session_id: str) -> bool:
-        """Let a resident session go; return whether it could. To its end, whoever is cancelled, and once for all."""
+        """Unload a session; return whether it left. Concurrent callers share one attempt, which is never cancelled."""
         task = self._leaving.get(session_id)
         if task is None:
             task = asyncio.create_task(self._depart(session_id, self._residents[session_id]))
@@ -371,13 +372,13 @@ class PackedHost:
         return away.union(*here)
 
     async def _sweep(self, idle_s: float) -> None:
-        """Let go, now and then, of what has been idle for long enough."""
+        """Unload sessions that have been idle for `idle_s`; checked every quarter of that time."""
         while True:
             await asyncio.sleep(idle_s / 4)
             await self._let_idle_go(asyncio.get_running_loop().time() - idle_s)
 
     async def _let_idle_go(self, since: float) -> bool:
-        """Let go of what has been idle since then; return whether nothing failed."""
+        """Unload the sessions that have been idle since that time; return whether nothing failed."""
         is_well = True
         for session_id, resident in list(self._residents.items()):
             if resident.last_call_s > since:
@@ -387,10 +388,10 @@ class PackedHost:
         return is_well
 
     async def _try_to_let_go(self, session_id: str) -> bool:
-        """Let a resident session go, or log why it stays; return whether nothing failed."""
+        """Unload a session, or log why it stays; return whether nothing failed."""
         try:
             await self._let_go(session_id)
-        except Exception as error:  # noqa: BLE001 - it is logged; this one is tried again, and the others' turn comes
+        except Exception as error:  # noqa: BLE001 - logged; this session is retried later, the others go on
             log_failure(f"session {public_id(session_id)!r}: to leave", error, ", so it stays")
             return False
         return True

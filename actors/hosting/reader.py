@@ -1,4 +1,4 @@
-"""The verbs of a session that change nothing, as callers ask for them."""
+"""`Reader`: answers the read-only verbs of a session, from its core or from its store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READS = frozenset(("events", "expand", "info", "latest", "pending", "run", "runs
 """The names of the verbs."""
 
 _AS_READ = frozenset(("expand", "pending", "run", "runs"))
-"""Those whose answers go to callers as `SessionReads` gives them."""
+"""The verbs whose answers are those of `SessionReads`, unchanged."""
 
 
 class Reader:
@@ -30,18 +30,18 @@ class Reader:
     @property
     @abstractmethod
     def _source(self) -> SessionReads | StoredSession:
-        """What is asked, and waits for what is not there yet."""
+        """Answers reads that may wait for a run or for events."""
 
     @property
     def _reads(self) -> SessionReads:
-        """What is asked for what is there now."""
+        """Answers reads that do not wait."""
         source = self._source
         return source.reads if isinstance(source, StoredSession) else source
 
     @property
     @abstractmethod
     def _process(self) -> tuple[int | None, str | None]:
-        """The id of the process that has the session, and its node."""
+        """The process id and the node id of the session's process."""
 
     def answer(self, verb: str, args: Sequence[Any]) -> Awaitable[Any]:
         """Carry out a verb and return its answer, or raise its error."""
@@ -86,7 +86,7 @@ class Reader:
 
 
 class StoreReader(Reader):
-    """Answers from the store, where no process of this Ray has the session."""
+    """Answers from the store, for a session that has no process on this Ray."""
 
     __slots__ = ("_stored",)
 
@@ -103,12 +103,12 @@ class StoreReader(Reader):
 
 
 async def check_stored(store: SessionStore, session_id: str, log: str) -> None:
-    """Raise SessionNotFoundError if the stored session of this id is not the one whose log this is."""
+    """Raise SessionNotFoundError if the stored session with this id has another log."""
     if (await store.get(session_id)).log != log:
         raise SessionNotFoundError(session_id)
 
 
 def _with(held: Spans, turn: Turn) -> Spans:
-    """Return what a caller holds that has been sent a turn."""
+    """Return the spans that a caller has cached after it received a turn."""
     kept = held if turn.cache.is_of(held) else ()
     return union(kept, (Span(turn.cache.source, 0, 1),), turn.record.prompt, turn.record.spans)

@@ -1,6 +1,6 @@
-"""A session's actor: a process that answers at once, and loads what a session needs when the first verb asks for it.
+"""`SessionActor`: a dedicated session's Ray actor. It starts fast, and loads the session at the first request.
 
-Imports nothing heavy: what is imported here, every session waits for.
+This module imports nothing heavy, since every new session process waits for its imports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A session at home in a process: its core, and the verbs that callers ask for."""
+"""`SessionService`: one session in its process: its core, and the verbs that callers request."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ NOTE_S = 5.0
 """How long a process that is to leave waits for a note of the engines of runs that wait, in seconds."""
 
 Keep = Callable[[str, EngineOverride, Mapping[str, bytes]], Awaitable[None]]
-"""Notes, for the next process, which engines a session has: session id, engine ids, these engines."""
+"""Stores, for the next process, which engines a session has: session id, engine ids, pickled engines by id."""
 
 KeepOwn = Callable[[EngineOverride, Mapping[str, bytes]], Awaitable[None]]
-"""Likewise, of one session."""
+"""The same for one session: engine ids, pickled engines by id."""
 
 
 _AS_CORE = frozenset(("append", "decide", "fork", "refresh", "use_memory"))
@@ -48,7 +48,7 @@ since no other caller's may take its place before the run has it."""
 
 
 class SessionService(Reader):
-    """One session on the event loop of its process. Verbs may begin in any order, so none relies on an earlier one."""
+    """One session on its process's event loop. Verbs may arrive in any order, so none relies on an earlier one."""
 
     __slots__ = (
         "_engine",
@@ -79,11 +79,11 @@ class SessionService(Reader):
         self.calls = 0
         """How many verbs are being carried out."""
         self.waits = waits
-        """Those of these verbs that wait."""
+        """The callers that wait for runs, events or memories."""
         self.last_call_s = 0.0
         """When the last one began or ended, by the clock of the event loop."""
         self.is_deleted = False
-        """Whether the session was deleted here: another core is to say whether there is one of its id again."""
+        """Whether the session was deleted here; a new core must find out whether its id exists again."""
         self.is_noted = bool(adopted.engine_ids - {resources.engine_id})
         """Whether `keep` was told of the session, by this or an earlier process."""
         self._engine_id = adopted.engine_id
@@ -96,27 +96,27 @@ class SessionService(Reader):
 
     @property
     def left(self) -> EngineOverride | None:
-        """The engines that it left with, if runs wait and these are not all of the engine of the process."""
+        """The engines of waiting runs when the session left, if any differs from the process's own engine."""
         waiting = self.core.ownership.left_waiting
         adopted = _adopted(self._engine_id, waiting)
         return adopted if waiting and adopted.engine_ids != {self._resources.engine_id} else None
 
     async def note(self, waiting: Mapping[str, str]) -> None:
-        """Note which engines runs that wait have, by run id, so that the next process has them, whoever makes it."""
+        """Store the engines of waiting runs, by run id, so that the next process of the session has them."""
         if waiting:
             adopted = _adopted(self._engine_id, waiting)
             await asyncio.wait_for(self._keep(adopted, self._engines(adopted)), NOTE_S)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for anything here, and nothing runs or is about to."""
+        """Whether no call is under way, and no run, compaction or save is active or about to start."""
         return not self.calls and not self.core.is_in_use
 
     async def carry_out(self, verb: str, args: Sequence[Any], log: str = "") -> Any:
         """Carry out a verb and return its answer, or raise its error.
 
         Args:
-            log: what the caller takes for the session's; anything, if empty.
+            log: the log of the session that the caller means; any session with this id if empty.
         """
         if log and (self.core.reads.is_activated or verb not in READS):
             await self.core.ownership.check_log(log)
@@ -129,9 +129,9 @@ class SessionService(Reader):
         try:
             return await self.answer(verb, args)
         except UnattendedError:
-            await self.core.activate()  # and settles, or goes on with, what is waited for
+            await self.core.activate()  # which ends or resumes the run that the caller waits for
         except CorruptRecordError:
-            await self.core.ownership.check_own()  # the store may have gone back between two of its reads
+            await self.core.ownership.check_own()  # the store may have been reverted between two reads
         return await self.answer(verb, args)
 
     def answer(self, verb: str, args: Sequence[Any]) -> Awaitable[Any]:
@@ -142,7 +142,7 @@ class SessionService(Reader):
 
     @property
     def _source(self) -> SessionReads | StoredSession:
-        """The core, once it has the session; its store before, so that to read does not take it over."""
+        """The core, once it has activated the session; before that the store, since a read must not activate it."""
         reads = self.core.reads
         return reads if reads.is_activated else StoredSession(self.core.session_id, *reads.stores)
 
@@ -151,7 +151,7 @@ class SessionService(Reader):
         return os.getpid(), self._node_id
 
     async def do_adopt(self, engine_id: str, engine: bytes, verb: str = "", args: Sequence[Any] = ()) -> Any:
-        """Take an engine over, then carry out a verb with it, as one call: no other manager's comes in between."""
+        """Load an engine, then carry out a verb with it, in one call, so that no other manager's engine intervenes."""
         await self._resources.take(self.core.session_id, engine_id, engine)
         return await self.carry_out(verb, (engine_id, *args)) if verb else await self._has(engine_id)
 
@@ -165,12 +165,12 @@ class SessionService(Reader):
             if not await self._switch(engine_id):
                 return EngineWanted()
             started = await self.core.start(prompts, **settings)
-        # An engine that answers without waiting for anything is done by now: its end goes along and saves a call.
+        # If the engine has answered already, return the run's end with its start, which saves the caller a call.
         for _ in range(ENGINE_TICKS):
             await asyncio.sleep(0)
         outcome = None
         if self.core.reads.is_ending(started.run_id):
-            with suppress(TurnwiseError):  # the start stands, whatever becomes of the end: `wait` will tell
+            with suppress(TurnwiseError):  # the start is stored anyway; `wait` raises the error
                 outcome = await self.core.wait(started.run_id, END_COMMIT_S)
         packed = PackedOutcome.pack(outcome, held) if outcome else None
         return StartAnswer(started.run_id, started.turn_index, packed)
@@ -220,7 +220,7 @@ class SessionService(Reader):
         )
 
     async def _has(self, engine_id: str) -> bool:
-        """Let the session have the caller's engine; return False if that has to be sent first."""
+        """Switch the session to the caller's engine; return False if the caller must send it first."""
         async with self._switching:
             return await self._switch(engine_id)
 

@@ -1,4 +1,4 @@
-"""How an actor ends its own process, for good."""
+"""`Shutdown`: ends an actor's own process, without a restart."""
 
 from __future__ import annotations
 

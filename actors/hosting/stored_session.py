@@ -1,4 +1,4 @@
-"""A session that nobody here has: its store is asked, and it stays with whoever has it."""
+"""`StoredSession`: reads a session from its store without activating it."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _ABOVE_ALL = 2**63 - 2
 """No event has a number as high."""
 
 _NO_GEAR: Any = None
-"""What the runs of a session that is only read work with: none of them is run here."""
+"""The run resources of a session that is only read: its runs are not run here."""
 
 
 class UnattendedError(Exception):
-    """No other Ray has the store, so the run that is waited for goes on, or ends, when the session is activated."""
+    """No other Ray has the store open, so the awaited run ends or resumes only when the session is activated."""
 
 
 class StoredSession:
-    """The reads of a session as its store has it: nothing is activated, so no run is interrupted.
+    """Reads a session from its store. Nothing is activated, so no run is interrupted.
 
-    Each read looks anew. Live events, and what runs have spent since their last commits, are not in the store.
+    Each read queries the store again. The store has no live events, and no usage since a run's last commit.
 
     Args:
-        may_settle: whether a wait raises UnattendedError where no other Ray has the store; it goes on if not.
+        may_settle: if true, a wait raises UnattendedError when no other Ray has the store open; if false, it waits on.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Places for callers who wait in a session's process: counted apart from other calls, which always get through."""
+"""`Waits`: limits how many callers wait in a session's process; other calls are not limited by them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TypeVar
 from turnwise.errors import OverloadedError
 
 SLICE_S = 10.0
-"""How long one call waits at most, in seconds. A caller who has more patience asks again, so the place of one who has
-left is free by then."""
+"""How long one call waits at most, in seconds. A caller that waits longer repeats the call, so the place of a caller
+that has gone is free after this time."""
 
 ENDING_S = 1.0
-"""How long a call that cancels waits for the run's end, in seconds, before the caller asks again. It takes no place."""
+"""How long a cancel call waits for the run's end, in seconds, before the caller repeats it; it is not counted."""
 
 Answer = TypeVar("Answer")
 
 
 class Waits:
-    """Counts those who wait, of a session or of a host with many sessions.
+    """Counts the waiting callers of a session, or of a host with many sessions.
 
     Args:
         setting: what the limit is called in the placement.
@@ -32,9 +32,9 @@ class Waits:
         self.setting = setting
         self.most = most
         self.taken = 0
-        """How many wait now."""
+        """How many callers wait now."""
         self.limits: tuple[Waits, ...] = (self, *(host.limits if host else ()))
-        """Those that apply, this one first."""
+        """All limits that apply to a waiting caller, this one first."""
 
     async def patiently(
         self,

@@ -1,4 +1,4 @@
-"""What the sessions of one process work with."""
+"""Per-process resources of sessions: the stores, and the cached engines and settings of managers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KEPT = 8
 """How many managers' equipment a process holds, its own among them."""
 
 Equipment = tuple[EngineBuilder, SessionConfig, OverflowStrategy | None, Sequence[MemorySlot], WorkingMemory | None]
-"""What a manager's sessions work with."""
+"""A manager's engine, settings, strategy and memories."""
 
 
 class WorkerResources:
-    """One store, one history, and the equipment of managers by its id. Opens them at first need, off the event loop.
+    """One store, one history store, and managers' equipment by id. Opened at first use, off the event loop.
 
     Args:
         engine: the pickled `Equipment` of the manager that made the process, and `engine_id` names it.
@@ -74,11 +74,11 @@ class WorkerResources:
         return self._kit[0]
 
     async def take(self, session_id: str, engine_id: str, engine: bytes) -> None:
-        """Hold equipment that a session is to have.
+        """Unpickle and cache equipment for a session.
 
         Raises:
             ConfigError: this process cannot load it.
-            EngineLimitError: open runs have as many others as a process holds.
+            EngineLimitError: open runs use as many other engines as a process may cache.
         """
         if engine_id not in self._equipment:
             self.hold(session_id, engine_id, await asyncio.to_thread(_unpickle, engine), engine)
@@ -93,10 +93,10 @@ class WorkerResources:
         return self._equipment[engine_id], self._pickled[engine_id]
 
     def hold(self, session_id: str, engine_id: str, equipment: Equipment, engine: bytes) -> None:
-        """Hold equipment, in the place of that which no open run has and was asked for longest ago.
+        """Cache equipment; if the cache is full, evict the least recently used one that no open run uses.
 
         Raises:
-            EngineLimitError: there is none such.
+            EngineLimitError: open runs use all cached equipment.
         """
         if engine_id not in self._equipment and len(self._equipment) >= KEPT:
             kept = {self.engine_id, *self.in_use()}
@@ -126,7 +126,7 @@ class WorkerResources:
         return core
 
     def give_runs(self, core: SessionCore, adopted: EngineOverride) -> None:
-        """Let runs that an earlier process had begun have the engines that they had."""
+        """Assign the engines of an earlier process to the runs that it left open."""
         for engine_id in set(adopted.runs.values()):
             runs = [run_id for run_id, other in adopted.runs.items() if other == engine_id]
             core.use(*self.given(engine_id)[0], engine_id=engine_id, runs=runs)

@@ -1,4 +1,4 @@
-"""A long-term memory as a session uses it."""
+"""`MemorySlot`: a long-term memory that is attached to sessions, with its name and section."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnwise.memory.longterm.deletion import Erasure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySlot:
-    """A memory, and what it is called. It bounds each call in time itself."""
+    """A memory with its name. The memory itself limits the duration of each call."""
 
     memory: LongTermMemory
     name: str

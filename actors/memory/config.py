@@ -1,4 +1,4 @@
-"""How sessions use long-term memory."""
+"""`MemoryConfig`: how sessions retrieve from long-term memory and save in it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Saved = Literal["all", "completed", "none"]
 
 
 def _from_environment(name: str, default: Setting, parse: Callable[[str], Setting]) -> Setting:
-    """Return what `TURNWISE_MEMORY_<name>` says; the default if it is not set or empty.
+    """Return the value of `TURNWISE_MEMORY_<name>`; the default if it is not set or empty.
 
     Raises:
-        ConfigError: it cannot be that.
+        ConfigError: the value is invalid.
     """
     variable = f"TURNWISE_MEMORY_{name}"
     given = os.environ.get(variable, "").strip()
@@ -44,27 +44,27 @@ def _categories(text: str) -> tuple[MemoryCategory, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """Settings of what sessions recall and save. What is left out of the first four is as the environment says."""
+    """Settings of what sessions recall and save. The defaults of the first four come from environment variables."""
 
     enabled: bool = field(default_factory=lambda: _from_environment("ENABLED", True, _boolean))
     """Whether sessions use their memories at all: `TURNWISE_MEMORY_ENABLED`."""
 
     max_results: int = field(default_factory=lambda: _from_environment("MAX_RESULTS", 10, int))
-    """How many items each memory is asked for before a run: `TURNWISE_MEMORY_MAX_RESULTS`."""
+    """How many items each memory returns before a run at most: `TURNWISE_MEMORY_MAX_RESULTS`."""
 
     categories: Collection[MemoryCategory] = field(
         default_factory=lambda: _from_environment("CATEGORIES", tuple(MemoryCategory), _categories)
     )
-    """Of which categories, by name and with commas between them: `TURNWISE_MEMORY_CATEGORIES`. What is for everyone,
-    in memories that are read-only, is asked for in any case."""
+    """The categories to recall: `TURNWISE_MEMORY_CATEGORIES`, names separated by commas. Read-only memories, whose
+    items are for everyone, are always searched for all."""
 
     agent_scope: bool = field(default_factory=lambda: _from_environment("AGENT_SCOPE", True, _boolean))
-    """Whether what is episodic or procedural belongs to the session's agent, and not to all of the user's:
+    """Whether episodic and procedural items belong to the session's agent, rather than to all agents of the user:
     `TURNWISE_MEMORY_AGENT_SCOPE`."""
 
     recall: bool = True
-    """Whether what bears on a prompt is recalled by itself before its run. A model's tools, and programs, may recall in
-    any case."""
+    """Whether memories are searched automatically for each prompt before its run. Tools and programs may always
+    recall."""
 
     max_tokens: int = 2000
     """What the items of all memories may take in a request together, as `token_counter` counts; else by a quarter of
@@ -76,11 +76,11 @@ class MemoryConfig:
     is pinned. 0 for none. It counts in the part of the window that all memories have. None without `recall`."""
 
     timeout_s: float = 2.0
-    """How long a run waits for them, in seconds; then it goes on without."""
+    """How long a run waits for memories, in seconds; then it continues without them."""
 
     save: Saved = "all"
-    """Which turns memories are given by themselves: all that stay in the history, those whose run completed, or none.
-    It goes on behind the conversation, and a turn that could not be saved is saved later."""
+    """Which turns are saved automatically: all that stay in the history, those whose run completed, or none. Saving
+    runs in the background, and a turn that could not be saved is saved later."""
 
     def __post_init__(self) -> None:
         for name in ("max_results", "max_tokens", "timeout_s"):

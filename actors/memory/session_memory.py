@@ -1,4 +1,4 @@
-"""What a session's memories do for whoever acts in it: a tool, or a program by `session.memory`."""
+"""`SessionMemoryAccess`: a session's memories, as tools and `session.memory` use them."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class SessionMemoryAccess:
     async def recall(
         self, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None, as_of: float | None = None
     ) -> list[MemoryItem]:
-        """See `MemoryAccess.recall`. Of several memories the best of each come first, then the second best.
+        """See `MemoryAccess.recall`. The best items of all memories come first, then the second best, and so on.
 
-        Each item says which memory it is of.
+        Each item names its memory.
         """
         if not self._slots:
             raise self._no_memory()
@@ -98,7 +98,7 @@ class SessionMemoryAccess:
     async def update(
         self, id: str, text: str | None = None, *, type: MemoryType | None = None, **changes: Unpack[ItemChanges]
     ) -> bool:
-        """See `MemoryAccess.update`. One memory after the other is asked, until one has it, also if one fails."""
+        """See `MemoryAccess.update`. Memories are tried in order until one has the item; failures are skipped."""
         failure: Exception | None = None
         for slot in self._writable("update"):
             try:
@@ -111,9 +111,9 @@ class SessionMemoryAccess:
         return False
 
     async def pin(self, id: str, pinned: bool) -> bool:
-        """Take an item into the user's profile, or no longer; return whether it was there and holds.
+        """Pin an item to the user's profile, or unpin it; return whether it exists and is valid.
 
-        For programs, not for tools. One memory after the other is asked, until one has it.
+        For programs, not for tools. Memories are tried in order until one has the item.
         """
         memories = [slot.memory for slot in self._writable("pin") if has_profiles(slot.memory)]
         if not memories:
@@ -124,7 +124,7 @@ class SessionMemoryAccess:
         return False
 
     async def delete(self, ids: Collection[str]) -> int:
-        """See `MemoryAccess.delete`. All memories are asked, also if one fails."""
+        """See `MemoryAccess.delete`. All memories are tried, even if one fails."""
         slots = self._writable("forget")
         asked = [slot.memory.forget(self._scope, ids) for slot in slots] if ids else []
         results = await asyncio.gather(*asked, return_exceptions=True)

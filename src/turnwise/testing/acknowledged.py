@@ -1,4 +1,4 @@
-"""What callers were told: to be held against the store when all is over."""
+"""Records what callers had acknowledged, to compare it with the store at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold in a store, whatever happened to its sessions and to those who looked after them."""
+"""The audit: checks the invariants that a store must satisfy after any faults and crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chaos on Ray: callers at work, killers among them, and an audit when all is over."""
+"""Chaos runs on Ray: callers work while killers end processes; an audit follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process dies at a fault."""
+"""Ends a process at a fault, as a crash would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for an embedding function: words, their stems and their pieces, hashed. It knows nothing of meaning."""
+"""An embedding function for tests: hashes words, stems and word pieces, without any model of meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All faults of one scripted life, one at a time."""
+"""Runs a scripted session once for each fault that can occur in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults: which are to happen, as a value; and those that did, counted."""
+"""Fault plans: which faults to inject, and a count of those that occurred."""
 
 from __future__ import annotations
 

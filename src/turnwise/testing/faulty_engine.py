@@ -1,4 +1,4 @@
-"""A model that needs no provider, and fails as models do."""
+"""An engine without a provider, which fails in the ways that models fail."""
 
 from __future__ import annotations
 

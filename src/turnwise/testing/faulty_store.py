@@ -1,4 +1,4 @@
-"""A store with faults around any other."""
+"""Wraps any store and injects faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores with faults by their URL, so that the processes of sessions open them too."""
+"""URLs of stores with faults, so that session processes open them too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who does the killing in a chaos run: each a small object with a kind."""
+"""Killers: each ends one kind of process during a chaos run."""
 
 from __future__ import annotations
 

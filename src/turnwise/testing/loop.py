@@ -1,4 +1,4 @@
-"""An event loop with a clock of its own, on which simulated processes can be stopped between any two steps."""
+"""An event loop with virtual time, on which simulated processes can be stopped between any two steps."""
 
 from __future__ import annotations
 

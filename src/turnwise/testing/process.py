@@ -1,4 +1,4 @@
-"""A process that is simulated: the tasks that descend from one call, which can be stopped all at once."""
+"""A simulated process: all tasks that descend from one call, which can be stopped at once."""
 
 from __future__ import annotations
 

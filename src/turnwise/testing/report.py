@@ -1,4 +1,4 @@
-"""What a chaos run found."""
+"""The report of a chaos run: what was done and which invariants were violated."""
 
 from __future__ import annotations
 

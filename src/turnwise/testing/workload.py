@@ -1,4 +1,4 @@
-"""What callers of a chaos run do: many at once, on many sessions, and each notes what it is told."""
+"""The workload of a chaos run: concurrent callers on many sessions, which record every acknowledgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session in a world where things go wrong, and a caller who asks until somebody answers."""
+"""A simulated session with injected faults, and a caller that repeats each request until it is answered."""
 
 from __future__ import annotations
 

@@ -10,20 +10,20 @@ from turnwise.memory.conversation.usage import Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits; None is no limit. They are looked at before each call of the model: the call that passes one is finished.
+    """Limits; None is no limit. They are checked before each model call; a call that exceeds a limit is finished.
 
-    So a run spends at most one call more than its budget, and what it has is kept.
+    So a run exceeds its budget by at most one model call, and its output is kept.
     """
 
     tokens: int | None = None
-    """In and out together, as the provider counts them."""
+    """Input and output tokens together, as the provider counts them."""
     calls: int | None = None
-    """Of the model."""
+    """Calls of the model."""
     tool_calls: int | None = None
     seconds: float | None = None
-    """In which runs are running, to the millisecond; waiting for a person is free."""
+    """The time in which runs are running, to the millisecond; waiting for a decision does not count."""
     cost: float | None = None
-    """In the currency of `SessionConfig.prices`."""
+    """The cost, in the currency of `SessionConfig.prices`."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -43,12 +43,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a model's tokens cost, for a million of each."""
+    """The prices of a model's tokens, per million."""
 
     input: float
     output: float
     cached: float | None = None
-    """Of input that the provider had cached; like `input` if left out."""
+    """The price of input that the provider had cached; the `input` price if omitted."""
 
     def __post_init__(self) -> None:
         for price in fields(self):

@@ -14,52 +14,52 @@ from turnwise.memory.tokens.counter import TokenCounter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """Settings of a manager's sessions. A live session takes a later manager's over at its next run."""
+    """Settings of a manager's sessions. A live session switches to a later manager's settings at its next run."""
 
     on_cancel: Literal["keep", "discard"] = "keep"
-    """What a cancelled run leaves: its prompts and the text so far, marked; or the history as it was before the run."""
+    """What a cancelled run leaves: "keep" its prompts and the text so far, marked; "discard" nothing of the run."""
 
     on_lost: Literal["interrupt", "resume"] = "interrupt"
-    """What becomes of a run whose process was lost: it ends as interrupted, or goes on behind what it has recorded.
-    A model call that was under way is made again; a tool that had begun is not, unless it is `repeatable`."""
+    """What happens to a run whose process was lost: it ends as interrupted, or resumes after its last record.
+    An unfinished model call is repeated; a tool call that had begun is not, unless the tool is `repeatable`."""
 
     max_resumes: int = 3
-    """How often a run goes on after its process was lost, before it ends as interrupted: it may be what kills it."""
+    """How often a run is resumed at most before it ends as interrupted, since the run itself may crash its process."""
 
     run_budget: Budget | None = None
-    """What one run may spend."""
+    """The limits of one run."""
 
     session_budget: Budget | None = None
-    """What all runs of a session may spend together."""
+    """The limits of all runs of a session together."""
 
     over_budget: Literal["fail", "ask"] = "fail"
-    """What becomes of a run that has spent a budget: it fails, or waits until somebody approves of it or rejects it.
-    Approval lets this run spend the budget once more."""
+    """What happens to a run that has used up a budget: it fails, or waits until a caller approves or rejects it.
+    An approval lets this run use the budget once more."""
 
     prices: Mapping[str, Price] = field(default_factory=dict)
-    """What models cost, by name: needed where a budget has a limit of cost."""
+    """The prices of models, by name; required if a budget limits the cost."""
 
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    """What they recall and save."""
+    """What sessions recall from long-term memory and save in it."""
 
     max_context_tokens: int | None = None
-    """What a request and its answer may take together; the model's own limit, where that is known, if left out."""
+    """How many tokens a request and its answer may have together; if omitted, the model's own limit, if it is known."""
 
     reserve_output_tokens: int | None = None
-    """What of it is kept free for the answer. If left out, what the engine lets an answer take at most, else an eighth,
-    but no more than 4,096."""
+    """How many of these tokens are reserved for the answer. If omitted, the engine's maximum answer length, else an
+    eighth of the window, at most 4,096."""
 
     token_counter: TokenCounter | None = None
-    """Counts what blocks take; by the vocabulary of the engine's model if left out: see `counter_for`."""
+    """Counts the tokens of blocks; if omitted, by the vocabulary of the engine's model (see `counter_for`)."""
 
     compaction_attempts: int = 3
-    """How often a model is asked for a summary, or a memory to take what goes, before the plan is given up."""
+    """How often a summary by a model, or a save in a memory, is tried before a compaction plan is given up."""
 
     compaction_timeout_s: float = 120.0
-    """How long an attempt may take, in seconds."""
+    """The time limit of one such attempt, in seconds."""
 
     cancel_grace_s: float = 2.0
-    """How long a cancelled engine may take to stop before it is left behind, in seconds."""
+    """How long a cancelled engine may take to stop before it is abandoned, in seconds."""
 
     max_queued: int = 16
     """How many runs may wait behind the active one with `if_busy="enqueue"`."""

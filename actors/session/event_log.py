@@ -10,19 +10,19 @@ from turnwise.memory.conversation.events import Event
 
 
 class EventLog:
-    """Numbers a session's events and holds those of its last runs, live ones among them.
+    """Numbers a session's events, and keeps those of its last runs in memory, including live events.
 
-    Order is by number, and a reader behind number n has seen all up to n: while a commit's numbers are reserved, live
-    events wait, so none is published ahead of it. Publishing never waits for a reader.
+    Events are ordered by number, and a reader that has seen number n has seen all events up to n: while a commit's
+    numbers are reserved, live events wait until the commit is published. Publishing never waits for a reader.
     """
 
     def __init__(self, last_seq: int) -> None:
         self.last_seq = last_seq
-        """The last number given."""
+        """The last number that was assigned."""
         self.published = last_seq
-        """No event up to this number is to come."""
+        """All events up to this number have been published."""
         self.start = last_seq + 1
-        """Every event from this number on is held."""
+        """All events from this number on are in memory."""
         self._held: list[Event] = []
         self._waiting: list[Callable[[int], Event | None]] = []
         self._reserved = False
@@ -68,7 +68,7 @@ class EventLog:
             self._wake()
 
     def trim(self, before: int) -> None:
-        """Let go of the events with a number below `before`."""
+        """Drop the events with a number below `before` from memory."""
         if before > self.start:
             del self._held[: self._index(before - 1)]
             self.start = before

@@ -19,10 +19,10 @@ ENDED = ("completed", "cancelled", "failed", "interrupted")
 
 
 class SavingProgress:
-    """How far the memories are; asks nobody and awaits nothing.
+    """Tracks which turns each memory has; calls no memory and awaits nothing.
 
-    `SessionRecord.saved` says up to which turn all of them have what they are to have: the *mark*. It goes along with
-    the session's next commit (see `CommitMark`), so that saving costs the store nothing.
+    `SessionRecord.saved`, the *mark*, is the turn up to which all memories have all turns that they should have. It is
+    stored with the session's next commit (see `CommitMark`), so saving costs no commits.
     """
 
     def __init__(self, engines: SessionEngines) -> None:
@@ -33,19 +33,19 @@ class SavingProgress:
         self._unsaved: dict[int, TurnBlocks] = {}
         """Turns that have ended and that some memory may lack, by index; private ones only move the mark."""
         self._has: dict[str, int] = {}
-        """For each memory, by name, up to which turn it has what it is to have."""
+        """The turn up to which each memory has all its turns, by the memory's name."""
         self.begin_anew()
 
     @property
     def writable(self) -> list[MemorySlot]:
-        """The memories that turns are given to."""
+        """The memories in which turns are saved."""
         if self._engines.config.memory.save == "none":
             return []
         return [slot for slot in self._engines.current.memories if not is_read_only(slot.memory)]
 
     @property
     def saved(self) -> int:
-        """Up to which turn all memories have what they are to have."""
+        """The turn up to which all memories have all their turns."""
         return self._saved
 
     @property
@@ -54,17 +54,17 @@ class SavingProgress:
         return self._is_behind
 
     def lacking(self, slot: MemorySlot) -> list[TurnBlocks]:
-        """Return the turns that a memory is to be given, in order."""
+        """Return the turns that a memory lacks, in order."""
         has = self._has[slot.name]
         return [self._unsaved[index] for index in sorted(self._unsaved) if index > has]
 
     @property
     def missing(self) -> list[TurnBlocks]:
-        """The turns that some memory is to be given, for each such memory."""
+        """The turns that memories lack, once for each memory that lacks the turn."""
         return [turn for slot in self.writable for turn in self.lacking(slot)]
 
     def is_current(self, turn: TurnBlocks) -> bool:
-        """Return whether a turn is still to be given as it was: one that was forgotten meanwhile is not."""
+        """Return whether a turn is still to be saved unchanged; False if it was forgotten since it was read."""
         return self._unsaved.get(turn.index) == turn
 
     # What changes it

@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 class SessionEngines:
-    """The engine that the next runs have, and those that open runs keep to their end.
+    """The engine of the next runs, and the engines that open runs keep until their end.
 
     Args:
-        off_loop: how to call what may block.
+        off_loop: runs a blocking function off the event loop.
     """
 
     def __init__(
@@ -37,33 +37,33 @@ class SessionEngines:
         self._state = state
         self._tasks = tasks
         self.current = run_resources
-        """What the runs that start next have."""
+        """The resources of runs that start next."""
         self.config = run_resources.config
         """Their settings."""
         self._former: list[RunResources] = []
-        """What runs have that have not ended, and the next ones do not."""
+        """Earlier resources that open runs still use."""
         self._of_run: dict[str, RunResources] = {}
-        """Likewise, by the ids of runs that an earlier process had begun."""
+        """The resources of open runs that an earlier process began, by run id."""
 
     def of_run(self, run_id: str) -> RunResources:
-        """Return what a run has that an earlier process had begun."""
+        """Return the resources of a run that an earlier process began."""
         return self._of_run.get(run_id, self.current)
 
     def ids(self) -> dict[str, str]:
-        """Return which engine each run that has not ended has, by run id. As of the last activation."""
+        """Return the engine ids of all open runs, by run id, as of the last activation."""
         known = {run_id: run_resources.engine_id for run_id, run_resources in self._of_run.items()}
         return known | {run.run_id: run.run_resources.engine_id for run in self._state.open_runs}
 
     # Its writers
 
     def switch(self, run_resources: RunResources) -> None:
-        """Let the next runs have this; those that are open keep what they have."""
+        """Use these resources for later runs; open runs keep theirs."""
         self._former.append(self.current)
         self.current, self.config = run_resources, run_resources.config
         self.close_unused()
 
     def assign(self, run_resources: RunResources, runs: Collection[str]) -> None:
-        """Let runs that an earlier process had begun have this again."""
+        """Assign these resources to runs that an earlier process began."""
         self._former.append(run_resources)
         self._of_run.update(dict.fromkeys(runs, run_resources))
 
@@ -79,7 +79,7 @@ class SessionEngines:
     # Runners
 
     async def runner(self, run: ActiveRun) -> InferenceRunner:
-        """Return the runner of the run's engine, built once, also if who asked for it gives up meanwhile."""
+        """Return the runner of the run's engine; it is built once, even if the first caller is cancelled."""
         run_resources = run.run_resources
         if run_resources.runner:
             return run_resources.runner

@@ -1,4 +1,4 @@
-"""What a store of facts does: keep what is remembered, whoever made it and however it is found again."""
+"""`FactStore`: the protocol of stores that keep memory items, independent of how items are made and searched."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from turnwise.memory.stores.base import Page
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactFilter:
-    """Which facts are meant: those that all of this holds for."""
+    """A filter of facts. A fact matches if it matches all fields."""
 
     types: Collection[MemoryType] | None = None
-    """All if left out."""
+    """The types of facts; all if left out."""
     session_id: str | None = None
-    """Those that come from this session."""
+    """Facts from this session."""
     turn_index: int | None = None
-    """Those that come from a turn of this index."""
+    """Facts from a turn with this index."""
     as_of: float | None = None
-    """Those that were there at this time, in seconds since the epoch, and were not superseded by then. Now if None."""
+    """Facts that existed at this time, in seconds since the epoch, and were not superseded by then. None for now."""
     superseded: bool = False
-    """Whether also those that were superseded."""
+    """Whether superseded facts match too."""
     used_since: float | None = None
-    """Those that were put, changed, superseded or touched at this time or later."""
+    """Facts that were put, changed, superseded or touched at this time or later."""
     live_at: float | None = None
-    """Those that have not expired by this time, in seconds since the epoch, and, without `as_of`, are not resolved. If
-    None, those too."""
+    """Facts that have not expired by this time, in seconds since the epoch, and, without `as_of`, are not resolved. If
+    None, expired and resolved facts match too."""
 
 
 ALL = FactFilter()
@@ -42,17 +42,17 @@ ALL = FactFilter()
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """An item, and whose it is."""
+    """An item and its owner."""
 
     user_id: str
     agent: str | None
-    """None for what belongs to all of the user's agents, as everything semantic does."""
+    """None for items of all of the user's agents, as all semantic items are."""
     item: MemoryItem
 
 
 @runtime_checkable
 class FactStore(Protocol):
-    """A durable home of memory items. `memory/longterm/items/conformance.py` holds its laws; run them on your own.
+    """Durable storage of memory items. `memory/longterm/items/conformance.py` has its laws; run them on your own store.
 
     An item belongs to a user, and one that is not semantic to the scope's agent if the scope names one. A scope sees
     what is the user's and what is its agent's, nothing of another's; its session plays no part. Every verb is one
@@ -99,7 +99,7 @@ class FactStore(Protocol):
         type: MemoryType | None = None,
         **changes: Unpack[ItemChanges],
     ) -> bool:
-        """Change what is given of an item that the scope sees; return whether it was there.
+        """Change the given fields of an item that the scope sees; return whether the item exists.
 
         One that becomes semantic is its user's then, and one that ceases to be the scope's agent's. What was superseded
         is history, and stays. A name or topic that the old text has and the new one does not is taken away: `changed`.
@@ -112,13 +112,13 @@ class FactStore(Protocol):
         """
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
-        """Mark an item that the scope sees as pinned, or no longer; return whether it is there and holds.
+        """Pin or unpin an item that the scope sees; return whether it exists and is not superseded.
 
         Changes nothing else of it. What was superseded is history, and stays.
         """
 
     async def supersede(self, scope: Scope, id: str, item: MemoryItem) -> bool:
-        """Put `item` in the place of one that the scope sees; return whether it stands there.
+        """Replace an item that the scope sees by `item`; return whether it is replaced now.
 
         The old one is kept: it held until the new one was created, and was used then. False if it is not there, was
         superseded by another, or the new one was deleted; nothing is written then. May be repeated.
@@ -143,7 +143,7 @@ class FactStore(Protocol):
         """
 
     async def touch(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
-        """Note that the user's items of these ids were used at this time, unless they were later. Others are no error.
+        """Record that the user's items with these ids were used at this time, unless later. Unknown ids are ignored.
 
         Changes nothing that is read back but `uses`. An item that was used at this time or later is not counted, so a
         call may be repeated.
@@ -169,7 +169,7 @@ class FactStore(Protocol):
         """
 
     async def close(self) -> None:
-        """Let go of connections and files. Closing twice is fine; any other verb after it raises StoreClosedError."""
+        """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
 
 
 def owner_of(scope: Scope, type: MemoryType) -> str | None:
@@ -195,7 +195,7 @@ next uses the session. After so long nobody is expected to, and what was deleted
 
 
 def holds(item: MemoryItem, which: FactFilter) -> bool:
-    """Return whether the item is one of those that are meant."""
+    """Return whether the item matches the filter."""
     if which.types is not None and item.type not in which.types:
         return False
     if which.session_id not in (None, item.source.session_id) or which.turn_index not in (None, item.source.turn_index):
@@ -214,10 +214,10 @@ def _is_live(item: MemoryItem, at: float, as_of: float | None) -> bool:
 
 
 End: TypeAlias = tuple[float | None, str | None]
-"""When an item was superseded, and by which."""
+"""The time when an item was superseded, and the id of the item that replaced it."""
 
 HOLDS: End = (None, None)
-"""The end of what nothing stands in the place of."""
+"""The end of an item that was not superseded."""
 
 
 def end_without(ends: Mapping[str, End], id: str, successor: str) -> End:
@@ -259,7 +259,7 @@ _PAGE = 1000
 
 
 def kept(scope: Scope, item: MemoryItem) -> MemoryItem:
-    """Return the item as it is kept: without blocks and score.
+    """Return the item as it is stored: without blocks and score.
 
     Raises:
         InvalidMemoryError: it cannot be.
@@ -289,7 +289,7 @@ def kept(scope: Scope, item: MemoryItem) -> MemoryItem:
 
 
 _OF_RECALL: Mapping[str, Any] = {"blocks": (), "score": None, "words": (), "passage": None, "memory": None}
-"""What an item has only while it is given, or since it was recalled."""
+"""The fields of an item that are not stored: those for `remember`, and those that a recall sets."""
 
 
 def _list(names: Sequence[str] | str) -> Sequence[str]:
@@ -324,7 +324,7 @@ def check_change(
 
 
 def changed(item: MemoryItem, text: str | None, type: MemoryType | None, at: float, changes: ItemChanges) -> MemoryItem:
-    """Return the item with what is given changed, as of a time.
+    """Return the item with the given changes, made at a time.
 
     Its name and aliases go if the old text has one of them and the new text has none, and its topic likewise: they
     were of what the item does not say any more, and it would be found by them still. Those that are given stay.
@@ -340,14 +340,14 @@ def changed(item: MemoryItem, text: str | None, type: MemoryType | None, at: flo
 
 
 def _stale(names: Collection[str], before: str, after: str) -> bool:
-    """Return whether a text had one of these names and another has none."""
+    """Return whether the old text has one of these names and the new text has none."""
     said, says = (f" {' '.join(map(stem, words(text)))} " for text in (before, after))
     phrases = [f" {' '.join(map(stem, words(name)))} " for name in names]
     return any(phrase in said for phrase in phrases) and not any(phrase in says for phrase in phrases)
 
 
 def check_successor(scope: Scope, id: str, item: MemoryItem) -> MemoryItem:
-    """Return the item as it is kept in the place of another.
+    """Return the item as it is stored when it replaces another.
 
     Raises:
         InvalidMemoryError: it cannot be kept, has the other's id, or no time.
@@ -378,7 +378,7 @@ def status_of(value: object) -> Status:
 
 
 def check_turn(session_id: str | None, turn_index: int | None, ids: Collection[str] | None = None) -> None:
-    """Raise InvalidInputError for a turn without its session, or together with ids."""
+    """Raise InvalidInputError if a turn is given without its session or together with ids."""
     if turn_index is not None and session_id is None:
         raise InvalidInputError("turn_index", turn_index, "pass the session_id of the turn too")
     if turn_index is not None and ids is not None:
@@ -397,11 +397,11 @@ def parse_position(cursor: str | None) -> int:
 
 
 _POSITION_DIGITS = 18
-"""So many fit into the 8 bytes of a key."""
+"""The number of values of an 8-byte key."""
 
 
 _SHOWN = 80
-"""Characters of an id that an error shows; ids may be long."""
+"""The most characters of an id in an error message, since ids may be long."""
 
 
 def _check_names(*names: str | None) -> None:

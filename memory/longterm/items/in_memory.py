@@ -1,4 +1,4 @@
-"""Facts in this process's memory."""
+"""Facts in the memory of this process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Row:
 
 
 class InMemoryFacts:
-    """Keeps facts while the process lives. No verb waits for anything, so each is atomic on its event loop."""
+    """Keeps facts while the process lives. No method awaits anything, so each is atomic on its event loop."""
 
     def __init__(self) -> None:
         self._users: dict[str, dict[str, _Row]] = {}

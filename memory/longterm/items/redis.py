@@ -1,4 +1,4 @@
-"""Facts in a Redis."""
+"""`RedisFacts`: facts in Redis."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from turnwise.memory.stores.sql.rows import to_json
 
 
 class RedisFacts(RedisDatabase):
-    """Keeps facts in a Redis, 6.2 or later; see `RedisDatabase` for what makes them durable there.
+    """Keeps facts in Redis, 6.2 or later. See `RedisDatabase` for their durability.
 
     A fact is found by a digest of its user's id and its own; ids, texts and times are JSON. All keys share a hash tag,
     since verbs that go over all users are transactions too: on a cluster, the facts of a prefix are on one node.
@@ -154,7 +154,7 @@ class RedisFacts(RedisDatabase):
 
 
 _MANY = 2**52
-"""More than there are."""
+"""A limit above any possible number of facts."""
 
 _CHANGED_MEANWHILE = 2
 """What the script of an update returns if the fact is another than the one that was read for it."""
@@ -165,7 +165,7 @@ def _digest(user_id: str, id: str) -> str:
 
 
 def _tag(user_id: str) -> str:
-    """Return what stands for a user; no item's digest is the same, since no id is blank."""
+    """Return the digest of a user. It differs from the digests of items, since no item's id is blank."""
     return _digest(user_id, "")
 
 

@@ -1,4 +1,4 @@
-"""The scripts of `RedisFacts`: each is one transaction, and looks at all that it needs before it writes.
+"""The scripts of `RedisFacts`. Each is one transaction, and checks everything before it writes.
 
 What is kept, under keys of one hash tag, so that on a cluster they are on one node:
 

@@ -1,4 +1,4 @@
-"""Facts in an SQL database: that of a session store, or another."""
+"""`SQLFacts`: facts in an SQL database, which may be a session store's database."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from turnwise.memory.stores.sql.rows import to_json
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 
 _AT_ONCE = 500
-"""How many rows are named in a statement: databases take only so many values with one."""
+"""The most rows named in a statement, since databases limit the values of a statement."""
 
 
 class SQLFacts(SecureDeleteDatabase):
-    """Keeps facts in tables of its own through SQLAlchemy Core.
+    """Keeps facts in its own tables through SQLAlchemy Core.
 
     Those who write a user's facts wait for each other, so that of a put and a deletion at once none undoes the other.
     What is deleted from a file of SQLite is overwritten there, and its log emptied, unless another process is reading;
@@ -228,13 +228,13 @@ class SQLFacts(SecureDeleteDatabase):
     # Within a transaction
 
     def _one(self, connection: sa.Connection, scope: Scope, id: str) -> sa.Row[Any] | None:
-        """Return the row of an item that the scope sees, which nobody else then writes until the transaction ends."""
+        """Return and lock the row of an item that the scope sees. The lock lasts until the transaction ends."""
         self._lock_user(connection, scope.user_id)
         return next(_rows(connection, sa.select(facts).where(*_seen(scope)), scope.user_id, [id]), None)
 
     @staticmethod
     def _add(connection: sa.Connection, scope: Scope, items: Sequence[MemoryItem], used: float) -> list[str]:
-        """Insert what is new; return its ids. The user's lock is held, so that what is new stays new."""
+        """Insert the new items; return their ids. The caller holds the user's lock, so that they stay new."""
         new: dict[bytes, MemoryItem] = {}
         for item in items:
             new.setdefault(digest_of(scope.user_id, item.id), item)
@@ -250,7 +250,7 @@ class SQLFacts(SecureDeleteDatabase):
     def _forget(
         self, connection: sa.Connection, user_id: str, rows: Sequence[Any], missing: Sequence[str] = ()
     ) -> None:
-        """Delete these rows of a user, and ids that it does not have. The user's lock is held."""
+        """Delete these rows of a user; also record the deletion of unknown ids. The caller holds the user's lock."""
         for chunk in _chunks(rows):
             connection.execute(sa.delete(facts).where(facts.c.key.in_([row.key for row in chunk])))
         insert = insert_into(deleted, connection.dialect).on_conflict_do_nothing()
@@ -271,7 +271,7 @@ class SQLFacts(SecureDeleteDatabase):
 _UNREAD = sa.select(
     *(facts.c[name] for name in ("key", "digest", "user_id", "agent", "id", "superseded_at", "superseded_by"))
 )
-"""No more than a deletion has to know, so that what cannot be read can be deleted."""
+"""Only the columns that a deletion needs, so that unreadable items can be deleted."""
 
 
 def _chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:

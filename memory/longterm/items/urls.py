@@ -1,4 +1,4 @@
-"""From a URL to the store of facts that it names."""
+"""Opens the fact store of a URL."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How the memories of another system become items of ours."""
+"""Migration: converts the memories of other systems to memory items."""

@@ -1,4 +1,4 @@
-"""Migration: what a flat namespace remembers becomes items of a store of facts, each in its category."""
+"""Migration: copies the memories of a flat namespace into a fact store, each with its category."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turnwise.memory.longterm.migration.values import FlatMemory, has_unknown_ty
 from turnwise.memory.longterm.types import MemoryType
 
 _PAGE = 1000
-"""How many memories are held at once."""
+"""The most memories that are in memory at once."""
 
 SKIPS_LISTED = 1000
 """How many of those that were skipped a report lists; it counts all."""

@@ -1,1 +1,1 @@
-"""A store around another store, which encrypts what it keeps with a key for each user."""
+"""A wrapper of a store that encrypts all stored text, with one key per user."""

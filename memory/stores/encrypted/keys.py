@@ -35,17 +35,17 @@ _DIGEST = 8
 _NONCE = 12
 
 _HELD = 10_000
-"""So many keys are held at most."""
+"""The most keys that are cached."""
 
 
 class Place(NamedTuple):
-    """What a sealed text is and where it stands."""
+    """The kind and the position of an encrypted text."""
 
     kind: str
     name: str
     """For errors."""
     bound: tuple[str | int | None, ...]
-    """What says where it stands, beyond doubt."""
+    """An unambiguous name of the position."""
 
     @property
     def record(self) -> str:
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 
 class UserKey:
-    """What is done with one user's key. It is not used itself: each use has a key that is derived from it."""
+    """Encryption and decryption with one user's key. Each purpose uses a key that is derived from it."""
 
     def __init__(self, user_id: str, key: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -97,7 +97,7 @@ class UserKey:
 
 
 class KeyRing:
-    """The keys that a process has asked for. For use on one event loop.
+    """The cache of keys that a process has fetched. For use on one event loop.
 
     Raises:
         ConfigError: `cryptography` is not installed.
@@ -148,7 +148,7 @@ class KeyRing:
 
 
 class Unsealing:
-    """Opens the sealed texts that one verb returns: it asks for each key once."""
+    """Decrypts the texts that one method returns. Fetches each key once."""
 
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys

@@ -1,4 +1,4 @@
-"""Records as an encrypted store keeps them: what is sealed stands in one field, which says so."""
+"""Encrypts and decrypts records. The encrypted text is in one field, which is marked as encrypted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.encrypted.keys import PREFIX, Place, Unsealing, UserKey
 
 SEALED = "turnwise.sealed"
-"""The kind of an event that is sealed, and the one name in a mapping that is."""
+"""The kind of an encrypted event, and the only key of an encrypted mapping."""
 
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def is_sealed(mapping: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is a sealed one."""
+    """Return whether a mapping is encrypted."""
     return len(mapping) == 1 and str(mapping.get(SEALED)).startswith(PREFIX)
 
 
@@ -105,7 +105,7 @@ async def open_turn(texts: Unsealing, session_id: str, turn: TurnRecord) -> Turn
 
 
 def seal_run(key: UserKey, session_id: str, run: RunRecord) -> RunRecord:
-    """Seal a run in two parts: stores change only one of them."""
+    """Encrypt a run in two parts, since stores change only one of them."""
     return replace(
         run,
         labels=_seal(key, _labels_place(session_id, run), [run.labels, run.fingerprint, run.params, run.output]),

@@ -1,4 +1,4 @@
-"""How what is stored is encrypted: with a key for each user."""
+"""`Encryption`: the settings of an encrypted store, which has one key per user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store whose sessions are encrypted, each under the key of its user."""
+"""A session store that encrypts each session with the key of its user."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class EncryptedStore(Shared):
         return await open_session(self._texts(), await self._inner.get(session_id))
 
     async def get_of_user(self, session_id: str, user_id: str) -> SessionRecord:
-        """Return a session of a user. No key is asked for, and so no time taken, for a session of somebody else.
+        """Return a session of a user. For another user's session no key is fetched, so the time reveals nothing.
 
         Raises:
             SessionNotFoundError: there is none, or it is another user's.

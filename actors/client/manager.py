@@ -254,10 +254,10 @@ class SessionManager(ManagerRequests):
 
 
 class AsyncSessionManager(ManagerRequests):
-    """`SessionManager` with its verbs as coroutines. Use it on one event loop.
+    """`SessionManager` with coroutine methods. Use it on one event loop.
 
-    It joins or starts a Ray with the first verb, or `async with`, and not before; on a thread, so that the event loop
-    goes on. What is wrong there is raised by that verb, and the next one tries again.
+    It connects to Ray, or starts one, at the first call or `async with`, in a thread, so that the event loop is not
+    blocked. An error of that is raised by this call, and the next call tries again.
 
     Args:
         store: where sessions are kept: `sqlite:///path`, `postgresql://...`, `redis://...` (see `RedisStore` for the

@@ -200,7 +200,7 @@ class PackedHost:
         try:
             while failed := await self._recover(is_mine):
                 _log.warning(
-                    "%d lost sessions cannot be seen to, and are again in %g s: %s",
+                    "%d sessions of a lost process could not be recovered, next attempt in %g s: %s",
                     len(failed),
                     pause_s,
                     reason(failed[0]),

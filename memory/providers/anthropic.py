@@ -39,7 +39,7 @@ def encode(blocks: Sequence[Block]) -> tuple[str | list[Part] | None, list[Part]
     is left out, and if nothing is left of the thoughts of a message that calls tools, one redacted thought of the data
     `LOST` leads it; none is made up where there were no thoughts. What a cache checkpoint follows gets a
     `cache_control`, for the last four of them. Not sent: thoughts that lead to nothing, citations, unknown kinds,
-    blank texts. The messages are as valid as the blocks: see `settle` and `rules.check`.
+    blank texts. The messages are as valid as the blocks: see `repair` and `validation.check`.
 
     Raises:
         UnsupportedBlockError: an image or document in no form that the API takes.
@@ -78,7 +78,7 @@ def _thoughts(said: Sequence[Block]) -> list[Part]:
 
 
 def _is_kept(thought: Thinking) -> bool:
-    # Anthropic's signatures are base64. A JSON signature is another provider's: see `responses.pack_reasoning`.
+    # Anthropic's signatures are base64. A JSON signature is another provider's: see `openai_responses.pack_reasoning`.
     return bool(thought.redacted or (thought.signature and not thought.signature.startswith("{")))
 
 

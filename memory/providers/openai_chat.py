@@ -57,8 +57,8 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
     assistant are one message, their texts joined, their calls in `tool_calls`; results follow, each a message, in the
     order in which their calls were declared. Not sent: citations, cache checkpoints, unknown kinds, empty texts, and
     thoughts, but to a server whose profile says that it wants them. The messages are as valid as the blocks: see
-    `settle` and `rules.check`. A document that is known by its `url` alone is sent as its name and address, a summary
-    as a text behind `SUMMARY`.
+    `repair` and `validation.check`. A document that is known by its `url` alone is sent as its name and address, a
+    summary as a text behind `SUMMARY`.
 
     Args:
         profile: of the server. What it attached to a call or a thought goes back to it, and to no other.

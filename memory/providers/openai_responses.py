@@ -81,7 +81,7 @@ def encode(
     in which their calls were declared, and one message of parts, in which neighbouring texts are one. A thought goes
     back if this API has signed it for this model and something follows from it, and, if it is there twice, once. Not
     sent: other thoughts, citations, cache checkpoints, unknown kinds, empty texts. The items are as valid as the
-    blocks: see `settle` and `rules.check`.
+    blocks: see `repair` and `validation.check`.
 
     Args:
         model: who is asked; any may have signed the thoughts if left out.

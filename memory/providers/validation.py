@@ -153,7 +153,7 @@ CHAT = Rules(
 """Does not fetch documents: the model gets the URL of a document as text."""
 
 RESPONSES = Rules(name="OpenAI Responses", kinds=_SAID | {"thinking"}, results="later")
-"""Of thoughts, those go back that it has signed itself: see `responses.pack_reasoning`."""
+"""Of thoughts, those go back that it has signed itself: see `openai_responses.pack_reasoning`."""
 
 ANTHROPIC = Rules(
     name="Anthropic Messages",

@@ -58,7 +58,7 @@ def _inner(text: str) -> str:
 def judge(candidate: Candidate, material: ExtractionInput, limits: Limits) -> Verdict | Refusal:
     """Return where the user says that, and whether it is so or only said; or why it is nothing about the user.
 
-    It is so if a sentence that is quoted as evidence bears it out, see `bearing`, and nothing around that sentence says
+    It is so if a sentence that is quoted as evidence bears it out, see `support`, and nothing around that sentence says
     that it is a question, another's words, made up, or taken back.
     """
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in candidate.text[: limits.min_chars])

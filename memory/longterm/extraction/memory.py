@@ -156,7 +156,7 @@ class ExtractiveMemory:
         """How many calls of the model there were, how many failed, and what became of the facts in its answers.
 
         `calls`, `failed`, `added`, `superseded`, `same`, `ignored`, `quoted`, and of what was refused each
-        `candidates.Refusal`.
+        `schema.Refusal`.
         """
         return dict(self._counts)
 

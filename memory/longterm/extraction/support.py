@@ -5,7 +5,7 @@ order, each word of the claim is the sentence's own, but that "I" has become "th
 differs in denial, subject, tense or certainty is never borne out, whatever words a language has for that: it is not the
 same words. What a claim leaves out is either a word that changes nothing, or the rest of a sentence in which no word
 takes anything back. What is not shown is not so: what is said in other words, or in a language that is not in
-`persons`.
+`grammatical_person`.
 """
 
 from __future__ import annotations

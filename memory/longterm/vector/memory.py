@@ -148,7 +148,7 @@ class VectorMemory:
         self._sizes: dict[str, int] = {}
         self._held_bytes = 0
         self._lock = threading.Lock()
-        """Held where the shelves are changed, as answers are made on threads."""
+        """Held where the indexes are changed, as answers are made on threads."""
         self.trouble: str | None = None
         """Why vectors are left alone for `pause_s`, or were until they work again; None if they work."""
         self._pause_s = pause_s
@@ -599,7 +599,7 @@ class VectorMemory:
     def _lay_out(
         self, loaded: Mapping[str, Loaded], held: dict[str, UserIndex]
     ) -> tuple[dict[str, UserIndex], dict[str, str]]:
-        """Return the users' shelves as of the revisions that were loaded, with all the vectors that can be had.
+        """Return the users' indexes as of the revisions that were loaded, with all the vectors that can be had.
 
         Also why there are vectors that could not be had, by user.
         """
@@ -626,7 +626,7 @@ class VectorMemory:
         return user_indexes, {} if trouble is None else dict.fromkeys(lacking, trouble)
 
     def _give_vectors(self, user_indexes: Mapping[str, UserIndex]) -> tuple[list[str], str | None]:
-        """Let shelves have the vectors that they lack; return the users whose Chroma was asked for, and its error."""
+        """Let indexes have the vectors that they lack; return the users whose Chroma was asked for, and its error."""
         lacking: dict[str, set[str]] = {}
         for user, user_index in user_indexes.items():
             if missing := user_index.missing():

@@ -17,6 +17,7 @@ from turnwise.memory.longterm.search.query import MAX_PARTS, MAX_TERMS, parse, q
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.user_index import find, index_of
 from turnwise.memory.longterm.search.word_frequency import COMMON, RARE, log_frequency
+from turnwise.memory.longterm.types import MemoryType
 
 SAID = [
     "Ann: I adopted a greyhound from the shelter in Ghent.",
@@ -108,6 +109,10 @@ def test_look_alikes_of_a_fact_are_cut_and_turns_are_not() -> None:
     known = items("The user is allergic to peanuts.", "The user is allergic to nothing else.", "Peanuts are cheap.")
     assert ids(known, "Am I allergic to peanuts?") == ["0"]
     assert len(ids(known, "Am I allergic to peanuts?", Weights())) == 3
+    happened = [replace(item, type=MemoryType.INTERACTION) for item in known]
+    assert len(ids(happened, "Am I allergic to peanuts?")) == 3, "of what happened nothing is cut"
+    mixed = [*known, replace(happened[2], id="3")]
+    assert set(ids(mixed, "Am I allergic to peanuts?")) == {"0", "3"}, "of both, facts only"
 
 
 def test_a_sentence_of_common_words_finds_a_fact_that_has_nearly_all_of_them() -> None:

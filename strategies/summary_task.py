@@ -9,6 +9,7 @@ from typing import Any
 
 from turnwise.errors import SummaryRefusedError
 from turnwise.memory.conversation.blocks import (
+    AnyBlock,
     Block,
     CacheCheckpoint,
     Citations,
@@ -82,7 +83,7 @@ class SummaryTask:
         shown = sum(map(window.counter.count, self.request(window, ranges)))
         return shown + 2 * self.max_tokens <= model_window
 
-    def request(self, window: Window, part: Ranges | None = None, before: str | None = None) -> tuple[Block, ...]:
+    def request(self, window: Window, part: Ranges | None = None, before: str | None = None) -> tuple[AnyBlock, ...]:
         """Return the model's request: instructions, then each block to summarize, once, as data. O(those blocks).
 
         Thoughts come without their signatures; images and files are shown as they are. There are no tools.
@@ -92,7 +93,7 @@ class SummaryTask:
             before: the summary of the parts before.
         """
         limit = f"Write no more than {_words(self.max_tokens, window.counter)} words."
-        shown: list[Block] = [System(text=f"{self.prompt}\n\n{limit}")]
+        shown: list[AnyBlock] = [System(text=f"{self.prompt}\n\n{limit}")]
         lines = [] if before is None else [_as_json({_BEFORE: before})]
         for block in window.blocks(self.ranges if part is None else part):
             lines += map(_as_json, _facts(block))

@@ -77,7 +77,7 @@ class ToolUse(Block):
     kind: Literal["tool_use"] = "tool_use"
     call_id: Str
     name: Str
-    input: JsonObject = FrozenDict()
+    input: JsonObject = Field(default_factory=FrozenDict)
     signature: Str | None = None
 
 
@@ -216,7 +216,7 @@ class Unknown(Block):
     kind: Literal["unknown"] = "unknown"
     stored_kind: str
     """Its kind on the wire and on disk."""
-    payload: JsonObject = FrozenDict()
+    payload: JsonObject = Field(default_factory=FrozenDict)
     """Its other fields on the wire and on disk."""
 
     @model_validator(mode="after")

@@ -129,7 +129,7 @@ class ApprovalRequested(Event):
     kind: Literal["approval_requested"] = "approval_requested"
     call_id: str
     name: str
-    input: JsonObject = FrozenDict()
+    input: JsonObject = Field(default_factory=FrozenDict)
     wants: Wants = "approval"
     why: str | None = None
 
@@ -318,7 +318,7 @@ class UnknownEvent(Event):
     kind: Literal["unknown"] = "unknown"
     stored_kind: str
     """Its kind in the store."""
-    payload: JsonObject = FrozenDict()
+    payload: JsonObject = Field(default_factory=FrozenDict)
     """The fields of its kind, as stored."""
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from turnwise.memory.conversation.blocks import Block
+from turnwise.memory.conversation.blocks import AnyBlock
 
 
 @runtime_checkable
 class TextModel(Protocol):
     """The model that a memory calls: one request, one answer, no tools, no state between calls."""
 
-    async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
+    async def answer(self, request: Sequence[AnyBlock], *, schema: Mapping[str, Any] | None = None) -> str:
         """Return the model's answer to the request, whole.
 
         May raise any error of the engine. The answer is untrusted: the caller must validate it.

@@ -8,10 +8,11 @@ from typing import Any
 import pydantic_core
 import pytest
 from hypothesis import given, strategies as st
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from turnwise.memory.conversation.blocks import (
     KINDS,
+    AnyBlock,
     Block,
     CacheCheckpoint,
     Citations,
@@ -29,6 +30,7 @@ from turnwise.memory.conversation.blocks import (
     decode,
     encode,
 )
+from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 
 TEXTS = st.text()
@@ -89,6 +91,13 @@ def test_a_kind_of_a_later_version_is_written_back_as_it_came(kind: str, payload
     assert isinstance(block, Unknown)
     assert (block.stored_kind, block.payload) == (kind, freeze(payload))
     assert encode(block) == line
+
+
+@pytest.mark.parametrize("union", [AnyBlock, AnyEvent], ids=["blocks", "events"])
+def test_a_union_has_a_json_schema_without_warnings(union: Any) -> None:
+    schema = TypeAdapter(union).json_schema()
+    assert schema["discriminator"]["propertyName"] == "kind"
+    assert "input" not in schema["$defs"]["ToolUse" if union is AnyBlock else "ApprovalRequested"]["required"]
 
 
 def test_fields_of_their_default_value_are_not_written() -> None:

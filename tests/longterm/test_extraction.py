@@ -424,5 +424,5 @@ def test_whatever_is_said_and_claimed_is_judged(said: str, candidates: list[Cand
     decision = decide(candidates, material, KNOWN, {}, LIMITS)
     refused = sum(count for why, count in decision.counts.items() if why != "quoted")  # a quotation is accepted
     assert len(decision.accepted) + refused == len(candidates)
-    for line in request(PROMPT, material, {})[1].text.split("\n")[:-2]:  # type: ignore[attr-defined]
+    for line in request(PROMPT, material, {})[1].text.split("\n")[:-2]:  # type: ignore[union-attr]
         json.loads(line)

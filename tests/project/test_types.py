@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 NARROWED = """
-from collections.abc import Sequence
-from typing import assert_type
+from collections.abc import Mapping, Sequence
+from typing import Any, assert_type
 
 from turnwise import (
     AnyBlock,
@@ -31,7 +31,10 @@ from turnwise import (
     events,
 )
 from turnwise.engines import InferenceRunner, StepContext
+from turnwise.memory.longterm.text_model import TextModel
 from turnwise.stores import HistoryStore, SessionStore
+from turnwise.strategies import Window
+from turnwise.strategies.summary_task import SummaryTask
 
 
 def sync(execution: ExecutionHandle, session: Session) -> None:
@@ -70,6 +73,18 @@ async def stored(store: SessionStore, history: HistoryStore) -> None:
 async def wrapped(turn: Turn, context: StepContext, runner: InferenceRunner) -> None:
     for block in await runner.run(turn, context):
         assert_type(block, AnyBlock)
+
+
+class Model:
+    async def answer(self, request: Sequence[AnyBlock], *, schema: Mapping[str, Any] | None = None) -> str:
+        return "".join(block.text for block in request if block.kind == "user")
+
+
+async def summarized(task: SummaryTask, window: Window) -> None:
+    model: TextModel = Model()
+    for block in task.request(window):
+        assert_type(block, AnyBlock)
+    await model.answer(task.request(window))
 
 
 def answered(turn: Turn) -> None:

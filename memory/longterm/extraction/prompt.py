@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.memory.conversation.blocks import Block, System, User
+from turnwise.memory.conversation.blocks import AnyBlock, System, User
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.input import ExtractionInput
 from turnwise.memory.longterm.extraction.schema import Action
@@ -69,7 +69,7 @@ SCHEMA: Mapping[str, Any] = {
 """The schema of an answer, in the subset of JSON schema that providers accept for structured output."""
 
 
-def request(prompt: str, material: ExtractionInput, known: Mapping[str, MemoryItem]) -> tuple[Block, ...]:
+def request(prompt: str, material: ExtractionInput, known: Mapping[str, MemoryItem]) -> tuple[AnyBlock, ...]:
     """Return what the model is shown: instructions, known facts by their short names, the material; as data."""
     rows = [
         _row(known=name, type=str(item.type), topic=item.topic, text=item.text[:_KNOWN_CHARS])

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from turnwise.memory.conversation.blocks import Block, System, User
+from turnwise.memory.conversation.blocks import AnyBlock, System, User
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.quoting import quote
 
@@ -41,7 +41,7 @@ class _Answer(BaseModel):
     names: list[str]
 
 
-def request(query: str, items: Sequence[MemoryItem]) -> tuple[Block, ...]:
+def request(query: str, items: Sequence[MemoryItem]) -> tuple[AnyBlock, ...]:
     """Return what the model is shown: instructions, facts, and the query; as data."""
     rows = [f'{{"known": "f{number}", "text": {quote(item.text)}}}' for number, item in enumerate(items, 1)]
     rows += [f'{{"query": {quote(query)}}}', "", "Answer with the names now, as JSON."]

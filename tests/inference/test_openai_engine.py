@@ -643,7 +643,7 @@ def test_a_request_is_not_sent_again_without_end(provider: LocalProvider, api: s
 @pytest.mark.parametrize(
     ("deltas", "why"),
     [
-        ([calling(id="a", arguments="{}")], "lacks its id or its name"),
+        ([calling(id="a", arguments="{}")], "has no name"),
         ([calling(id="a", name="look", arguments=5)], "malformed stream .(arguments|delta) is not a string"),
         ([{"content": 5}], "malformed stream .(content|delta) is not a string"),
         ([{"reasoning_content": "Hm."}], "returned nothing"),

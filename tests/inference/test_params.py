@@ -22,7 +22,6 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import StepContext, check_taken
 from turnwise.actors.inference.middleware import SystemPrompt
 from turnwise.actors.inference.openai.engine import OpenAIEngine
-from turnwise.actors.inference.openai.fields import Asked
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.approvals import ApprovalDecision
@@ -275,9 +274,10 @@ def test_whatever_is_passed_is_refused_by_its_name_or_can_be_stored_and_sent(pas
     assert check_params("params", stored) == found
     for api in ANSWERS:
         engine = OpenAIEngine("local", api=api, tools=[look])  # type: ignore[arg-type]
-        asked = engine._api((), "", "").asking(Asked("local", merged({}, found)))
+        made = engine._api((), "", "")
+        api_of_run = made.of_run(made.settings.of_run("local", merged({}, found), is_later_step=False))
         if not engine.not_taken(None, merged({}, found)):
-            assert json.loads(json.dumps(asked.fields)) is not None
+            assert json.loads(json.dumps(api_of_run.fields)) is not None
 
 
 def test_later_parameters_take_the_place_of_earlier_ones_and_none_takes_them_out() -> None:

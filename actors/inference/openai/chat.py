@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.openai.fields import (
-    Asked,
     arguments_of,
     broken_off,
-    count,
     definition,
     is_object,
     items,
@@ -20,22 +17,20 @@ from turnwise.actors.inference.openai.fields import (
     string,
     texts,
     tool_use,
+    usage_of,
 )
-from turnwise.actors.inference.openai.structured_output import Form, choose, choose_tool, tool_names
+from turnwise.actors.inference.openai.request import RequestSettings
+from turnwise.actors.inference.openai.structured_output import Form, choose_tool
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolUse
-from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.providers.endpoints import Profile, lessons_of, pack_attached, taught
+from turnwise.memory.providers.endpoints import lessons_of, pack_attached
 from turnwise.memory.providers.openai_chat import ATTACHED, encode
 from turnwise.memory.providers.validation import CHAT, check
 
 if TYPE_CHECKING:
     import openai
-
-    from turnwise.actors.inference.openai.engine import OpenAIEngine
-
 
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 """What the limit of an answer is called, by one server or another."""
@@ -48,70 +43,39 @@ class ChatAPI:
 
     rules = CHAT
 
-    def __init__(
-        self,
-        settings: OpenAIEngine,
-        tools: Sequence[ToolDefinition],
-        profile: Profile,
-        refused: Callable[[str], set[str]],
-    ) -> None:
-        self.asked = Asked(settings.model)
-        self._settings = settings
-        self._given = profile
-        self._refused_of = refused
-        self._definitions = tools
+    def __init__(self, settings: RequestSettings) -> None:
+        self.settings = settings
 
-    @property
-    def _profile(self) -> Profile:
-        """What the server takes, as far as it is known by now."""
-        return taught(self._given, self._refused)
-
-    def asking(self, asked: Asked) -> ChatAPI:
-        other = copy.copy(self)
-        other.asked = asked
-        return other
+    def of_run(self, settings: RequestSettings) -> ChatAPI:
+        return ChatAPI(settings)
 
     @property
     def fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if not self._settings.stream:
-            fields["stream"] = False
-        elif self._profile.stream_options and "stream_options" not in self._refused:
-            fields["stream_options"] = {"include_usage": True}
-        if self._settings.store is not None:
-            fields["store"] = self._settings.store
-        if self._settings.temperature is not None:
-            fields["temperature"] = self._settings.temperature
-        if self._settings.max_output_tokens is not None:
-            fields[self._limit_field] = self._settings.max_output_tokens
-        fields.update(self._settings.extra or {})
-        if self._definitions:
-            fields["tools"] = [*map(self._declared, self._definitions), *fields.get("tools", ())]
-        for name, value in self.asked.params.items():
+        settings, engine = self.settings, self.settings.engine
+        own: dict[str, Any] = {}
+        if engine.stream and settings.profile.stream_options and "stream_options" not in settings.refused:
+            own["stream_options"] = {"include_usage": True}
+        if engine.store is not None:
+            own["store"] = engine.store
+        fields = settings.fields(own, self._limit_field, map(self._declared, settings.tools))
+        for name, value in settings.params.items():
             if name == "max_output_tokens":
-                names = [limit for limit in LIMITS if limit in (self._settings.extra or ())]
+                given = [limit for limit in LIMITS if limit in (engine.extra or ())]
                 for limit in LIMITS:
                     fields.pop(limit, None)
-                fields[(*names, self._limit_field)[0]] = value
+                fields[(*given, self._limit_field)[0]] = value
             else:
-                fields[self._profile.seed_field if name == "seed" else name] = value
-        return self.asked.of_step(fields)
-
-    @property
-    def _refused(self) -> set[str]:
-        return self._refused_of(self.asked.model)
+                fields[settings.profile.seed_field if name == "seed" else name] = value
+        return settings.of_step(fields)
 
     @property
     def _limit_field(self) -> str:
-        field = self._profile.limit_field
-        return _OTHER_LIMIT[field] if field in self._refused else field
-
-    def form(self, output: OutputType) -> Form:
-        return choose(output, self._profile, tool_names(self.fields), self._refused)
+        field = self.settings.profile.limit_field
+        return _OTHER_LIMIT[field] if field in self.settings.refused else field
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
         check(messages_of(blocks), self.rules)
-        return {"messages": encode(blocks, self._profile), **self.fields, **self._formed(form)}
+        return {"messages": encode(blocks, self.settings.profile), **self.fields, **self._formed(form)}
 
     def _formed(self, form: Form | None) -> dict[str, Any]:
         """Return the fields by which it asks for an answer of a form."""
@@ -124,36 +88,32 @@ class ChatAPI:
         return {"response_format": {"type": "json_object"}} if form and form.way == "json_object" else {}
 
     def _declared(self, tool: ToolDefinition) -> dict[str, Any]:
-        return {"type": "function", "function": definition(tool, self._profile.unknown_keywords)}
+        return {"type": "function", "function": definition(tool, self.settings.profile.unknown_keywords)}
 
     def adapt(self, refused: str, form: Form | None) -> bool:
+        known = self.settings.refused
         own = [name for name in ("stream_options", self._limit_field) if name in self.fields]
         own += ["tool_choice"] if form and choose_tool(self.fields, form) else []
         for field in own:
-            if field not in (self._settings.extra or ()) and names(refused, field):
-                is_new = field not in self._refused
-                self._refused.add(field)
+            if field not in (self.settings.engine.extra or ()) and names(refused, field):
+                is_new = field not in known
+                known.add(field)
                 return is_new
-        new = lessons_of(refused) or set(form.refused_as(refused) if form else ())
-        new = new - self._refused
-        self._refused.update(new)
+        new = (lessons_of(refused) or set(form.refused_as(refused) if form else ())) - known
+        known.update(new)
         return bool(new)
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
         return None
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
-        stream: openai.AsyncStream[Any] = await client.chat.completions.create(
-            model=self.asked.model,
-            messages=[],
-            stream=True,
-            # What is given here goes out as it is: the client takes up to half a millisecond to look at one message.
-            extra_body=request,
+        # `extra_body` is sent as it is; the client would take up to half a millisecond to inspect each message.
+        return await client.chat.completions.create(
+            model=self.settings.model, messages=[], stream=True, extra_body=request
         )
-        return stream
 
     def answer(self, form: Form | None) -> ChatAnswer:
-        return ChatAnswer(self._profile.name, form.tool if form else None)
+        return ChatAnswer(self.settings.profile.name, form.tool if form else None)
 
 
 class ChatAnswer:
@@ -186,7 +146,7 @@ class ChatAnswer:
     def add(self, event: Mapping[str, Any]) -> list[str | Block]:
         # Groq puts usage beside the chunk.
         if counted := event.get("usage") or part(event, "x_groq").get("usage"):
-            self.usage = _usage(counted)
+            self.usage = usage_of(counted, "prompt", "completion")
         parts: list[str | Block] = []
         for choice in items(event, "choices"):
             if not isinstance(choice, Mapping):
@@ -207,9 +167,7 @@ class ChatAnswer:
 
     def _use(self, at: int, call: _Call) -> ToolUse:
         attached = pack_attached(self._provider, extra_content=call.extra_content) if call.extra_content else None
-        # Some servers give calls no ids; the loop makes them unique in the run.
-        call_id = call.call_id or f"call_{at + 1}"
-        return tool_use(call_id, call.name, call.arguments, is_cut=self.is_cut, signature=attached)
+        return tool_use(at, call.call_id, call.name, call.arguments, is_cut=self.is_cut, signature=attached)
 
     def _add_choice(self, choice: Mapping[str, Any]) -> list[str | Block]:
         if choice.get("error") or choice.get("finish_reason") == "error":
@@ -306,13 +264,3 @@ class _Call:
         if call_id and self.call_id:
             return call_id != self.call_id
         return bool(name and self.name) and (name != self.name or is_object(self.arguments))
-
-
-def _usage(counted: Any) -> Usage:
-    return Usage(
-        input_tokens=count(counted, "prompt_tokens"),
-        output_tokens=count(counted, "completion_tokens"),
-        cached_tokens=count(counted, "prompt_tokens_details", "cached_tokens"),
-        reasoning_tokens=count(counted, "completion_tokens_details", "reasoning_tokens"),
-        calls=1,
-    )

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 from turnwise.actors.inference.engine import RequestFrame, SessionView
 from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
 from turnwise.actors.inference.openai.chat import LIMITS, ChatAPI
+from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.responses import ResponsesAPI
 from turnwise.actors.inference.openai.runner import OpenAIRunner
 from turnwise.actors.inference.redaction import LONG
@@ -267,8 +268,8 @@ class OpenAIEngine:
         def refused(model: str) -> set[str]:
             return _REFUSED.setdefault((base_url, self.api, model), set())
 
-        made = ChatAPI if self.api == "chat" else ResponsesAPI
-        return made(self, tools, profile_of(self.provider, host), refused)
+        settings = RequestSettings(self, tools, profile_of(self.provider, host), refused, self.model)
+        return ChatAPI(settings) if self.api == "chat" else ResponsesAPI(settings)
 
     def _runner(self, tools: Sequence[ToolDefinition] = ()) -> OpenAIRunner:
         """Return a runner that declares these tools to the model."""

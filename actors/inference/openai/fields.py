@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pydantic_core
@@ -13,7 +12,7 @@ import pydantic_core
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import ToolUse
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.model_params import forces_call
+from turnwise.memory.conversation.usage import Usage
 
 UNPARSED = "unparsed"
 """The argument under which a call carries what the model wrote in place of a JSON object."""
@@ -26,28 +25,6 @@ class BrokenOffError(Exception):
         super().__init__(message, code)
         self.message = message
         self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a run asks, over the engine's settings."""
-
-    model: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-    """See `ModelParams`."""
-    is_later: bool = False
-    """Whether the model has been asked in this run before, and has called tools."""
-
-    def of_step(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields; in a later step they leave the model to decide whether it calls a tool.
-
-        Where there are no tools nothing is said of their choice: there is none, and providers refuse to hear of one.
-        """
-        if not fields.get("tools"):
-            return {name: value for name, value in fields.items() if name not in ("tool_choice", "parallel_tool_calls")}
-        if self.is_later and forces_call(fields.get("tool_choice")):
-            fields["tool_choice"] = "auto"
-        return fields
 
 
 def broken_off(error: Any) -> BrokenOffError:
@@ -167,18 +144,34 @@ def arguments_of(holder: Any) -> str:
     return json.dumps(value) if isinstance(value, Mapping) else string(holder, "arguments")
 
 
-def tool_use(call_id: str, name: str, arguments: str, *, is_cut: bool, signature: str | None = None) -> ToolUse:
-    """Return the call. Arguments that are no JSON object become one, under `UNPARSED`, so that the model is told.
+def usage_of(counted: Any, prompt: str, answer: str) -> Usage:
+    """Return the usage of one call. `prompt` and `answer` are the API's words for the two counts of tokens."""
+    return Usage(
+        input_tokens=count(counted, f"{prompt}_tokens"),
+        output_tokens=count(counted, f"{answer}_tokens"),
+        cached_tokens=count(counted, f"{prompt}_tokens_details", "cached_tokens"),
+        reasoning_tokens=count(counted, f"{answer}_tokens_details", "reasoning_tokens"),
+        calls=1,
+    )
+
+
+def tool_use(
+    at: int, call_id: str, name: str, arguments: str, *, is_cut: bool, signature: str | None = None
+) -> ToolUse:
+    """Return a tool call. If its arguments are not a JSON object, they become one, with `UNPARSED` as its only key.
 
     Args:
-        signature: what the provider attached to it.
-        is_cut: whether the answer met its limit: what was cut off is nobody's mistake, and is not passed on.
+        at: the call's position in the answer, for the id of a call to which the server gave none. `ToolLoop` makes ids
+            unique in the run.
+        is_cut: whether the answer was cut off at its maximum length. Then unreadable arguments raise ValueError, since
+            the model did not make a mistake that it could correct.
+        signature: what the provider attached to the call.
 
     Raises:
-        ValueError: there is no id or no name, or the arguments were cut off.
+        ValueError: the call has no name, or its arguments were cut off.
     """
-    if not call_id or not name:
-        raise ValueError(f"call {call_id!r} of {name!r} lacks its id or its name")
+    if not name:
+        raise ValueError(f"call {call_id!r} has no name")
     try:
         # A tool without parameters is often called with no text at all, or with null.
         parsed = pydantic_core.from_json(arguments or ("" if is_cut else "{}"), allow_inf_nan=False)
@@ -190,4 +183,6 @@ def tool_use(call_id: str, name: str, arguments: str, *, is_cut: bool, signature
         if is_cut:
             raise ValueError(f"the arguments of {name!r} are cut off")
         parsed = {UNPARSED: arguments}
-    return ToolUse(call_id=call_id, name=name, input=FrozenDict(freeze(parsed)), signature=signature)
+    return ToolUse(
+        call_id=call_id or f"call_{at + 1}", name=name, input=FrozenDict(freeze(parsed)), signature=signature
+    )

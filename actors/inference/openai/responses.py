@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.openai.fields import (
-    Asked,
     arguments_of,
     broken_off,
-    count,
     definition,
     items,
     names,
     part,
     string,
     tool_use,
+    usage_of,
 )
-from turnwise.actors.inference.openai.structured_output import Form, choose, choose_tool, tool_names
+from turnwise.actors.inference.openai.request import RequestSettings
+from turnwise.actors.inference.openai.structured_output import Form, choose_tool
 from turnwise.actors.inference.tools.tool import ToolDefinition
-from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolUse
-from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.providers.endpoints import Profile, lessons_of, taught
+from turnwise.memory.providers.endpoints import lessons_of
 from turnwise.memory.providers.openai_responses import encode, pack_reasoning
 from turnwise.memory.providers.validation import RESPONSES, check
 
 if TYPE_CHECKING:
     import openai
-
-    from turnwise.actors.inference.openai.engine import OpenAIEngine
 
 _REFUSAL = "response.refusal.delta"
 _TEXT = ("response.output_text.delta", _REFUSAL)
@@ -49,61 +45,30 @@ class ResponsesAPI:
 
     rules = RESPONSES
 
-    def __init__(
-        self,
-        settings: OpenAIEngine,
-        tools: Sequence[ToolDefinition],
-        profile: Profile,
-        refused: Callable[[str], set[str]],
-    ) -> None:
-        self.asked = Asked(settings.model)
-        self._settings = settings
-        self._given = profile
-        self._refused_of = refused
-        self._tools = [_declared(tool) for tool in tools]
+    def __init__(self, settings: RequestSettings) -> None:
+        self.settings = settings
 
-    @property
-    def _profile(self) -> Profile:
-        """What the server takes, as far as it is known by now."""
-        return taught(self._given, self._refused)
-
-    def asking(self, asked: Asked) -> ResponsesAPI:
-        other = copy.copy(self)
-        other.asked = asked
-        return other
+    def of_run(self, settings: RequestSettings) -> ResponsesAPI:
+        return ResponsesAPI(settings)
 
     @property
     def fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"store": bool(self._settings.store)}
-        if not self._settings.stream:
-            fields["stream"] = False
-        if "include" not in self._refused:
-            fields["include"] = ["reasoning.encrypted_content"]
-        if self._settings.temperature is not None:
-            fields["temperature"] = self._settings.temperature
-        if self._settings.max_output_tokens is not None:
-            fields["max_output_tokens"] = self._settings.max_output_tokens
-        fields.update(self._settings.extra or {})
-        if self._tools:
-            fields["tools"] = [*self._tools, *fields.get("tools", ())]
-        for name, value in self.asked.params.items():
+        settings = self.settings
+        own: dict[str, Any] = {"store": bool(settings.engine.store)}
+        if "include" not in settings.refused:
+            own["include"] = ["reasoning.encrypted_content"]
+        fields = settings.fields(own, "max_output_tokens", map(_declared, settings.tools))
+        for name, value in settings.params.items():
             outer, inner = _INNER.get(name, (name, ""))
             value = _FORMS[name](value) if name in _FORMS else value  # noqa: PLW2901
             fields[outer] = {**fields.get(outer, {}), inner: value} if inner else value
-        return self.asked.of_step(fields)
-
-    @property
-    def _refused(self) -> set[str]:
-        return self._refused_of(self.asked.model)
-
-    def form(self, output: OutputType) -> Form:
-        return choose(output, self._profile, tool_names(self.fields), self._refused)
+        return settings.of_step(fields)
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
         check(messages_of(blocks), self.rules)
-        has_long_ids = self._profile.has_long_ids
+        has_long_ids = self.settings.profile.has_long_ids
         rules = replace(self.rules, id_limit=sys.maxsize) if has_long_ids else self.rules
-        instructions, given = encode(blocks, self.asked.model, rules)
+        instructions, given = encode(blocks, self.settings.model, rules)
         fields: dict[str, Any] = {"input": given, **self.fields, **self._formed(form)}
         if instructions:
             fields["instructions"] = instructions
@@ -123,17 +88,18 @@ class ResponsesAPI:
         return {"text": {**fields.get("text", {}), "format": kind}} if kind else {}
 
     def adapt(self, refused: str, form: Form | None) -> bool:
-        if new := lessons_of(refused) - self._refused:
-            self._refused.update(new)
+        known = self.settings.refused
+        if new := lessons_of(refused) - known:
+            known.update(new)
             return True
         # OpenAI's models that do not think refuse it by what it asks for, not by its name.
         is_include = names(refused, "include") or "encrypted content" in refused.lower()
         is_choice = form and choose_tool(self.fields, form) and names(refused, "tool_choice")
         found = [name for name, is_named in {"include": is_include, "tool_choice": is_choice}.items() if is_named]
-        found = [name for name in found if name not in (self._settings.extra or ()) and name not in self._refused]
+        found = [name for name in found if name not in (self.settings.engine.extra or ()) and name not in known]
         if not found and form:
             found = form.refused_as(refused)
-        self._refused.update(found)
+        known.update(found)
         return bool(found)
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
@@ -143,16 +109,11 @@ class ResponsesAPI:
         return None if len(kept) == len(request["input"]) else {**request, "input": kept}
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
-        stream: openai.AsyncStream[Any] = await client.responses.create(
-            model=self.asked.model,
-            stream=True,
-            # What is given here goes out as it is: the client takes up to half a millisecond to look at one item.
-            extra_body=request,
-        )
-        return stream
+        # `extra_body` is sent as it is; the client would take up to half a millisecond to inspect each item.
+        return await client.responses.create(model=self.settings.model, stream=True, extra_body=request)
 
     def answer(self, form: Form | None) -> ResponsesAnswer:
-        return ResponsesAnswer(self.asked.model, form.tool if form else None)
+        return ResponsesAnswer(self.settings.model, form.tool if form else None)
 
 
 def _declared(tool: ToolDefinition) -> dict[str, Any]:
@@ -235,15 +196,11 @@ class ResponsesAnswer:
                     thoughts.append(thought)
             elif item.kind == "function_call":
                 before += 1
-                calls.append(self._use(item, len(calls)))
+                calls.append(tool_use(len(calls), item.call_id, item.name, item.arguments, is_cut=self.is_cut))
             elif item.kind == "message" and not has_spoken:
                 before, has_spoken = before + 1, True
         texts = [Text(text="".join(self._texts))] if self._texts else []
         return [*thoughts, *texts, *calls]
-
-    def _use(self, item: _Item, at: int) -> ToolUse:
-        # Some servers give calls no ids; the loop makes them unique in the run.
-        return tool_use(item.call_id or f"call_{at + 1}", item.name, item.arguments, is_cut=self.is_cut)
 
     def _argue(self, item: _Item, arguments: str) -> Iterator[str]:
         item.arguments += arguments
@@ -281,7 +238,8 @@ class ResponsesAnswer:
 
     def _end(self, kind: str, response: Mapping[str, Any]) -> Iterator[str | Block]:
         """Take in how it ended; yield the text, where none has come before."""
-        self.usage = _usage(response.get("usage")) if response.get("usage") else self.usage
+        if counted := response.get("usage"):
+            self.usage = usage_of(counted, "input", "output")
         has_spoken = bool(self._texts)
         for place, given in enumerate(items(response, "output")):
             item = self._learn(given, place, is_done=True)
@@ -348,13 +306,3 @@ class _Item:
             signature = pack_reasoning(self.id, self.encrypted_content, model, before, tuple(map(len, self.thoughts)))
         text = _BETWEEN.join(self.thoughts)
         return Thinking(text=text, signature=signature) if text or signature else None
-
-
-def _usage(counted: Any) -> Usage:
-    return Usage(
-        input_tokens=count(counted, "input_tokens"),
-        output_tokens=count(counted, "output_tokens"),
-        cached_tokens=count(counted, "input_tokens_details", "cached_tokens"),
-        reasoning_tokens=count(counted, "output_tokens_details", "reasoning_tokens"),
-        calls=1,
-    )

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.actors.inference.engine import RunContext
-from turnwise.actors.inference.openai.fields import Asked, BrokenOffError
+from turnwise.actors.inference.openai.fields import BrokenOffError
+from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.stream import AnswerStream
 from turnwise.actors.inference.openai.structured_output import Form
 from turnwise.actors.inference.redaction import redacted
@@ -95,17 +96,14 @@ class API(Protocol):
     """One of the provider's APIs: what it is asked, and how its answer reads."""
 
     rules: Rules
-    asked: Asked
+    settings: RequestSettings
 
-    def asking(self, asked: Asked) -> API:
-        """Return one that asks for this."""
+    def of_run(self, settings: RequestSettings) -> API:
+        """Return the same API with the settings of one run."""
 
     @property
     def fields(self) -> dict[str, Any]:
         """What each request holds beside the conversation: the settings, and what the model is told of tools."""
-
-    def form(self, output: OutputType) -> Form:
-        """Return how the model is asked for an answer of this type, as far as it is known what the server takes."""
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
         """Return the request that says what the blocks say, and asks for an answer of this form.
@@ -160,8 +158,9 @@ class OpenAIRunner:
         return await self._asking(turn.blocks, context).ask(turn, context)
 
     def _asking(self, blocks: Sequence[Block], context: RunContext) -> OpenAIRunner:
-        asked = Asked(context.model or self._settings.model, context.params, is_later=_ends_in_results(blocks))
-        return OpenAIRunner(self._settings, self._client, self._api.asking(asked))
+        is_later_step = _ends_in_results(blocks)
+        settings = self._api.settings.of_run(context.model, context.params, is_later_step=is_later_step)
+        return OpenAIRunner(self._settings, self._client, self._api.of_run(settings))
 
     async def ask(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         """See `run`: this asks for what it is set to, whatever the run asks for."""
@@ -174,7 +173,7 @@ class OpenAIRunner:
         try:
             is_done = await self._read(stream, answer, context)
         finally:
-            context.report(usage=answer.usage, stop_reason=answer.stop_reason, model=self._api.asked.model)
+            context.report(usage=answer.usage, stop_reason=answer.stop_reason, model=self._api.settings.model)
         if answer.stop_reason is None and not is_done:
             raise self._error("ended its answer without saying why, so it is cut short: run the prompt again")
         if form and (answer.refusal or answer.stop_reason == "content_filter"):
@@ -230,7 +229,7 @@ class OpenAIRunner:
                     raise self._refused(error) from self._safe(error)
 
     def _request(self, blocks: Sequence[Block], output: OutputType | None) -> tuple[Form | None, Mapping[str, Any]]:
-        form = self._api.form(output) if output else None
+        form = self._api.settings.form(output, self._api.fields) if output else None
         if form and form.told:
             blocks = [*blocks, System(text=f"{system_of(blocks) or ''}\n\n{form.told}".strip())]
         return form, self._api.request(blocks, form)
@@ -284,7 +283,7 @@ class OpenAIRunner:
 
     def _error(self, why: str, kind: type[EngineError] = EngineError) -> EngineError:
         where = self._client.base_url.host
-        return kind(f"model {self._api.asked.model!r} at {where} {why}")
+        return kind(f"model {self._api.settings.model!r} at {where} {why}")
 
     def _quoted(self, answer: Answer) -> str:
         """Return how a refusal begins."""

@@ -1,0 +1,83 @@
+"""`RequestSettings`: what the requests of both APIs are made of, beside the conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from turnwise.actors.inference.openai.structured_output import Form, choose, tool_names
+from turnwise.actors.inference.tools.tool import ToolDefinition
+from turnwise.memory.conversation.model_params import forces_call
+from turnwise.memory.conversation.output_type import OutputType
+from turnwise.memory.providers.endpoints import Profile, taught
+
+if TYPE_CHECKING:
+    from turnwise.actors.inference.openai.engine import OpenAIEngine
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSettings:
+    """The engine's settings, the run's model and parameters, and what the server accepts of them."""
+
+    engine: OpenAIEngine
+    tools: Sequence[ToolDefinition]
+    given_profile: Profile
+    """The server's profile, without what this process has learnt from refusals."""
+    refused_by: Callable[[str], set[str]]
+    """Returns the set of what the server has refused for a model; changes to the set are seen by all sessions."""
+    model: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """See `ModelParams`."""
+    is_later_step: bool = False
+    """Whether the model has called tools earlier in this run."""
+
+    def of_run(self, model: str | None, params: Mapping[str, Any], *, is_later_step: bool) -> RequestSettings:
+        """Return the settings for one step of a run."""
+        return replace(self, model=model or self.engine.model, params=params, is_later_step=is_later_step)
+
+    @property
+    def refused(self) -> set[str]:
+        """What the server has refused for this model: names of fields, and ways of asking for typed answers."""
+        return self.refused_by(self.model)
+
+    @property
+    def profile(self) -> Profile:
+        """The server's profile, as far as it is known now."""
+        return taught(self.given_profile, self.refused)
+
+    def form(self, output: OutputType, fields: Mapping[str, Any]) -> Form:
+        """Return how to ask for an answer of this type in a request with these fields."""
+        return choose(output, self.profile, tool_names(fields), self.refused)
+
+    def fields(self, own: Mapping[str, Any], limit_field: str, declared: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the request's fields, without the run's parameters.
+
+        Args:
+            own: fields that only one API has; the engine's `extra` replaces them.
+            limit_field: the name of the field for the maximum length of an answer.
+            declared: the engine's tools in the API's format.
+        """
+        fields = dict(own)
+        if not self.engine.stream:
+            fields["stream"] = False
+        if self.engine.temperature is not None:
+            fields["temperature"] = self.engine.temperature
+        if self.engine.max_output_tokens is not None:
+            fields[limit_field] = self.engine.max_output_tokens
+        fields.update(self.engine.extra or {})
+        if tools := [*declared, *fields.get("tools", ())]:
+            fields["tools"] = tools
+        return fields
+
+    def of_step(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields for this step of the run.
+
+        In a later step, the model decides whether it calls a tool. Without tools, the fields about their choice are
+        left out, since providers refuse them.
+        """
+        if not fields.get("tools"):
+            return {name: value for name, value in fields.items() if name not in ("tool_choice", "parallel_tool_calls")}
+        if self.is_later_step and forces_call(fields.get("tool_choice")):
+            fields["tool_choice"] = "auto"
+        return fields

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from test_extractive import Model, told
+from extraction_models import Model, told
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
@@ -68,10 +68,6 @@ def vector_memory(folder: Path, place: ChromaPlace) -> VectorMemory:
     )
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(story())  # type: ignore[arg-type]
-
-
 def of(session: str, turn: int, id: str, text: str, **more: Any) -> MemoryItem:
     return item(id, text, source=Source(session_id=session, turn_index=turn), **{"created_at": 1.0, **more})
 
@@ -100,7 +96,7 @@ WAYS: dict[str, tuple[Scope, list[str] | None, int | None, str]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("look", [erase, erase_and_search])
-def test_nothing_of_what_was_forgotten_is_in_any_file(make: Make, tmp_path: Path, way: str, look: Look) -> None:
+async def test_nothing_of_what_was_forgotten_is_in_any_file(make: Make, tmp_path: Path, way: str, look: Look) -> None:
     scope, ids, turn, gone = WAYS[way]
 
     def left() -> set[str]:
@@ -110,62 +106,54 @@ def test_nothing_of_what_was_forgotten_is_in_any_file(make: Make, tmp_path: Path
     def files() -> int:
         return sum(file.stat().st_size > 0 and "search" not in file.name for file in tmp_path.rglob("*.*"))
 
-    async def story() -> None:
-        memory = make()
-        assert isinstance(memory, Erasing)
-        for user in ("bob", "cid"):
-            await memory.remember(
-                Scope(user_id=user), [item("1", f"{user} keeps a lighthouse."), item("2", "A kettle.")]
-            )
-        await memory.remember(ANN, ITEMS)
-        assert left() == set("1234")
-        erased = await look(memory, scope, ids, turn_index=turn)
-        assert (erased.items, erased.found, erased.verified, erased.why) == (len(gone), (), True, None)
-        assert erased.progress == 1
-        assert erased.files >= 1 if look is erase else erased.files >= files()
-        assert left() == set("1234") - set(gone)
-        for user in ("bob", "cid"):
-            (found,) = await memory.recall(Scope(user_id=user), "lighthouse")
-            assert found.text == f"{user} keeps a lighthouse."
-        await memory.close()
-        assert left() == set("1234") - set(gone)
-        memory = make()
-        await memory.remember(ANN, ITEMS)
-        for each in ITEMS:
-            there = {found.id for found in await memory.recall(ANN, each.text[:60], as_of=3.0)}
-            assert (each.id in there) == (each.id not in gone)
-        await memory.close()
-
-    run(story)
+    memory = make()
+    assert isinstance(memory, Erasing)
+    for user in ("bob", "cid"):
+        await memory.remember(Scope(user_id=user), [item("1", f"{user} keeps a lighthouse."), item("2", "A kettle.")])
+    await memory.remember(ANN, ITEMS)
+    assert left() == set("1234")
+    erased = await look(memory, scope, ids, turn_index=turn)
+    assert (erased.items, erased.found, erased.verified, erased.why) == (len(gone), (), True, None)
+    assert erased.progress == 1
+    assert erased.files >= 1 if look is erase else erased.files >= files()
+    assert left() == set("1234") - set(gone)
+    for user in ("bob", "cid"):
+        (found,) = await memory.recall(Scope(user_id=user), "lighthouse")
+        assert found.text == f"{user} keeps a lighthouse."
+    await memory.close()
+    assert left() == set("1234") - set(gone)
+    memory = make()
+    await memory.remember(ANN, ITEMS)
+    for each in ITEMS:
+        there = {found.id for found in await memory.recall(ANN, each.text[:60], as_of=3.0)}
+        assert (each.id in there) == (each.id not in gone)
+    await memory.close()
 
 
-def test_what_somebody_else_says_too_may_stay(make: Make) -> None:
+async def test_what_somebody_else_says_too_may_stay(make: Make) -> None:
     """Word for word, or as a part of something longer; what is of tables and not of people, too."""
 
-    async def story() -> None:
-        memory = make()
-        mine = [
-            item("1", "The zyzzyva is a weevil.", topic="type"),
-            item("2", "quagga", topic="created_at"),
-            item("3", "a", topic="collections"),
-            item("4", "The quick brown fox\njumps over a very lazy dog.", topic="superseded_by"),
-        ]
-        theirs = [
-            item("1", "Did you know? The zyzzyva is a weevil."),
-            item("2", "a quagga is a zebra"),
-            item("4", "He wrote: jumps over a very lazy dog."),
-        ]
-        await memory.remember(ANN, mine)
-        await memory.remember(BOB, theirs)
-        erased = await erase(memory, ANN)
-        assert (erased.items, erased.found, erased.verified) == (4, (), True)
-        assert [found.id for found in await memory.recall(BOB, "zyzzyva weevil")] == ["1"]
-        again = await erase(memory, BOB)
-        assert (again.items, again.verified) == (3, True)
-        assert (await erase(memory, BOB)).items == 0
-        await memory.close()
-
-    run(story)
+    memory = make()
+    mine = [
+        item("1", "The zyzzyva is a weevil.", topic="type"),
+        item("2", "quagga", topic="created_at"),
+        item("3", "a", topic="collections"),
+        item("4", "The quick brown fox\njumps over a very lazy dog.", topic="superseded_by"),
+    ]
+    theirs = [
+        item("1", "Did you know? The zyzzyva is a weevil."),
+        item("2", "a quagga is a zebra"),
+        item("4", "He wrote: jumps over a very lazy dog."),
+    ]
+    await memory.remember(ANN, mine)
+    await memory.remember(BOB, theirs)
+    erased = await erase(memory, ANN)
+    assert (erased.items, erased.found, erased.verified) == (4, (), True)
+    assert [found.id for found in await memory.recall(BOB, "zyzzyva weevil")] == ["1"]
+    again = await erase(memory, BOB)
+    assert (again.items, again.verified) == (3, True)
+    assert (await erase(memory, BOB)).items == 0
+    await memory.close()
 
 
 @pytest.mark.parametrize(
@@ -179,142 +167,122 @@ def test_what_somebody_else_says_too_may_stay(make: Make) -> None:
         b"kerfuffle",
     ],
 )
-def test_what_is_left_anywhere_is_found(make: Make, tmp_path: Path, rest: bytes) -> None:
-    async def story() -> None:
-        memory = make()
-        await memory.remember(ANN, [item("1", "The zyzzyva is a “weevil”.", topic="kerfuffle"), item("4", LONG)])
-        await memory.remember(BOB, [item("1", "A lighthouse.")])
-        main = next(path for path in memory.paths() if path.suffix == ".db")  # type: ignore[attr-defined]
-        with sqlite3.connect(main) as other:
-            other.execute("CREATE TABLE others (value BLOB)")
-            other.execute("INSERT INTO others VALUES (?)", (rest,))
-        other.close()
-        erased = await erase_and_search(memory, ANN)
-        assert (erased.items, erased.verified, erased.why) == (2, False, None)
-        assert str(main) in erased.found and {Path(file).name for file in erased.found} <= {
-            main.name,
-            f"{main.name}-wal",
-        }
-        await memory.close()
-
-    run(story)
+async def test_what_is_left_anywhere_is_found(make: Make, tmp_path: Path, rest: bytes) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("1", "The zyzzyva is a “weevil”.", topic="kerfuffle"), item("4", LONG)])
+    await memory.remember(BOB, [item("1", "A lighthouse.")])
+    main = next(path for path in memory.paths() if path.suffix == ".db")  # type: ignore[attr-defined]
+    with sqlite3.connect(main) as other:
+        other.execute("CREATE TABLE others (value BLOB)")
+        other.execute("INSERT INTO others VALUES (?)", (rest,))
+    other.close()
+    erased = await erase_and_search(memory, ANN)
+    assert (erased.items, erased.verified, erased.why) == (2, False, None)
+    assert str(main) in erased.found and {Path(file).name for file in erased.found} <= {
+        main.name,
+        f"{main.name}-wal",
+    }
+    await memory.close()
 
 
-def test_what_is_left_in_a_folder_of_vectors_is_found(tmp_path: Path) -> None:
-    async def story() -> None:
-        memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-        await memory.remember(ANN, [item("1", "The Zyzzyva: a weevil!")])
-        left = tmp_path / "chroma" / "some" / "where" / "notes.txt"
-        left.parent.mkdir(parents=True)
-        left.write_text("nothing\n" * 10_000 + "The Zyzzyva: a weevil!")
-        erased = await erase_and_search(memory, ANN)
-        assert (erased.items, erased.found, erased.verified) == (1, (str(left),), False)
-        await memory.close()
-
-    run(story)
+async def test_what_is_left_in_a_folder_of_vectors_is_found(tmp_path: Path) -> None:
+    memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
+    await memory.remember(ANN, [item("1", "The Zyzzyva: a weevil!")])
+    left = tmp_path / "chroma" / "some" / "where" / "notes.txt"
+    left.parent.mkdir(parents=True)
+    left.write_text("nothing\n" * 10_000 + "The Zyzzyva: a weevil!")
+    erased = await erase_and_search(memory, ANN)
+    assert (erased.items, erased.found, erased.verified) == (1, (str(left),), False)
+    await memory.close()
 
 
-def test_facts_that_a_model_found_are_looked_for(tmp_path: Path) -> None:
+async def test_facts_that_a_model_found_are_looked_for(tmp_path: Path) -> None:
     """By the turn or the item that they were made of; what is asked about tells nothing of what was read."""
 
-    async def story() -> None:
-        facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
-        memory = ExtractiveMemory(Model(), facts)
-        items = [told(at, f"I own zyzzyva {at}.", f"I own quokka {at}.") for at in range(3)]
-        await memory.remember(ANN, items)
-        session = Scope(user_id="ann", session_id="s")
-        assert sorted(await memory.texts(session, turn_index=1)) == ["I own quokka 1.", "I own zyzzyva 1."]
-        assert sorted(await memory.texts(ANN, [items[0].id, "none"])) == ["I own quokka 0.", "I own zyzzyva 0."]
-        assert len(await memory.texts(ANN)) == len(await memory.texts(session)) == 6
-        erased = await erase(memory, ANN, [items[0].id])
-        assert (erased.items, erased.verified) == (2, True)
-        erased = await erase(memory, session, turn_index=1)
-        assert (erased.items, erased.verified) == (2, True)
-        held = bytes_in(tmp_path)
-        assert b"zyzzyva 2" in held and b"zyzzyva 1" not in held and b"zyzzyva 0" not in held
-        await memory.remember(ANN, items)
-        assert sorted(found.text for found in await memory.recall(ANN, "zyzzyva")) == ["I own zyzzyva 2."]
-        await memory.close()
-
-    run(story)
+    facts = SQLFacts(f"sqlite:///{tmp_path}/facts.db")
+    memory = ExtractiveMemory(Model(), facts)
+    items = [told(at, f"I own zyzzyva {at}.", f"I own quokka {at}.") for at in range(3)]
+    await memory.remember(ANN, items)
+    session = Scope(user_id="ann", session_id="s")
+    assert sorted(await memory.texts(session, turn_index=1)) == ["I own quokka 1.", "I own zyzzyva 1."]
+    assert sorted(await memory.texts(ANN, [items[0].id, "none"])) == ["I own quokka 0.", "I own zyzzyva 0."]
+    assert len(await memory.texts(ANN)) == len(await memory.texts(session)) == 6
+    erased = await erase(memory, ANN, [items[0].id])
+    assert (erased.items, erased.verified) == (2, True)
+    erased = await erase(memory, session, turn_index=1)
+    assert (erased.items, erased.verified) == (2, True)
+    held = bytes_in(tmp_path)
+    assert b"zyzzyva 2" in held and b"zyzzyva 1" not in held and b"zyzzyva 0" not in held
+    await memory.remember(ANN, items)
+    assert sorted(found.text for found in await memory.recall(ANN, "zyzzyva")) == ["I own zyzzyva 2."]
+    await memory.close()
 
 
-def test_forgetting_batch_upon_batch_leaves_nothing(tmp_path: Path, small_batches: int) -> None:
+async def test_forgetting_batch_upon_batch_leaves_nothing(tmp_path: Path, small_batches: int) -> None:
     """More than one batch of everything: pages of SQLite, vectors of Chroma, words."""
     many = 2500 // small_batches
 
-    async def story() -> None:
-        memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-        await memory.remember(BOB, [item(str(at), f"a lighthouse {at}") for at in range(many // 2)])
-        await memory.remember(ANN, [of(f"s{at % 2}", at, str(at), f"zyzzyva number {at}.") for at in range(many)])
-        erased = await erase(memory, Scope(user_id="ann", session_id="s0"))
-        assert (erased.items, erased.found, erased.verified) == (many // 2, (), True)
-        held = bytes_in(tmp_path)
-        assert b"zyzzyva number 149." in held and b"zyzzyva number 150." not in held
-        erased = await erase(memory, ANN)
-        assert (erased.items, erased.verified) == (many // 2, True)
-        assert b"zyzzyv" not in bytes_in(tmp_path)  # nor the stem that words are indexed by
-        assert len(await memory.recall(BOB, "lighthouse", limit=2000)) == many // 2
-        assert (await memory.check()).ok
-        await memory.close()
-        assert b"zyzzyv" not in bytes_in(tmp_path)
-
-    run(story)
+    memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
+    await memory.remember(BOB, [item(str(at), f"a lighthouse {at}") for at in range(many // 2)])
+    await memory.remember(ANN, [of(f"s{at % 2}", at, str(at), f"zyzzyva number {at}.") for at in range(many)])
+    erased = await erase(memory, Scope(user_id="ann", session_id="s0"))
+    assert (erased.items, erased.found, erased.verified) == (many // 2, (), True)
+    held = bytes_in(tmp_path)
+    assert b"zyzzyva number 149." in held and b"zyzzyva number 150." not in held
+    erased = await erase(memory, ANN)
+    assert (erased.items, erased.verified) == (many // 2, True)
+    assert b"zyzzyv" not in bytes_in(tmp_path)  # nor the stem that words are indexed by
+    assert len(await memory.recall(BOB, "lighthouse", limit=2000)) == many // 2
+    assert (await memory.check()).ok
+    await memory.close()
+    assert b"zyzzyv" not in bytes_in(tmp_path)
 
 
-def test_a_copy_that_is_left_in_a_page_that_was_written_is_found_and_overwritten(tmp_path: Path) -> None:
+async def test_a_copy_that_is_left_in_a_page_that_was_written_is_found_and_overwritten(tmp_path: Path) -> None:
     """SQLite leaves one now and then, when it moves a row to another page."""
 
-    async def story() -> None:
-        memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-        await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.")])
-        await memory.remember(BOB, [item("1", "A lighthouse.")])
-        with closing(sqlite3.connect(tmp_path / "memory.db")) as other, other:
-            other.execute("PRAGMA secure_delete = OFF")
-            other.execute("CREATE TEMP TABLE copy AS SELECT * FROM turnwise_vector_items WHERE id = '1' LIMIT 1")
-            other.execute("UPDATE copy SET row = (3 << 32), digest = 'copy'")
-            other.execute("INSERT INTO turnwise_vector_items SELECT * FROM copy")
-            other.execute("DELETE FROM turnwise_vector_items WHERE row = (3 << 32)")
-        await memory._text.forget(ANN, [])
-        with closing(sqlite3.connect(tmp_path / "memory.db")) as other:
-            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        assert (tmp_path / "memory.db").read_bytes().count(b"The zyzzyva is a weevil.") == 2
-        erased = await erase(memory, ANN)
-        assert (erased.items, erased.found, erased.verified) == (1, (), True)
-        assert b"zyzzyva" not in bytes_in(tmp_path)
-        await memory.close()
-
-    run(story)
+    memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
+    await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.")])
+    await memory.remember(BOB, [item("1", "A lighthouse.")])
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as other, other:
+        other.execute("PRAGMA secure_delete = OFF")
+        other.execute("CREATE TEMP TABLE copy AS SELECT * FROM turnwise_vector_items WHERE id = '1' LIMIT 1")
+        other.execute("UPDATE copy SET row = (3 << 32), digest = 'copy'")
+        other.execute("INSERT INTO turnwise_vector_items SELECT * FROM copy")
+        other.execute("DELETE FROM turnwise_vector_items WHERE row = (3 << 32)")
+    await memory._text.forget(ANN, [])
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert (tmp_path / "memory.db").read_bytes().count(b"The zyzzyva is a weevil.") == 2
+    erased = await erase(memory, ANN)
+    assert (erased.items, erased.found, erased.verified) == (1, (), True)
+    assert b"zyzzyva" not in bytes_in(tmp_path)
+    await memory.close()
 
 
-def test_vectors_of_the_forgotten_are_in_no_file_of_chroma(tmp_path: Path) -> None:
+async def test_vectors_of_the_forgotten_are_in_no_file_of_chroma(tmp_path: Path) -> None:
     """Neither in its index, nor in its database; those of others are where they were."""
 
-    async def story() -> None:
-        memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-        index = memory._index
-        for at in range(10):
-            for scope, count in ((ANN, 20), (BOB, 100)):
-                of_them = [
-                    item(f"{at}-{each}", f"{scope.user_id} saw {new_id()} and {new_id()}") for each in range(count)
-                ]
-                await memory.remember(scope, of_them)
-        vectors = list(index.get(await memory.keys(ANN)).values())
-        others = index.get(await memory.keys(BOB))
+    memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
+    index = memory._index
+    for at in range(10):
+        for scope, count in ((ANN, 20), (BOB, 100)):
+            of_them = [item(f"{at}-{each}", f"{scope.user_id} saw {new_id()} and {new_id()}") for each in range(count)]
+            await memory.remember(scope, of_them)
+    vectors = list(index.get(await memory.keys(ANN)).values())
+    others = index.get(await memory.keys(BOB))
 
-        def left() -> int:
-            held = bytes_in(tmp_path / "chroma")
-            return sum(vector.tobytes()[400:440] in held for vector in vectors)
+    def left() -> int:
+        held = bytes_in(tmp_path / "chroma")
+        return sum(vector.tobytes()[400:440] in held for vector in vectors)
 
-        assert left() > 100
-        erased = await erase(memory, ANN)
-        assert (erased.items, erased.verified, erased.why) == (200, True, None)
-        assert left() == 0
-        assert index.get(list(others)).keys() == others.keys() and index.count() == len(others) == 1000
-        await memory.close()
-        assert left() == 0
-
-    run(story)
+    assert left() > 100
+    erased = await erase(memory, ANN)
+    assert (erased.items, erased.verified, erased.why) == (200, True, None)
+    assert left() == 0
+    assert index.get(list(others)).keys() == others.keys() and index.count() == len(others) == 1000
+    await memory.close()
+    assert left() == 0
 
 
 def test_to_erase_one_user_of_many_makes_nothing_of_others_anew(
@@ -351,114 +319,99 @@ def test_to_erase_one_user_of_many_makes_nothing_of_others_anew(
     assert few == many and few[0] == 0 and 30 <= few[1] <= 200
 
 
-def test_others_recall_and_save_while_a_user_is_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_recall_and_save_while_a_user_is_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is done for it holds the event loop, the file or the index to its end."""
     monkeypatch.setattr("turnwise.memory.longterm.vector.memory.DELETED", 4)
     monkeypatch.setattr("turnwise.memory.longterm.vector.memory.REST", 2)
 
-    async def story() -> None:
-        memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-        await memory.remember(ANN, [item(str(at), f"zyzzyva {at}") for at in range(300)])
-        await memory.remember(BOB, [item("1", "a lighthouse")])
-        erasing = asyncio.create_task(erase(memory, ANN))
-        done = 0
-        while not erasing.done():
-            await memory.remember(BOB, [item(f"more-{done}", f"kettle {done}")])
-            assert [found.id for found in await memory.recall(BOB, "lighthouse")] == ["1"]
-            done += 1
-        assert (await erasing).verified and done >= 5 and memory.trouble is None
-        assert len(await memory.recall(BOB, "kettle", limit=done + 1)) == done
-        await memory.close()
-
-    run(story)
+    memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
+    await memory.remember(ANN, [item(str(at), f"zyzzyva {at}") for at in range(300)])
+    await memory.remember(BOB, [item("1", "a lighthouse")])
+    erasing = asyncio.create_task(erase(memory, ANN))
+    done = 0
+    while not erasing.done():
+        await memory.remember(BOB, [item(f"more-{done}", f"kettle {done}")])
+        assert [found.id for found in await memory.recall(BOB, "lighthouse")] == ["1"]
+        done += 1
+    assert (await erasing).verified and done >= 5 and memory.trouble is None
+    assert len(await memory.recall(BOB, "kettle", limit=done + 1)) == done
+    await memory.close()
 
 
-def test_a_search_of_all_files_goes_on_where_it_was_killed(
+async def test_a_search_of_all_files_goes_on_where_it_was_killed(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it writes down of it says nothing of what was forgotten, and its end is told again."""
     monkeypatch.setattr("turnwise.memory.longterm.file_search.STEP_BYTES", 100_000)
 
-    async def story() -> None:
-        memory = make()
-        await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.", topic="kerfuffle"), item("4", LONG)])
-        await memory.remember(BOB, [item(str(at), f"A lighthouse {at}. {'x' * at}") for at in range(300)])
-        (tmp_path / "chroma").mkdir(exist_ok=True)
-        (first, search) = await begin(memory, ANN)
-        assert search is not None and isinstance(memory, Erasing)
-        assert (first.items, first.progress, first.verified) == (2, 0, False) and "ask again" in (first.why or "")
+    memory = make()
+    await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.", topic="kerfuffle"), item("4", LONG)])
+    await memory.remember(BOB, [item(str(at), f"A lighthouse {at}. {'x' * at}") for at in range(300)])
+    (tmp_path / "chroma").mkdir(exist_ok=True)
+    (first, search) = await begin(memory, ANN)
+    assert search is not None and isinstance(memory, Erasing)
+    assert (first.items, first.progress, first.verified) == (2, 0, False) and "ask again" in (first.why or "")
+    await search.step()
+    before = search.report()
+    assert 0 < before.progress < 1
+    await memory.close()
+    assert not {name for name, words in WORDS.items() if any(word in bytes_in(tmp_path) for word in words)}
+    memory = make()
+    after, search = await begin(memory, ANN)
+    assert after == before and search is not None
+    steps = 0
+    while search.is_under_way:
         await search.step()
-        before = search.report()
-        assert 0 < before.progress < 1
-        await memory.close()
-        assert not {name for name, words in WORDS.items() if any(word in bytes_in(tmp_path) for word in words)}
-        memory = make()
-        after, search = await begin(memory, ANN)
-        assert after == before and search is not None
-        steps = 0
-        while search.is_under_way:
-            await search.step()
-            steps += 1
-        assert steps > 1
-        done = search.report()
-        assert (done.items, done.verified, done.progress, done.why) == (2, True, 1, None)
-        assert await erase_and_search(memory, ANN) == done
-        await memory.remember(ANN, [item("5", "A quokka.")])
-        assert (await erase_and_search(memory, ANN)).items == 1
-        await memory.close()
-
-    run(story)
+        steps += 1
+    assert steps > 1
+    done = search.report()
+    assert (done.items, done.verified, done.progress, done.why) == (2, True, 1, None)
+    assert await erase_and_search(memory, ANN) == done
+    await memory.remember(ANN, [item("5", "A quokka.")])
+    assert (await erase_and_search(memory, ANN)).items == 1
+    await memory.close()
 
 
-def test_a_search_that_finds_something_has_the_file_written_anew(make: Make, tmp_path: Path) -> None:
-    async def story() -> None:
-        memory = make()
-        assert isinstance(memory, Erasing)
-        await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.")])
-        main = memory.paths()[0]
-        with closing(sqlite3.connect(main)) as other, other:
-            other.execute("PRAGMA secure_delete = OFF")
-            other.execute("CREATE TABLE others (value TEXT)")
-            other.execute("INSERT INTO others VALUES ('The zyzzyva is a weevil.')")
-            other.execute("INSERT INTO others VALUES ('rest')")
-            other.execute("DELETE FROM others WHERE value <> 'rest'")
-        assert b"zyzzyva is" in bytes_in(tmp_path)
-        erased = await erase_and_search(memory, ANN)
-        assert (erased.items, erased.found, erased.verified) == (1, (), True)
-        assert b"zyzzyva is" not in bytes_in(tmp_path)
-        await memory.close()
-
-    run(story)
+async def test_a_search_that_finds_something_has_the_file_written_anew(make: Make, tmp_path: Path) -> None:
+    memory = make()
+    assert isinstance(memory, Erasing)
+    await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.")])
+    main = memory.paths()[0]
+    with closing(sqlite3.connect(main)) as other, other:
+        other.execute("PRAGMA secure_delete = OFF")
+        other.execute("CREATE TABLE others (value TEXT)")
+        other.execute("INSERT INTO others VALUES ('The zyzzyva is a weevil.')")
+        other.execute("INSERT INTO others VALUES ('rest')")
+        other.execute("DELETE FROM others WHERE value <> 'rest'")
+    assert b"zyzzyva is" in bytes_in(tmp_path)
+    erased = await erase_and_search(memory, ANN)
+    assert (erased.items, erased.found, erased.verified) == (1, (), True)
+    assert b"zyzzyva is" not in bytes_in(tmp_path)
+    await memory.close()
 
 
-def test_what_a_server_keeps_is_deleted_there_and_not_verified(tmp_path: Path) -> None:
-    async def story() -> None:
-        with chroma_server(tmp_path) as server:
-            index = VectorIndex(server, HashEmbedding(), name="test")
-            memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index)
-            await memory.remember(ANN, [item("1", "zyzzyva")])
-            await memory.remember(BOB, [item("1", "a lighthouse")])
-            await memory.flush()
-            assert index.count() == 2
-            erased = await erase(memory, ANN)
-            assert erased == Erasure(items=1, files=0, found=(), verified=False, why=erased.why)
-            assert "not kept in files of this machine" in (erased.why or "")
-            assert index.count() == 1
-            assert b"zyzzyva" not in (tmp_path / "memory.db").read_bytes()
-            await memory.close()
-
-    run(story)
-
-
-def test_facts_of_a_server_are_not_verified(database: str) -> None:
-    async def story() -> None:
-        memory = LexicalMemory(SQLFacts(database))
+async def test_what_a_server_keeps_is_deleted_there_and_not_verified(tmp_path: Path) -> None:
+    with chroma_server(tmp_path) as server:
+        index = VectorIndex(server, HashEmbedding(), name="test")
+        memory = VectorMemory(SQLiteItems(f"sqlite:///{tmp_path}/memory.db"), index)
         await memory.remember(ANN, [item("1", "zyzzyva")])
+        await memory.remember(BOB, [item("1", "a lighthouse")])
+        await memory.flush()
+        assert index.count() == 2
         erased = await erase(memory, ANN)
-        assert (erased.items, erased.files, erased.verified) == (1, 0, False)
+        assert erased == Erasure(items=1, files=0, found=(), verified=False, why=erased.why)
+        assert "not kept in files of this machine" in (erased.why or "")
+        assert index.count() == 1
+        assert b"zyzzyva" not in (tmp_path / "memory.db").read_bytes()
         await memory.close()
 
-    run(story)
+
+async def test_facts_of_a_server_are_not_verified(database: str) -> None:
+    memory = LexicalMemory(SQLFacts(database))
+    await memory.remember(ANN, [item("1", "zyzzyva")])
+    erased = await erase(memory, ANN)
+    assert (erased.items, erased.files, erased.verified) == (1, 0, False)
+    await memory.close()
 
 
 class Plain:
@@ -480,52 +433,46 @@ class Plain:
         pass
 
 
-def test_memories_without_files_say_so(tmp_path: Path) -> None:
-    async def story() -> None:
-        assert await erase(StaticMemory(["a fact"]), ANN) == Erasure(items=0, files=0, found=(), verified=True)
-        erased = await erase(Plain(), ANN)  # type: ignore[arg-type]
-        assert (erased.items, erased.verified) == (3, False)
-        assert erased.why == "Plain does not say where it keeps what it is told"
-        memory = LexicalMemory(InMemoryFacts())
-        await memory.remember(ANN, [item("1", "zyzzyva")])
-        erased = await erase(memory, ANN)
-        assert (erased.items, erased.verified) == (1, False) and "not kept in files" in (erased.why or "")
-        vectors = vector_memory(tmp_path, ChromaInMemory())
-        await vectors.remember(ANN, [item("1", "zyzzyva")])
-        erased = await erase_and_search(vectors, ANN)
-        assert (erased.items, erased.verified, erased.found) == (1, True, ())
-        await vectors.close()
-
-    run(story)
+async def test_memories_without_files_say_so(tmp_path: Path) -> None:
+    assert await erase(StaticMemory(["a fact"]), ANN) == Erasure(items=0, files=0, found=(), verified=True)
+    erased = await erase(Plain(), ANN)  # type: ignore[arg-type]
+    assert (erased.items, erased.verified) == (3, False)
+    assert erased.why == "Plain does not say where it keeps what it is told"
+    memory = LexicalMemory(InMemoryFacts())
+    await memory.remember(ANN, [item("1", "zyzzyva")])
+    erased = await erase(memory, ANN)
+    assert (erased.items, erased.verified) == (1, False) and "not kept in files" in (erased.why or "")
+    vectors = vector_memory(tmp_path, ChromaInMemory())
+    await vectors.remember(ANN, [item("1", "zyzzyva")])
+    erased = await erase_and_search(vectors, ANN)
+    assert (erased.items, erased.verified, erased.found) == (1, True, ())
+    await vectors.close()
 
 
-def test_who_cannot_be_scrubbed_or_searched_has_forgotten_all_the_same(
+async def test_who_cannot_be_scrubbed_or_searched_has_forgotten_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        url = f"sqlite:///{tmp_path}/facts.db"
-        memory, hasty = LexicalMemory(SQLFacts(url)), LexicalMemory(SQLFacts(url, lock_timeout_s=0.5))
-        await memory.remember(ANN, [item("1", "zyzzyva"), item("2", "quokka")])
-        reader = sqlite3.connect(tmp_path / "facts.db", isolation_level=None)
-        reader.execute("BEGIN")
-        assert len(reader.execute("SELECT * FROM turnwise_facts").fetchall()) == 2
-        erased = await erase(hasty, ANN, ["1"])
-        assert (erased.items, erased.files, erased.verified) == (1, 0, False)
-        assert "try again" in (erased.why or "")
-        reader.close()
-        await hasty.close()
-        assert [found.id for found in await memory.recall(ANN, "zyzzyva quokka")] == ["2"]
-        await memory.scrub()
-        assert b"zyzzyva" not in bytes_in(tmp_path)
-        monkeypatch.setattr("sys.executable", "/bin/false")
-        erased = await erase(memory, ANN)
-        assert (erased.items, erased.files, erased.verified) == (1, 0, False)
-        assert "ended with 1" in (erased.why or "")
-        with pytest.raises(InvalidInputError):
-            await erase(memory, ANN, turn_index=1)
-        await memory.close()
-
-    run(story)
+    url = f"sqlite:///{tmp_path}/facts.db"
+    memory, hasty = LexicalMemory(SQLFacts(url)), LexicalMemory(SQLFacts(url, lock_timeout_s=0.5))
+    await memory.remember(ANN, [item("1", "zyzzyva"), item("2", "quokka")])
+    reader = sqlite3.connect(tmp_path / "facts.db", isolation_level=None)
+    reader.execute("BEGIN")
+    assert len(reader.execute("SELECT * FROM turnwise_facts").fetchall()) == 2
+    erased = await erase(hasty, ANN, ["1"])
+    assert (erased.items, erased.files, erased.verified) == (1, 0, False)
+    assert "try again" in (erased.why or "")
+    reader.close()
+    await hasty.close()
+    assert [found.id for found in await memory.recall(ANN, "zyzzyva quokka")] == ["2"]
+    await memory.scrub()
+    assert b"zyzzyva" not in bytes_in(tmp_path)
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    erased = await erase(memory, ANN)
+    assert (erased.items, erased.files, erased.verified) == (1, 0, False)
+    assert "ended with 1" in (erased.why or "")
+    with pytest.raises(InvalidInputError):
+        await erase(memory, ANN, turn_index=1)
+    await memory.close()
 
 
 def test_what_is_pickled_names_the_same_files_wherever_it_is_opened(

@@ -170,28 +170,23 @@ def test_a_corrupt_fact_is_named_never_skipped_and_can_be_deleted(tmp_path: Path
     assert using(url, lambda facts: facts.purge("u")) == ["0", "1", "2", "3"]
 
 
-def test_ids_of_deleted_facts_are_known_for_ninety_days_and_do_not_add_up(
+async def test_ids_of_deleted_facts_are_known_for_ninety_days_and_do_not_add_up(
     make_facts: MakeFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-
-    async def story() -> None:
-        nonlocal now
-        facts = make_facts()
-        await facts.put(USER, items(3))
-        assert await facts.delete(USER, ["0", "never there"]) == ["0"]
-        now += BURIED_S - 60
-        assert await facts.purge("u", session_id="of nobody") == []
-        assert await facts.delete(USER, ["1"]) == ["1"]
-        late = [*items(2), replace(items(1)[0], id="never there")]
-        assert await facts.put(USER, late) == [], "given again by who was away for long"
-        now += 120
-        assert await facts.delete(USER, ["2"]) == ["2"]
-        assert await facts.put(USER, late) == ["0", "never there"]
-        await facts.close()
-
-    asyncio.run(story())
+    facts = make_facts()
+    await facts.put(USER, items(3))
+    assert await facts.delete(USER, ["0", "never there"]) == ["0"]
+    now += BURIED_S - 60
+    assert await facts.purge("u", session_id="of nobody") == []
+    assert await facts.delete(USER, ["1"]) == ["1"]
+    late = [*items(2), replace(items(1)[0], id="never there")]
+    assert await facts.put(USER, late) == [], "given again by who was away for long"
+    now += 120
+    assert await facts.delete(USER, ["2"]) == ["2"]
+    assert await facts.put(USER, late) == ["0", "never there"]
+    await facts.close()
 
 
 def test_ids_that_an_earlier_turnwise_deleted_are_known_for_ninety_days_from_the_next_deletion_on(

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.longterm.vector.sqlite_rows import NOTHING, key_of
 from turnwise.memory.stores.sql.touched_pages import noting
-from vector_memories import bytes_in, item, sync
+from vector_memories import bytes_in, item
 
 ANN = Scope(user_id="ann")
 LOOKALIKES = [
@@ -41,8 +42,11 @@ LOOKALIKES = [
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> SQLiteItems:
-    return SQLiteItems(f"sqlite:///{tmp_path}/memory.db")
+def text(tmp_path: Path) -> Iterator[SQLiteItems]:
+    """A store that is closed after the test."""
+    text = SQLiteItems(f"sqlite:///{tmp_path}/memory.db")
+    yield text
+    asyncio.run(text.close())
 
 
 async def ids_with(text: SQLiteItems, user: str, query: str) -> list[str]:
@@ -53,7 +57,6 @@ async def ids_with(text: SQLiteItems, user: str, query: str) -> list[str]:
     return [item.id for item in find(index_of(items), query, limit=1000, weights=loose)]
 
 
-@sync
 async def test_items_are_found_by_forms_accents_scripts_and_days(text: SQLiteItems) -> None:
     items = [
         item("go", "She goes hiking"),
@@ -68,7 +71,6 @@ async def test_items_are_found_by_forms_accents_scripts_and_days(text: SQLiteIte
     assert await ids_with(text, "ann", "What was in May?") == ["may"]
 
 
-@sync
 async def test_nobody_finds_what_is_anothers(text: SQLiteItems) -> None:
     await text.add([(Scope(user_id=user), [item("1", f"secret {at}")]) for at, user in enumerate(LOOKALIKES)])
     for at, user in enumerate(LOOKALIKES):
@@ -77,7 +79,6 @@ async def test_nobody_finds_what_is_anothers(text: SQLiteItems) -> None:
     assert await ids_with(text, "user", "secret") == []
 
 
-@sync
 async def test_ids_of_forgotten_items_are_known_for_ninety_days_and_do_not_add_up(
     text: SQLiteItems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +97,6 @@ async def test_ids_of_forgotten_items_are_known_for_ninety_days_and_do_not_add_u
     assert await ids_with(text, "ann", "zebra") == ["1"]
 
 
-@sync
 async def test_items_come_out_as_they_went_in(text: SQLiteItems) -> None:
     whole = MemoryItem(
         id="'%_",
@@ -122,7 +122,6 @@ async def test_items_come_out_as_they_went_in(text: SQLiteItems) -> None:
     assert (last.base, [row.item.id for row in last.more]) == (NOTHING, [whole.id])
 
 
-@sync
 async def test_an_id_is_kept_once_and_never_comes_back(text: SQLiteItems) -> None:
     assert len(await text.add([(ANN, [item("1"), item("1", "again"), item("2")])])) == 2
     assert await text.add([(ANN, [item("1", "again")])]) == []
@@ -132,7 +131,6 @@ async def test_an_id_is_kept_once_and_never_comes_back(text: SQLiteItems) -> Non
     assert await text.count() == 1
 
 
-@sync
 async def test_one_bad_item_keeps_all_out(text: SQLiteItems) -> None:
     for bad in (" ", "\ud800"):
         with pytest.raises(InvalidMemoryError):
@@ -140,7 +138,6 @@ async def test_one_bad_item_keeps_all_out(text: SQLiteItems) -> None:
     assert await text.count() == 0
 
 
-@sync
 async def test_forgetting_a_session_or_a_user_leaves_the_rest(text: SQLiteItems) -> None:
     for user in ("ann", "bob"):
         items = [item(f"{name}{at}", source=Source(session_id=name)) for name in "st" for at in range(3)]
@@ -152,7 +149,6 @@ async def test_forgetting_a_session_or_a_user_leaves_the_rest(text: SQLiteItems)
     assert len(await text.dropped()) == 6
 
 
-@sync
 async def test_agents_change_only_what_they_see(text: SQLiteItems) -> None:
     hr, it = Scope(user_id="ann", agent="hr"), Scope(user_id="ann", agent="it")
     await text.add([(hr, [item("1", type=MemoryType.SKILL), item("2")])])
@@ -163,7 +159,6 @@ async def test_agents_change_only_what_they_see(text: SQLiteItems) -> None:
     assert await text.forget(it, ["1"]) == 1
 
 
-@sync
 async def test_what_needs_vectors_is_told_until_it_has_them(text: SQLiteItems) -> None:
     await text.add([(ANN, [item("1"), item("2")])])
     pending = await text.pending("a", 10)
@@ -177,7 +172,6 @@ async def test_what_needs_vectors_is_told_until_it_has_them(text: SQLiteItems) -
     assert await text.dropped() == [key_of("ann", "2", "B fact")]
 
 
-@sync
 async def test_words_of_what_was_forgotten_are_in_no_file_either(text: SQLiteItems, tmp_path: Path) -> None:
     await text.add(
         [(ANN, [item(str(at), f"xylophone{at} quizzical") for at in range(50)] + [item("stays", "lighthouse")])]
@@ -221,7 +215,6 @@ def as_it_was(path: Path, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@sync
 async def test_a_file_of_an_earlier_version_finds_the_same(text: SQLiteItems, tmp_path: Path, version: int) -> None:
     path = tmp_path / "memory.db"
     await text.add([(ANN, [item("go", "She hiked in Žilina", created_at=1683547200.0), item("x", "A xylophone")])])
@@ -239,7 +232,6 @@ async def test_a_file_of_an_earlier_version_finds_the_same(text: SQLiteItems, tm
     assert b"turnwise_vector_terms" not in held
 
 
-@sync
 async def test_to_delete_one_user_of_many_writes_what_that_user_has_and_no_more(tmp_path: Path) -> None:
     """In pages of the file that were written, and in rows: as many when others have ten times as much."""
     counts = []
@@ -265,7 +257,6 @@ async def test_to_delete_one_user_of_many_writes_what_that_user_has_and_no_more(
     assert few > 0 and many < 2 * few and rows == more_rows
 
 
-@sync
 async def test_many_items_are_deleted_in_transactions_between_which_others_write(
     text: SQLiteItems, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +279,6 @@ async def test_many_items_are_deleted_in_transactions_between_which_others_write
     assert await ids_with(text, "ann", "xylophone") == []
 
 
-@sync
 async def test_a_corrupt_record_is_told(text: SQLiteItems, tmp_path: Path) -> None:
     await text.add([(ANN, [item("1")])])
     with sqlite3.connect(tmp_path / "memory.db") as database:
@@ -297,7 +287,6 @@ async def test_a_corrupt_record_is_told(text: SQLiteItems, tmp_path: Path) -> No
         await text.load(["ann"], {})
 
 
-@sync
 async def test_other_databases_are_refused_and_closing_is_final(tmp_path: Path) -> None:
     with pytest.raises(StoreURLError):
         SQLiteItems("postgresql://user@host/name")

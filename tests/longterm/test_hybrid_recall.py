@@ -17,7 +17,7 @@ from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.search.similarity import Similarity
 from turnwise.memory.longterm.types import MemoryType
-from vector_memories import FlakyEmbedding, sync
+from vector_memories import FlakyEmbedding
 
 ANN = Scope(user_id="ann")
 FACTS = ("Ann is allergic to peanuts", "Ann plays the cello", "Ann lives in Ghent", "Ann has two sons")
@@ -65,7 +65,6 @@ async def texts(memory: Any, query: str, **asked: Any) -> list[str]:
     return [item.text for item in await memory.recall(ANN, query, **asked)]
 
 
-@sync
 async def test_what_shares_no_word_is_found_by_its_vector_and_what_is_far_is_not() -> None:
     words, both = (LexicalMemory(InMemoryFacts(), similarity=one) for one in (None, Similarity(Meaning())))
     for memory in (words, both):
@@ -77,7 +76,6 @@ async def test_what_shares_no_word_is_found_by_its_vector_and_what_is_far_is_not
     assert not await texts(both, "Quantum chromodynamics?")
 
 
-@sync
 async def test_a_memory_of_facts_has_the_vectors_that_it_is_given_and_each_is_made_once() -> None:
     memory = ExtractiveMemory(Chooser(), InMemoryFacts())
     await memory.remember(ANN, items())
@@ -93,7 +91,6 @@ async def test_a_memory_of_facts_has_the_vectors_that_it_is_given_and_each_is_ma
     assert again._settings["chooses"] and again._settings["weights"] == Weights(tail=0.2)
 
 
-@sync
 async def test_while_embeddings_fail_words_are_found_and_it_is_told() -> None:
     embedding = FlakyEmbedding()
     memory = ExtractiveMemory(Chooser(), InMemoryFacts(), embedding=embedding)
@@ -108,7 +105,6 @@ async def test_while_embeddings_fail_words_are_found_and_it_is_told() -> None:
     assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None
 
 
-@sync
 async def test_a_model_may_choose_and_is_held_to_what_there_is() -> None:
     model = Chooser({"names": ["f4", "f9", "f1", "f4", "f2"]}, {"names": []})
     memory = ExtractiveMemory(model, InMemoryFacts(), chooses=True)
@@ -134,7 +130,6 @@ async def test_a_model_that_fails_or_lies_leaves_words_to_be_found_by(answer: An
     assert [item.text for item in found] == [FACTS[1]] and trouble_of(found) is None, "the nearest is f1"
 
 
-@sync
 async def test_only_what_was_chosen_is_refreshed_and_filters_come_first() -> None:
     now = [1000.0]
     model = Chooser({"names": ["f1"]}, {"names": ["f1", "f2", "f3", "f4"]})

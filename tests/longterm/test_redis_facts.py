@@ -6,7 +6,7 @@ import pickle
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,14 @@ def using(url: str, use: Callable[[RedisFacts], Awaitable[Any]], **settings: Any
     return asyncio.run(call())
 
 
+@pytest.fixture
+def facts(redis_url: str) -> Iterator[RedisFacts]:
+    """A store that is closed after the test."""
+    facts = RedisFacts(redis_url)
+    yield facts
+    asyncio.run(facts.close())
+
+
 def audit(server: RedisServer) -> int:
     """Return how many facts there are; fails unless every key says the same of each."""
     with server.client as client:
@@ -98,8 +106,8 @@ def test_a_redis_of_facts_holds_to_the_law_that(law: Law, redis_url: str, redis_
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_is_done_it_says_what_a_store_in_memory_says(
-    seed: int, redis_url: str, redis_server: RedisServer
+async def test_whatever_is_done_it_says_what_a_store_in_memory_says(
+    seed: int, facts: RedisFacts, redis_server: RedisServer
 ) -> None:
     chance = random.Random(seed)
     kinds = (MemoryType.FACTS, MemoryType.SKILL, MemoryType.CONTEXT)
@@ -148,17 +156,14 @@ def test_whatever_is_done_it_says_what_a_store_in_memory_says(
             )
         )
 
-    async def use(facts: RedisFacts) -> None:
-        model = InMemoryFacts()
-        for step in range(250):
-            call = verb()
-            assert await call(facts) == await call(model), step
-            if step % 40 == 0:
-                names[:] = [f"{step}-{at}" for at in range(12)]
-                assert list(await facts.scan()) == list(await model.scan()), step
-                assert list(await facts.scan("u")) == list(await model.scan("u")), step
-
-    using(redis_url, use)
+    model = InMemoryFacts()
+    for step in range(250):
+        call = verb()
+        assert await call(facts) == await call(model), step
+        if step % 40 == 0:
+            names[:] = [f"{step}-{at}" for at in range(12)]
+            assert list(await facts.scan()) == list(await model.scan()), step
+            assert list(await facts.scan("u")) == list(await model.scan("u")), step
     audit(redis_server)
 
 
@@ -171,49 +176,40 @@ async def pages(facts: FactStore, scope: Scope, which: FactFilter, limit: int) -
     return found
 
 
-def test_what_a_filter_leaves_in_is_found_behind_all_that_it_leaves_out(redis_url: str) -> None:
-    async def use(facts: RedisFacts) -> None:
-        wanted = items(3, type=MemoryType.GOALS)
-        await facts.put(USER, wanted)
-        await facts.put(USER, [replace(item, id=f"m{item.id}", created_at=9.0) for item in items(1700)])
-        which = FactFilter(types=[MemoryType.GOALS])
-        assert [item for page in await pages(facts, USER, which, 2) for item in page] == wanted[::-1]
-        assert len(await all_items(facts, USER)) == 1703
-        await facts.touch("u", [f"m{at}" for at in range(1700)], 1.0)
-        assert await facts.sweep(1e10, types=[MemoryType.GOALS], limit=2) == 2
-        assert await facts.count(USER, which) == 1
-
-    using(redis_url, use)
+async def test_what_a_filter_leaves_in_is_found_behind_all_that_it_leaves_out(facts: RedisFacts) -> None:
+    wanted = items(3, type=MemoryType.GOALS)
+    await facts.put(USER, wanted)
+    await facts.put(USER, [replace(item, id=f"m{item.id}", created_at=9.0) for item in items(1700)])
+    which = FactFilter(types=[MemoryType.GOALS])
+    assert [item for page in await pages(facts, USER, which, 2) for item in page] == wanted[::-1]
+    assert len(await all_items(facts, USER)) == 1703
+    await facts.touch("u", [f"m{at}" for at in range(1700)], 1.0)
+    assert await facts.sweep(1e10, types=[MemoryType.GOALS], limit=2) == 2
+    assert await facts.count(USER, which) == 1
 
 
-def test_what_is_changed_keeps_all_that_is_not(redis_url: str, redis_server: RedisServer) -> None:
-    async def use(facts: RedisFacts) -> None:
-        source = Source(session_id="s'%\"\\/ü\x7f", turn_index=2**52, spans=(Span("7", 2**52, 2**60), Span("ü", 0, 1)))
-        whole = replace(items(1)[0], id="i'%\"\\/ü\u2028", topic=TEXT, source=source, created_at=0.1 + 0.2)
-        await facts.put(USER, [whole])
-        changed = replace(whole, text=TEXT, updated_at=1763700000.1234567)
-        assert await facts.update(USER, whole.id, TEXT, at=1763700000.1234567)
-        assert await facts.get(USER, [whole.id]) == {whole.id: changed}
-        await facts.supersede(USER, whole.id, MemoryItem(id="j'\"\\ü", text="x", created_at=1763700001.7654321))
-        ended = replace(changed, superseded_at=1763700001.7654321, superseded_by="j'\"\\ü")
-        assert await facts.get(USER, [whole.id]) == {whole.id: ended}
-        await facts.delete(USER, ["j'\"\\ü"])
-        assert await facts.get(USER, [whole.id]) == {whole.id: changed}
-
-    using(redis_url, use)
+async def test_what_is_changed_keeps_all_that_is_not(facts: RedisFacts, redis_server: RedisServer) -> None:
+    source = Source(session_id="s'%\"\\/ü\x7f", turn_index=2**52, spans=(Span("7", 2**52, 2**60), Span("ü", 0, 1)))
+    whole = replace(items(1)[0], id="i'%\"\\/ü\u2028", topic=TEXT, source=source, created_at=0.1 + 0.2)
+    await facts.put(USER, [whole])
+    changed = replace(whole, text=TEXT, updated_at=1763700000.1234567)
+    assert await facts.update(USER, whole.id, TEXT, at=1763700000.1234567)
+    assert await facts.get(USER, [whole.id]) == {whole.id: changed}
+    await facts.supersede(USER, whole.id, MemoryItem(id="j'\"\\ü", text="x", created_at=1763700001.7654321))
+    ended = replace(changed, superseded_at=1763700001.7654321, superseded_by="j'\"\\ü")
+    assert await facts.get(USER, [whole.id]) == {whole.id: ended}
+    await facts.delete(USER, ["j'\"\\ü"])
+    assert await facts.get(USER, [whole.id]) == {whole.id: changed}
     audit(redis_server)
 
 
-def test_a_name_that_utf_8_cannot_say_is_nobody_s(redis_url: str) -> None:
-    async def use(facts: RedisFacts) -> None:
-        await facts.put(USER, items(2, source=Source(session_id="s")))
-        odd = Scope(user_id="u", agent="\ud800")
-        assert await facts.count(odd) == 2 and await facts.delete(odd, ["\ud800", "1"]) == ["1"]
-        assert await facts.count(USER, FactFilter(session_id="\ud800")) == 0
-        assert await facts.purge("u", session_id="\ud800") == await facts.purge("\ud800") == []
-        assert not await facts.update(USER, "\ud800", "x", at=1.0)
-
-    using(redis_url, use)
+async def test_a_name_that_utf_8_cannot_say_is_nobody_s(facts: RedisFacts) -> None:
+    await facts.put(USER, items(2, source=Source(session_id="s")))
+    odd = Scope(user_id="u", agent="\ud800")
+    assert await facts.count(odd) == 2 and await facts.delete(odd, ["\ud800", "1"]) == ["1"]
+    assert await facts.count(USER, FactFilter(session_id="\ud800")) == 0
+    assert await facts.purge("u", session_id="\ud800") == await facts.purge("\ud800") == []
+    assert not await facts.update(USER, "\ud800", "x", at=1.0)
 
 
 def test_a_time_that_is_none_is_refused_and_nothing_is_written(redis_url: str, redis_server: RedisServer) -> None:
@@ -228,18 +224,15 @@ def test_a_time_that_is_none_is_refused_and_nothing_is_written(redis_url: str, r
     assert audit(redis_server) == 2
 
 
-def test_those_used_equally_long_ago_are_swept_in_the_order_in_which_they_were_put(redis_url: str) -> None:
-    async def use(facts: RedisFacts) -> None:
-        for at in range(30):
-            await facts.put(Scope(user_id=f"u{at % 3}"), [MemoryItem(id=f"{at}", text="x")], at=5.0)
-        await facts.put(USER, [MemoryItem(id="later", text="x")], at=6.0)
-        left = [str(at) for at in range(30)] + ["later"]
-        for limit in (1, 4, 2):
-            assert await facts.sweep(7.0, limit=limit) == limit
-            del left[:limit]
-            assert [fact.item.id for fact in await facts.scan()] == left
-
-    using(redis_url, use)
+async def test_those_used_equally_long_ago_are_swept_in_the_order_in_which_they_were_put(facts: RedisFacts) -> None:
+    for at in range(30):
+        await facts.put(Scope(user_id=f"u{at % 3}"), [MemoryItem(id=f"{at}", text="x")], at=5.0)
+    await facts.put(USER, [MemoryItem(id="later", text="x")], at=6.0)
+    left = [str(at) for at in range(30)] + ["later"]
+    for limit in (1, 4, 2):
+        assert await facts.sweep(7.0, limit=limit) == limit
+        del left[:limit]
+        assert [fact.item.id for fact in await facts.scan()] == left
 
 
 async def test_stores_of_different_prefixes_and_databases_see_nothing_of_each_other(redis_url: str) -> None:
@@ -546,38 +539,37 @@ async def test_what_was_read_is_read_again_when_an_answer_is_lost_and_what_was_w
         await asyncio.gather(facts.close(), notes.close())
 
 
-def test_what_redis_refuses_is_a_store_error_and_nothing_is_written(redis_url: str, redis_server: RedisServer) -> None:
-    async def use(facts: RedisFacts) -> None:
-        await facts.put(USER, items(3))
-        notes = RedisNotes(redis_url)
-        writes: list[Callable[[], Awaitable[Any]]] = [
-            lambda: facts.put(USER, items(9)),
-            lambda: facts.update(USER, "1", "else", at=1.0),
-            lambda: facts.supersede(USER, "1", MemoryItem(id="n", text="x", created_at=1.0)),
-            lambda: notes.change(USER, lambda _: "x"),
-        ]
-        with redis_server.client as client:
-            try:
-                client.config_set("maxmemory", 1)
-                for write in writes:
-                    with pytest.raises(StoreError, match=r"maxmemory.*out of memory"):
-                        await write()
-                assert list(await facts.query(USER)) == items(3)[::-1]
-                assert await facts.delete(USER, ["0"]) == ["0"]  # or nobody could make room
-                client.config_set("maxmemory", 0)
-                audit(redis_server)
-                client.replicaof("127.0.0.1", 1)
-                for write in (*writes, lambda: facts.purge("u")):
-                    with pytest.raises(StoreError, match="read only replica"):
-                        await write()
-                assert list(await facts.query(USER)) == items(3)[:0:-1]
-            finally:
-                client.config_set("maxmemory", 0)
-                client.replicaof("NO", "ONE")
-        assert await facts.put(USER, items(4)) == ["3"]
-        await notes.close()
-
-    using(redis_url, use)
+async def test_what_redis_refuses_is_a_store_error_and_nothing_is_written(
+    facts: RedisFacts, redis_url: str, redis_server: RedisServer
+) -> None:
+    await facts.put(USER, items(3))
+    notes = RedisNotes(redis_url)
+    writes: list[Callable[[], Awaitable[Any]]] = [
+        lambda: facts.put(USER, items(9)),
+        lambda: facts.update(USER, "1", "else", at=1.0),
+        lambda: facts.supersede(USER, "1", MemoryItem(id="n", text="x", created_at=1.0)),
+        lambda: notes.change(USER, lambda _: "x"),
+    ]
+    with redis_server.client as client:
+        try:
+            client.config_set("maxmemory", 1)
+            for write in writes:
+                with pytest.raises(StoreError, match=r"maxmemory.*out of memory"):
+                    await write()
+            assert list(await facts.query(USER)) == items(3)[::-1]
+            assert await facts.delete(USER, ["0"]) == ["0"]  # or nobody could make room
+            client.config_set("maxmemory", 0)
+            audit(redis_server)
+            client.replicaof("127.0.0.1", 1)
+            for write in (*writes, lambda: facts.purge("u")):
+                with pytest.raises(StoreError, match="read only replica"):
+                    await write()
+            assert list(await facts.query(USER)) == items(3)[:0:-1]
+        finally:
+            client.config_set("maxmemory", 0)
+            client.replicaof("NO", "ONE")
+    assert await facts.put(USER, items(4)) == ["3"]
+    await notes.close()
 
 
 def test_a_password_is_needed_and_not_shown(own_server: Callable[..., RedisServer]) -> None:
@@ -613,24 +605,21 @@ def test_on_a_cluster_every_verb_keeps_to_one_node(own_server: Callable[..., Red
     using(server.url, use)
 
 
-def test_ids_of_deleted_facts_are_known_for_ninety_days_also_those_that_an_earlier_turnwise_deleted(
-    redis_url: str, redis_server: RedisServer
+async def test_ids_of_deleted_facts_are_known_for_ninety_days_also_those_that_an_earlier_turnwise_deleted(
+    facts: RedisFacts, redis_server: RedisServer
 ) -> None:
-    async def use(facts: RedisFacts) -> None:
-        await facts.put(USER, items(4))
-        await facts.delete(USER, ["0"])
-        with redis_server.client as client:
-            client.delete(BURIED)
-            client.sadd(DELETED, digest_of("u", "0").hex())  # as it was kept before
-            assert await facts.put(USER, items(1)) == []
-            await facts.delete(USER, ["1"])
-            assert client.zcard(BURIED) == 2 and not client.exists(DELETED)
-            for name, age_s in (("0", BURIED_S + 60), ("1", BURIED_S - 60)):
-                client.zadd(BURIED, {digest_of("u", name).hex(): time.time() - age_s})
-        await facts.delete(USER, ["2"])
-        assert await facts.put(USER, items(2)) == ["0"]
-
-    using(redis_url, use)
+    await facts.put(USER, items(4))
+    await facts.delete(USER, ["0"])
+    with redis_server.client as client:
+        client.delete(BURIED)
+        client.sadd(DELETED, digest_of("u", "0").hex())  # as it was kept before
+        assert await facts.put(USER, items(1)) == []
+        await facts.delete(USER, ["1"])
+        assert client.zcard(BURIED) == 2 and not client.exists(DELETED)
+        for name, age_s in (("0", BURIED_S + 60), ("1", BURIED_S - 60)):
+            client.zadd(BURIED, {digest_of("u", name).hex(): time.time() - age_s})
+    await facts.delete(USER, ["2"])
+    assert await facts.put(USER, items(2)) == ["0"]
 
 
 def test_what_is_deleted_is_in_no_key_and_in_no_file_that_is_written_anew(

@@ -34,7 +34,7 @@ from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.longterm.vector.sqlite_rows import key_of
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.testing.embedding import HashEmbedding
-from vector_memories import FlakyEmbedding, bytes_in, constant, free_port, item, sync
+from vector_memories import FlakyEmbedding, bytes_in, constant, free_port, item
 
 pytestmark = pytest.mark.usefixtures("restless")
 
@@ -66,7 +66,6 @@ async def ids(memory: VectorMemory, query: str, scope: Scope = ANN, **asked: Any
     return [found.id for found in await memory.recall(scope, query, **asked)]
 
 
-@sync
 async def test_everything_that_was_saved_can_be_recalled_by_default(make: MakeMemory) -> None:
     memory = make()
     saved = [item(f"{kind}", f"The {kind} of the walrus", type=kind) for kind in MemoryType]
@@ -81,7 +80,6 @@ async def test_everything_that_was_saved_can_be_recalled_by_default(make: MakeMe
     await memory.close()
 
 
-@sync
 async def test_an_item_whose_text_stays_keeps_its_vector(make: MakeMemory) -> None:
     memory = make(keep_s=0)
     await memory.remember(ANN, [item("dog", "My dog is called Max")])
@@ -95,7 +93,6 @@ async def test_an_item_whose_text_stays_keeps_its_vector(make: MakeMemory) -> No
     await memory.close()
 
 
-@sync
 async def test_one_item_is_enough_and_what_is_not_about_it_is_not_found(make: MakeMemory) -> None:
     memory = make()
     assert await ids(memory, "anything") == []
@@ -107,7 +104,6 @@ async def test_one_item_is_enough_and_what_is_not_about_it_is_not_found(make: Ma
     await memory.close()
 
 
-@sync
 async def test_a_named_speaker_comes_first(make: MakeMemory) -> None:
     memory = make()
     texts = ["Ann: I bought a violin", "Bob: I bought a violin", "Ann: how nice", "Bob: it rains"]
@@ -117,7 +113,6 @@ async def test_a_named_speaker_comes_first(make: MakeMemory) -> None:
     await memory.close()
 
 
-@sync
 async def test_100_interleaved_users_never_see_each_other(make: MakeMemory) -> None:
     memory = make()
     users = [*USERS, *(f"user-{number}" for number in range(100, 188))]
@@ -131,7 +126,6 @@ async def test_100_interleaved_users_never_see_each_other(make: MakeMemory) -> N
     await memory.close()
 
 
-@sync
 async def test_what_others_have_changes_no_score(make: MakeMemory) -> None:
     memory = make()
     await memory.remember(ANN, [item("1", "a walrus and a lighthouse"), item("2", "a walrus")])
@@ -142,7 +136,6 @@ async def test_what_others_have_changes_no_score(make: MakeMemory) -> None:
     await memory.close()
 
 
-@sync
 async def test_an_agents_own_is_seen_by_it_alone_and_by_times(make: MakeMemory) -> None:
     memory = make()
     hr = Scope(user_id="ann", agent="hr")
@@ -160,7 +153,6 @@ async def test_an_agents_own_is_seen_by_it_alone_and_by_times(make: MakeMemory) 
     await memory.close()
 
 
-@sync
 async def test_a_restart_keeps_items_and_vectors(make: MakeMemory) -> None:
     memory = make()
     await memory.remember(ANN, [item("1", "a walrus", source=Source(session_id="s", turn_index=1))])
@@ -173,7 +165,6 @@ async def test_a_restart_keeps_items_and_vectors(make: MakeMemory) -> None:
     await memory.close()
 
 
-@sync
 async def test_updates_and_deletions_reach_words_and_vectors(make: MakeMemory) -> None:
     memory = make(FlakyEmbedding())
     await memory.remember(ANN, [item("1", "a walrus", created_at=7.0), item("2", "a lighthouse")])
@@ -194,7 +185,6 @@ async def test_updates_and_deletions_reach_words_and_vectors(make: MakeMemory) -
     await memory.close()
 
 
-@sync
 async def test_the_same_id_is_embedded_and_kept_once(make: MakeMemory) -> None:
     memory = make()
     for _ in range(2):
@@ -207,7 +197,6 @@ async def test_the_same_id_is_embedded_and_kept_once(make: MakeMemory) -> None:
     await memory.close()
 
 
-@sync
 async def test_while_embeddings_are_down_items_are_kept_and_found_by_words(make: MakeMemory) -> None:
     embedding = FlakyEmbedding()
     memory = make(embedding, pause_s=0.0)
@@ -227,7 +216,6 @@ async def test_while_embeddings_are_down_items_are_kept_and_found_by_words(make:
     await memory.close()
 
 
-@sync
 async def test_while_embeddings_hang_items_are_kept_and_found_by_words(make: MakeMemory) -> None:
     """Case 55."""
     embedding = FlakyEmbedding()
@@ -246,7 +234,6 @@ async def test_while_embeddings_hang_items_are_kept_and_found_by_words(make: Mak
     await memory.close()
 
 
-@sync
 async def test_only_who_lacks_vectors_while_chroma_is_away_is_told_so(make: MakeMemory) -> None:
     memory = make(pause_s=0.0)
     await memory.remember(ANN, [item("1", "a walrus")])
@@ -265,7 +252,6 @@ async def test_only_who_lacks_vectors_while_chroma_is_away_is_told_so(make: Make
     await memory.close()
 
 
-@sync
 async def test_after_a_failure_nobody_waits_for_vectors_for_a_while(make: MakeMemory) -> None:
     embedding = FlakyEmbedding()
     memory = make(embedding, pause_s=60.0)
@@ -277,7 +263,6 @@ async def test_after_a_failure_nobody_waits_for_vectors_for_a_while(make: MakeMe
     await memory.close()
 
 
-@sync
 async def test_while_chroma_is_down_items_are_kept_and_found_by_words(make: MakeMemory, tmp_path: Path) -> None:
     memory = make(place=ChromaServer(host="127.0.0.1", port=free_port()), pause_s=0.0)
     await memory.remember(ANN, [item("1", "a walrus")])
@@ -288,7 +273,6 @@ async def test_while_chroma_is_down_items_are_kept_and_found_by_words(make: Make
     await memory.close()
 
 
-@sync
 async def test_another_embedding_function_or_dimension_is_a_rebuild_away(make: MakeMemory) -> None:
     memory = make(constant(4))
     await memory.remember(ANN, [item(str(at), f"walrus {at}") for at in range(600)])
@@ -309,7 +293,6 @@ async def test_another_embedding_function_or_dimension_is_a_rebuild_away(make: M
     await memory.close()
 
 
-@sync
 async def test_a_scrub_leaves_nothing_of_the_forgotten_in_any_file(
     make: MakeMemory, tmp_path: Path, small_batches: int
 ) -> None:
@@ -335,7 +318,6 @@ async def test_a_scrub_leaves_nothing_of_the_forgotten_in_any_file(
     assert key not in held()
 
 
-@sync
 async def test_many_at_once_take_one_call_of_the_embedding_function_and_give_the_same(make: MakeMemory) -> None:
     embedding = FlakyEmbedding()
     memory = make(embedding)
@@ -353,7 +335,6 @@ async def test_many_at_once_take_one_call_of_the_embedding_function_and_give_the
     await memory.close()
 
 
-@sync
 async def test_few_are_held_in_memory_and_all_are_found(make: MakeMemory) -> None:
     memory = make(cache_bytes=1)
     scopes = [Scope(user_id=f"user-{at}") for at in range(5)]
@@ -365,7 +346,6 @@ async def test_few_are_held_in_memory_and_all_are_found(make: MakeMemory) -> Non
     await memory.close()
 
 
-@sync
 async def test_readers_and_writers_at_once_agree_in_the_end(make: MakeMemory) -> None:
     memory = make()
     chance = random.Random(5)
@@ -392,7 +372,6 @@ async def test_readers_and_writers_at_once_agree_in_the_end(make: MakeMemory) ->
 def test_no_text_and_no_query_breaks_it(tmp_path_factory: pytest.TempPathFactory, query: str, texts: list[str]) -> None:
     folder = tmp_path_factory.mktemp("any")
 
-    @sync
     async def check() -> None:
         index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
         memory = VectorMemory(SQLiteItems(f"sqlite:///{folder}/memory.db"), index)
@@ -404,10 +383,9 @@ def test_no_text_and_no_query_breaks_it(tmp_path_factory: pytest.TempPathFactory
         assert len(await memory.recall(ANN, query)) <= len(kept)
         await memory.close()
 
-    check()
+    asyncio.run(check())
 
 
-@sync
 async def test_what_is_forgotten_is_deleted_from_the_vectors_of_other_embedding_functions_too(
     make: MakeMemory,
 ) -> None:
@@ -427,7 +405,6 @@ async def test_what_is_forgotten_is_deleted_from_the_vectors_of_other_embedding_
     await before.close()
 
 
-@sync
 async def test_new_vectors_are_found_at_once_and_go_to_chroma_together(make: MakeMemory) -> None:
     memory = make(constant(4))
     given: list[int] = []
@@ -450,7 +427,6 @@ async def test_new_vectors_are_found_at_once_and_go_to_chroma_together(make: Mak
     await memory.close()
 
 
-@sync
 async def test_vectors_that_a_kill_takes_along_are_made_anew(make: MakeMemory) -> None:
     killed = make(constant(4))
     await killed.remember(ANN, [item("1", "a walrus")])
@@ -474,7 +450,6 @@ class Spotting:
         return [[1.0, 0.0] if "crab" in text or "crustacean" in text else [0.0, 1.0] for text in input]
 
 
-@sync
 async def test_meaning_deep_in_a_long_item_is_found_and_forgotten_with_it(make: MakeMemory) -> None:
     memory = make(Spotting())
     deep = STORY + " Somewhere there was a crab." + STORY
@@ -494,7 +469,6 @@ async def test_meaning_deep_in_a_long_item_is_found_and_forgotten_with_it(make: 
     await memory.close()
 
 
-@sync
 async def test_a_long_item_with_one_vector_of_an_earlier_version_has_it_until_its_passages_have_their_own(
     make: MakeMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -537,7 +511,6 @@ HUGE = {
 }
 
 
-@sync
 async def test_items_of_any_size_and_of_no_words_are_kept_and_hide_no_others(
     make: MakeMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -563,7 +536,6 @@ async def test_items_of_any_size_and_of_no_words_are_kept_and_hide_no_others(
     await memory.close()
 
 
-@sync
 async def test_a_question_of_ten_megabytes_has_a_bounded_answer(make: MakeMemory) -> None:
     embedding = FlakyEmbedding()
     memory = make(embedding)
@@ -575,7 +547,6 @@ async def test_a_question_of_ten_megabytes_has_a_bounded_answer(make: MakeMemory
     await memory.close()
 
 
-@sync
 async def test_who_changes_the_embedding_functions_dimension_loses_nothing(make: MakeMemory) -> None:
     memory = make(constant(4), keep_s=0)
     await memory.remember(ANN, [item("1", "a walrus")])
@@ -592,7 +563,6 @@ async def test_who_changes_the_embedding_functions_dimension_loses_nothing(make:
 
 
 @pytest.mark.soak
-@sync
 async def test_a_user_with_100_000_items_is_answered_and_items_that_come_cost_no_more_than_themselves(
     make: MakeMemory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

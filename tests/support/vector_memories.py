@@ -1,14 +1,11 @@
 """What the tests of vector memory share."""
 
-import asyncio
-import functools
-import inspect
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,25 +15,6 @@ import numpy as np
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.vector.chroma import ChromaServer, EmbeddingFunction
 from turnwise.testing.embedding import HashEmbedding
-
-
-def sync(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Let pytest run an asynchronous test."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(_closing(test, fixtures))
-
-    return run
-
-
-async def _closing(test: Callable[..., Awaitable[None]], fixtures: dict[str, Any]) -> None:
-    try:
-        await test(**fixtures)
-    finally:
-        for fixture in fixtures.values():
-            if inspect.iscoroutinefunction(getattr(fixture, "close", None)):
-                await fixture.close()
 
 
 def item(id: str, text: str = "A fact", **values: Any) -> MemoryItem:

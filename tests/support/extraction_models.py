@@ -1,0 +1,49 @@
+"""A scripted model for tests of `ExtractiveMemory`, and what a user said to it."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from turnwise.memory.conversation.blocks import AnyBlock, Block, System, User
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm.base import MemoryItem, Scope, Source, item_id
+from turnwise.memory.longterm.extraction.prompt import SCHEMA
+from turnwise.memory.longterm.items.base import FactFilter, FactStore
+
+USER = Scope(user_id="u", session_id="s")
+
+
+EVER = FactFilter(superseded=True)
+
+
+class Model:
+    """Answers with what `say` makes of the lines that it is shown; takes each of the user's for a fact otherwise."""
+
+    def __init__(self, say: Callable[[list[dict[str, str]]], Any] | None = None) -> None:
+        self.say = say or (lambda lines: [fact(line["user"]) for line in lines if "user" in line])
+        self.calls: list[list[dict[str, str]]] = []
+        self.during: Callable[[], Awaitable[object]] | None = None
+
+    async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
+        assert schema == SCHEMA and isinstance(request[0], System) and isinstance(request[1], User)
+        lines = [json.loads(line) for line in request[1].text.split("\n")[:-2]]
+        self.calls.append(lines)
+        said = self.say(lines)
+        if self.during:
+            await self.during()
+        return said if isinstance(said, str) else json.dumps({"facts": said})
+
+
+def fact(text: str, evidence: str | None = None, **values: Any) -> dict[str, Any]:
+    return {"text": text, "type": "facts", "topic": None, "evidence": evidence or text, "action": "add", **values}
+
+
+def told(number: int, *blocks: AnyBlock | str, at: float = 0.0, session: str | None = "s") -> MemoryItem:
+    said = tuple(User(text=block) if isinstance(block, str) else block for block in blocks)
+    spans = (Span(f"log-{session}", number * 10, number * 10 + len(said)),)
+    source = Source(session_id=session, turn_index=number, spans=spans)
+    return MemoryItem(id=item_id(spans, said), text="user: ...", source=source, blocks=said, created_at=at)
+
+
+async def texts(facts: FactStore, scope: Scope = USER, which: FactFilter = FactFilter()) -> list[str]:  # noqa: B008
+    return sorted(item.text for item in await facts.query(scope, which))

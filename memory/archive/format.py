@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, TypeVar
 
 from turnwise.errors import ArchiveError, CorruptRecordError
+from turnwise.memory.conversation.codec import decoded, record_of, record_values
 from turnwise.memory.conversation.events import AnyEvent, Appending, Event, WindowCompacted, decode_event, encode_body
 from turnwise.memory.conversation.ids import is_own_id, public_id
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
-from turnwise.memory.stores.redis.rows import decode_record, encode_record
 
 VERSION = 1
 """Goes up with every change of the lines that an older turnwise would take wrongly."""
@@ -62,7 +62,7 @@ class Line:
         if not isinstance(self.value, dict) or not self.value.keys().isdisjoint(_OWN):
             self.refuse(f"a {self.kind} is an object, without {', '.join(_OWN)}")
         try:
-            return decode_record(cls, self.kind, json.dumps(self.value), **others)
+            return decoded(self.kind, lambda: record_of(cls, self.value, **others))
         except CorruptRecordError as error:
             raise ArchiveError(self.number, error.why) from error
 
@@ -91,10 +91,7 @@ class Line:
 
 def record_line(record: SessionRecord | TurnRecord | RunRecord) -> dict[str, Any]:
     """Return a record as its line has it."""
-    values: dict[str, Any] = json.loads(
-        encode_record(record, [field.name for field in fields(record) if field.name not in _OWN])
-    )
-    return values
+    return record_values(record, [field.name for field in fields(record) if field.name not in _OWN])
 
 
 def event_line(event: Event) -> list[Any]:

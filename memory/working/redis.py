@@ -6,11 +6,11 @@ import json
 from typing import ClassVar
 
 from turnwise.errors import CorruptRecordError
+from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.stores.redis.database import RedisDatabase
-from turnwise.memory.stores.sql.rows import to_json
 from turnwise.memory.working.base import Change
 
 _READ = "return redis.call('HGET', KEYS[1], ARGV[1])"

@@ -8,10 +8,10 @@ import sqlalchemy as sa
 from sqlalchemy import Boolean, Column, MetaData, PrimaryKeyConstraint, Table, Text
 
 from turnwise.errors import CorruptRecordError
+from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.stores.sql.database import Schema
-from turnwise.memory.stores.sql.rows import to_json
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.working.base import Change
 

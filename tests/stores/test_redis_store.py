@@ -8,7 +8,7 @@ import pickle
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,12 +28,11 @@ from turnwise.memory.conversation.frozen_json import FrozenDict
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.conversation.turns import TurnRecord, TurnStatus
+from turnwise.memory.conversation.turns import TurnStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores import in_memory
 from turnwise.memory.stores.base import Activation, Commit, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
-    NESTED,
     USAGE,
     Owner,
     a_run,
@@ -49,7 +48,7 @@ from turnwise.memory.stores.conformance.fixtures import (
 )
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis import store as store_redis
-from turnwise.memory.stores.redis.rows import decode_record, encode_record, unpack_usage
+from turnwise.memory.stores.redis.rows import unpack_usage
 from turnwise.memory.stores.redis.store import RedisStore
 
 BASE = "{turnwise:sessions}"
@@ -613,26 +612,6 @@ def test_numbers_keep_every_digit_and_sums_never_round(redis_url: str, redis_ser
 
     using(redis_url, use)
     audit(redis_server)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaterTurn(TurnRecord):
-    """A turn of a later version."""
-
-    colour: str | None = None
-    notes: FrozenDict = field(default_factory=FrozenDict)
-    score: float = 0.5
-
-
-def test_a_field_that_a_record_gains_is_carried_and_older_records_have_its_default() -> None:
-    names = [each.name for each in fields(LaterTurn)]
-    later = LaterTurn(index=1, colour="red", notes=NESTED, score=1, input=(Span("7", 0, 2**60),), usage=USAGE)
-    assert decode_record(LaterTurn, "key", encode_record(later, names)) == later
-    old = a_turn(1, usage=USAGE)
-    assert encode_record(old, names[:-3]) == encode_record(LaterTurn(index=1, created_at=1.5, usage=USAGE), names)
-    assert decode_record(LaterTurn, "key", encode_record(old, names[:-3])).score == 0.5
-    with pytest.raises(CorruptRecordError, match="key"):
-        decode_record(TurnRecord, "key", encode_record(later, names))
 
 
 @pytest.mark.parametrize("raw", ["", "{", "5", "null", "[]", '{"status":"no"}', '{"index":"0"}', '{"spans":[[1]]}'])

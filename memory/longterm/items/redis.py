@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Unpack
 
 from turnwise.errors import ConfigError, CorruptRecordError
+from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.conversation.spans import Span
@@ -33,7 +34,6 @@ from turnwise.memory.longterm.items.redis_scripts import KEYS, SCRIPTS
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
 from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
-from turnwise.memory.stores.sql.rows import to_json
 
 
 class RedisFacts(RedisDatabase):

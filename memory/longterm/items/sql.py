@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import sqlalchemy as sa
 
 from turnwise.errors import CorruptRecordError
+from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.conversation.spans import Span
@@ -36,7 +37,6 @@ from turnwise.memory.longterm.items.sql_schema import SCHEMA, deleted, facts
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
 from turnwise.memory.stores.sql.database import insert_into
-from turnwise.memory.stores.sql.rows import to_json
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 
 _AT_ONCE = 500

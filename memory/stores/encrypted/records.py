@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from turnwise.errors import CorruptRecordError, NotEncryptedError, StillEncryptedError
-from turnwise.memory.conversation.corrupt_records import why_unreadable
-from turnwise.memory.conversation.events import AnyEvent, Event, UnknownEvent, decode_event, encode_body
+from turnwise.errors import NotEncryptedError, StillEncryptedError
+from turnwise.memory.conversation.codec import decoded_event, encode_json
+from turnwise.memory.conversation.events import AnyEvent, Event, UnknownEvent, encode_body
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -19,9 +19,6 @@ from turnwise.memory.stores.encrypted.keys import PREFIX, Place, Unsealing, User
 
 SEALED = "turnwise.sealed"
 """The kind of an encrypted event, and the only key of an encrypted mapping."""
-
-
-_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def is_sealed(mapping: Mapping[str, Any]) -> bool:
@@ -155,10 +152,7 @@ async def open_event(texts: Unsealing, session_id: str, event: Event) -> AnyEven
         raise NotEncryptedError(place.record)
     kind, body = await _open(texts, place, event.payload)
     columns = {name: getattr(event, name) for name in ("session_id", "seq", "at", "turn_index", "run_id", "key")}
-    try:
-        return decode_event(kind, body, **columns)
-    except (ValueError, TypeError) as error:
-        raise CorruptRecordError(place.record, why_unreadable(error)) from None
+    return decoded_event(kind, body, **columns)
 
 
 async def open_events(texts: Unsealing, session_id: str, events: Iterable[Event]) -> list[AnyEvent]:
@@ -181,7 +175,7 @@ def seal_commit(key: UserKey, session_id: str, commit: Commit) -> Commit:
 
 
 def _seal(key: UserKey, place: Place, value: Any, *, repeatable: bool = False) -> FrozenDict:
-    return FrozenDict({SEALED: key.seal(place, _to_json(value), repeatable=repeatable)})
+    return FrozenDict({SEALED: key.seal(place, encode_json(value), repeatable=repeatable)})
 
 
 async def _open(texts: Unsealing, place: Place, mapping: Mapping[str, Any]) -> Any:

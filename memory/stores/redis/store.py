@@ -17,7 +17,7 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.codec import decode_record, decoded, encode_record
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import digest_of, new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
@@ -40,9 +40,7 @@ from turnwise.memory.stores.redis.read_scripts import READS
 from turnwise.memory.stores.redis.rows import (
     PLACE_DIGITS,
     decode_event_text,
-    decode_record,
     encode_event,
-    encode_record,
     finite,
     pack_usage,
     place_of,
@@ -151,7 +149,7 @@ class RedisStore(RedisDatabase):
         args = _rows([(encode(log), start, stop) for log, start, stop in spans])
         (found,) = await self._do("blocks", args, again=True)
         places = ((log, at) for log, start, stop in spans for at in range(start, stop))
-        return [_decoded(f"block {log}:{at}", block) for (log, at), block in zip(places, found, strict=True)]
+        return [decoded(f"block {log}:{at}", block.decode) for (log, at), block in zip(places, found, strict=True)]
 
     async def turns(self, session_id: str, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         number, found = await self._page(session_id, after, limit, ":turns")
@@ -307,7 +305,7 @@ class RedisStore(RedisDatabase):
         return decode_event_text(self._key(number, ":events", text), session_id, text)
 
     def _id(self, number: bytes, session_id: bytes) -> str:
-        return _decoded(f"id of {self._key(number.decode())}", session_id)
+        return decoded(f"id of {self._key(number.decode())}", session_id.decode)
 
     def _key(self, number: str, part: str = "", text: bytes = b"") -> str:
         """Return the key of a session or of a part of it, and the beginning of an entry, for messages."""
@@ -359,13 +357,6 @@ def _times(session: SessionRecord) -> tuple[str, str]:
 
 def _key(kind: str, key: str | None) -> str:
     return "" if key is None else f"{kind}={key}"
-
-
-def _decoded(key: str, text: bytes) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise CorruptRecordError(key, why_unreadable(error)) from None
 
 
 def _number(log: str) -> str:

@@ -1,26 +1,24 @@
-"""Converts records to table rows and back."""
+"""What the tables of `SQLStore` add to the codec of records: columns, short texts of usage, and a log's own spans."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import Any, TypeVar
+from typing import Any
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.corrupt_records import UNDECODABLE, why_unreadable
-from turnwise.memory.conversation.events import AnyEvent, Event, decode_event, encode_body
-from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.codec import decoded, decoded_event, record_of, to_json
+from turnwise.memory.conversation.corrupt_records import UNDECODABLE, UnfitError
+from turnwise.memory.conversation.events import AnyEvent, Event, encode_body
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Span, Spans
+from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.sql.schema import USAGE
-
-Result = TypeVar("Result")
 
 
 def log_key(log: str) -> int:
@@ -34,29 +32,25 @@ _KEY_DIGITS = 19
 """Digits of the largest number of that many bits."""
 
 
-def to_json(value: Any) -> str | None:
-    """Return a value as JSON text, None as None. Also used for free text, since PostgreSQL text cannot hold NUL."""
-    return None if value is None else _ENCODER.encode(value)
+_SPANS = ("prompt", "appended", "input", "output", "carried")
+_TURN_TEXTS = {*_SPANS, "usage", "stop_reason", "metadata"}
+_RUN_TEXTS = {"labels", "why", "usage", "stop_reason", "calls", "params", "output"}
+_SESSION_TEXTS = {"metadata", "params"}
+"""The fields whose columns are JSON text."""
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def _parse(kind: str, key: object, row: Any, parse: Callable[[], Result]) -> Result:
-    try:
-        if UNDECODABLE in tuple(row):
-            raise TypeError("not UTF-8")
-        return parse()
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptRecordError(f"{kind} {key}", why_unreadable(error)) from None
-
-
-def _text(text: str | None) -> str | None:
-    return None if text is None else str(json.loads(text))
-
-
-def _mapping(text: str | None) -> FrozenDict:
-    return FrozenDict(freeze(json.loads(text))) if text else FrozenDict()
+def _values(row: Any, names: Iterable[str], texts: set[str]) -> dict[str, Any]:
+    """Return the columns with these names as JSON values, without those that are NULL."""
+    found: dict[str, Any] = {}
+    for name in names:
+        value = getattr(row, name)
+        if value is UNDECODABLE:
+            raise UnfitError("it is not UTF-8 text")
+        if value is not None:
+            found[name] = json.loads(value) if name in texts else value
+    if "usage" in found:
+        found["usage"] = {_LONG.get(name, name): number for name, number in dict(found["usage"]).items()}
+    return found
 
 
 _SHORT = {
@@ -82,13 +76,6 @@ def _usage_text(usage: Usage | None) -> str | None:
     return to_json({_SHORT[name]: value for name, value in values.items() if value})
 
 
-def _usage(text: str | None) -> Usage | None:
-    if not text:
-        return None
-    values: dict[str, Any] = dict(json.loads(text))
-    return Usage(**{_LONG.get(name, name): value for name, value in values.items()})
-
-
 _OWN_LOG = 0
 """Stands for the turn's own session in stored spans, since keys have 19 digits. No session has the key 0."""
 
@@ -98,12 +85,7 @@ def _spans_text(spans: Spans, own: int) -> str:
     return f"[{','.join(f'[{log},{span.start},{span.stop}]' for log, span in zip(logs, spans, strict=True))}]"
 
 
-def _spans(text: str, own: int) -> Spans:
-    return tuple(Span(str(own if log == _OWN_LOG else log), start, stop) for log, start, stop in json.loads(text))
-
-
-_SESSION_OTHERS = ("log", "metadata", "usage", "memory", "params")
-_SESSION_FIELDS = tuple(field.name for field in fields(SessionRecord) if field.name not in _SESSION_OTHERS)
+_SESSION_FIELDS = [field.name for field in fields(SessionRecord) if field.name not in ("log", "usage")]
 
 
 def session_row(key: int, session: SessionRecord) -> dict[str, Any]:
@@ -154,17 +136,10 @@ def read_usage(row: Any) -> Usage:
 
 
 def read_session(row: Any) -> SessionRecord:
-    return _parse(
-        "session",
-        row.session_id if isinstance(row.session_id, str) else f"of key {row.key}",
-        row,
-        lambda: SessionRecord(
-            **{name: getattr(row, name) for name in _SESSION_FIELDS},
-            log=str(row.key),
-            metadata=_mapping(row.metadata),
-            usage=read_usage(row),
-            memory=row.memory or "on",
-            params=_mapping(row.params),
+    return decoded(
+        f"session {row.session_id if isinstance(row.session_id, str) else f'of key {row.key}'}",
+        lambda: record_of(
+            SessionRecord, _values(row, _SESSION_FIELDS, _SESSION_TEXTS), log=str(row.key), usage=read_usage(row)
         ),
     )
 
@@ -189,36 +164,24 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
     }
 
 
+_TURN_FIELDS = [field.name for field in fields(TurnRecord) if field.name not in ("index", "forgotten")]
+
+
 def read_turn(row: Any, session_id: str) -> TurnRecord:
-    return _parse(
-        "turn",
-        f"{session_id}#{row.idx}",
-        row,
-        lambda: TurnRecord(
-            index=row.idx,
-            parent=row.parent,
-            run_id=row.run_id,
-            status=row.status,
-            prompt=_spans(row.prompt, row.session),
-            appended=_spans(row.appended, row.session) if row.appended else (),
-            input=_spans(row.input, row.session),
-            output=_spans(row.output, row.session),
-            carried=_spans(row.carried, row.session) if row.carried else (),
-            usage=_usage(row.usage),
-            stop_reason=_text(row.stop_reason),
-            created_at=row.created_at,
-            metadata=_mapping(row.metadata),
-            forgotten=bool(row.forgotten),
-        ),
-    )
+    def decode() -> TurnRecord:
+        values = _values(row, _TURN_FIELDS, _TURN_TEXTS)
+        for name in _SPANS:
+            if name in values:
+                spans = values[name]
+                values[name] = [
+                    (str(row.session if log == _OWN_LOG else log), start, stop) for log, start, stop in spans
+                ]
+        return record_of(TurnRecord, values, index=row.idx, forgotten=bool(row.forgotten))
+
+    return decoded(f"turn {session_id}#{row.idx}", decode)
 
 
-_RUN_TEXTS = ("labels", "why", "usage", "stop_reason", "calls")
-_RUN_FIELDS = tuple(
-    field.name
-    for field in fields(RunRecord)
-    if field.name not in ("session_id", "memory", "params", "output", *_RUN_TEXTS)
-)
+_RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name != "session_id"]
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
@@ -258,23 +221,9 @@ def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
 
 
 def read_run(row: Any, session_id: str) -> RunRecord:
-    values = {name: getattr(row, name) for name in _RUN_FIELDS}
-    return _parse(
-        "run",
-        row.run_id,
-        row,
-        lambda: RunRecord(
-            session_id=session_id,
-            labels=_mapping(row.labels),
-            why=_text(row.why),
-            usage=_usage(row.usage),
-            stop_reason=_text(row.stop_reason),
-            calls=_mapping(row.calls),
-            memory=row.memory or "on",
-            params=_mapping(row.params),
-            output=_mapping(row.output) if row.output else None,
-            **values,
-        ),
+    return decoded(
+        f"run {row.run_id}",
+        lambda: record_of(RunRecord, _values(row, _RUN_FIELDS, _RUN_TEXTS), session_id=session_id),
     )
 
 
@@ -295,12 +244,9 @@ def event_row(key: int, event: Event) -> dict[str, Any]:
 def read_event(row: Iterable[Any], session_id: str) -> AnyEvent:
     """Return the event of a row, which has the columns of an events table in their order."""
     _, seq, at, turn_index, run_id, key, kind, body = row  # access by name would take longer than decoding the body
-    try:
-        return decode_event(
-            kind, body, session_id=session_id, seq=seq, at=at, turn_index=turn_index, run_id=run_id, key=key
-        )
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CorruptRecordError(f"event {session_id}:{seq}", why_unreadable(error)) from None
+    return decoded_event(
+        kind, body, session_id=session_id, seq=seq, at=at, turn_index=turn_index, run_id=run_id, key=key
+    )
 
 
 def read_sessions(rows: Iterable[Any]) -> tuple[tuple[SessionRecord, ...], tuple[str, ...]]:

@@ -1,0 +1,68 @@
+"""The codec of records: fields that versions add, and values that do not fit."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import pytest
+
+from turnwise.errors import CorruptRecordError
+from turnwise.memory.conversation.codec import decode_record, decoded, encode_record, record_of
+from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.usage import Usage
+
+USAGE = Usage(input_tokens=7, seconds=0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterTurn(TurnRecord):
+    """A turn of a later version."""
+
+    colour: str | None = None
+    notes: FrozenDict = field(default_factory=FrozenDict)
+    score: float = 0.5
+
+
+def test_a_field_that_a_record_gains_is_carried_and_older_records_have_its_default() -> None:
+    names = [each.name for each in fields(LaterTurn)]
+    notes = freeze({"of": [{"text": "\u00fc"}]})
+    later = LaterTurn(index=1, colour="red", notes=notes, score=1, input=(Span("7", 0, 2**60),), usage=USAGE)
+    assert decode_record(LaterTurn, "key", encode_record(later, names)) == later
+    old = TurnRecord(index=1, created_at=1.5, usage=USAGE)
+    assert encode_record(old, names[:-3]) == encode_record(LaterTurn(index=1, created_at=1.5, usage=USAGE), names)
+    assert decode_record(LaterTurn, "key", encode_record(old, names[:-3])).score == 0.5
+    with pytest.raises(CorruptRecordError, match="key"):
+        decode_record(TurnRecord, "key", encode_record(later, names))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("state", "asleep"),
+        ("state", ["running"]),
+        ("first_seq", "1"),
+        ("first_seq", True),
+        ("first_seq", 1.0),
+        ("first_seq", None),
+        ("why", 5),
+        ("labels", ["a"]),
+        ("usage", []),
+        ("usage", {"calls": 0.5}),
+        ("usage", {"canary": 1}),
+        ("canary", 1),
+    ],
+)
+def test_a_value_that_does_not_fit_its_field_is_refused_and_not_quoted(name: str, value: Any) -> None:
+    values = {"run_id": "r", "turn_index": 0, "state": "running", "first_seq": 1, "created_at": 1}
+    assert record_of(RunRecord, values, session_id="s").run_id == "r"
+    with pytest.raises(CorruptRecordError, match="run r") as raised:
+        decoded("run r", lambda: record_of(RunRecord, values | {name: value}, session_id="s"))
+    assert "asleep" not in str(raised.value) and "canary" not in str(raised.value)
+
+
+@pytest.mark.parametrize("spans", [[["7", 0]], [[7, 0, 1]], [["7", "0", 1]], [["7", 0, True]], [5], 5])
+def test_a_span_is_a_log_and_two_integers(spans: Any) -> None:
+    with pytest.raises(CorruptRecordError, match="turn"):
+        decoded("turn", lambda: record_of(TurnRecord, {"index": 0, "input": spans}))

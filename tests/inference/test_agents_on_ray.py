@@ -163,7 +163,7 @@ def test_parallel_calls_have_their_results_in_order_and_thoughts_go_back_as_they
         "waited 0",
         "there is no such train",
         "There is no tool 'missing'",
-        "The arguments do not fit the schema of 'note'",
+        "The arguments do not match the schema of 'note'",
         "noted b",
         "noted c",
     ]

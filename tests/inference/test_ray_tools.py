@@ -211,7 +211,7 @@ async def test_a_cancel_and_a_timeout_reach_what_runs_on_ray(
         done, _ = await asyncio.wait({calling}, timeout=LONG_S)
         assert done and calling.cancelled()
     else:
-        assert (await calling).result.text == "TimeoutError: it has not ended within 4 s"
+        assert (await calling).result.text == "TimeoutError: the tool did not end within 4 s"
     await until(ended.exists)
 
 

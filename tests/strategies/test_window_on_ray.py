@@ -491,7 +491,7 @@ def test_what_is_no_summary_changes_nothing_is_told_and_is_asked_for_again(bench
         ("/length", "", r"\(cut\)"),
         ("/500", "", "You asked for a 500"),
         ("/cut", "", "cut the connection"),
-        ("/stall", "", "fell silent"),
+        ("/stall", "", "sent nothing"),
         ("", CALL, r"\(tool_call\)"),
         ("", RAMBLE, r"\(oversize\)"),
     ):

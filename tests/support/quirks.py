@@ -375,7 +375,7 @@ QUIRKS = [
         source=LITELLM,
         content_type=JSON,
         served=b'{"error": {"message": "no healthy deployment", "code": "429"}}',
-        error="broke its answer off: no healthy deployment",
+        error="reported an error within its answer: no healthy deployment",
     ),
     Quirk(
         name="an error object in a list",
@@ -383,7 +383,7 @@ QUIRKS = [
         source=GEMINI,
         content_type=JSON,
         served=b'[{"error": {"code": 400, "message": "thought_signature is missing", "status": "INVALID_ARGUMENT"}}]',
-        error="broke its answer off: thought_signature is missing",
+        error="reported an error within its answer: thought_signature is missing",
     ),
     Quirk(
         name="an error whose message is an object",
@@ -391,14 +391,14 @@ QUIRKS = [
         source="https://docs.mistral.ai/api",
         content_type=JSON,
         served=b'{"object": "error", "message": {"detail": [{"loc": ["body", "n"], "msg": "Extra inputs"}]}}',
-        error="broke its answer off: .*Extra inputs",
+        error="reported an error within its answer: .*Extra inputs",
     ),
     Quirk(
         name="an error that is a text",
         server="Ollama",
         source="https://docs.ollama.com/api/errors",
         served=events(*STREAM, {"error": "an error was encountered while running the model"}),
-        error="broke its answer off: an error was encountered while running the model",
+        error="reported an error within its answer: an error was encountered while running the model",
         told="Hi there",
     ),
     Quirk(
@@ -406,7 +406,7 @@ QUIRKS = [
         server="vLLM",
         source=VLLM,
         served=events(*STREAM, {"object": "error", "message": "CUDA out of memory", "code": 500}),
-        error="broke its answer off: CUDA out of memory",
+        error="reported an error within its answer: CUDA out of memory",
         told="Hi there",
     ),
     Quirk(
@@ -414,7 +414,7 @@ QUIRKS = [
         server="OpenRouter",
         source=OPENROUTER,
         served=events(*STREAM, {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error"}]}),
-        error="broke its answer off: it does not say why",
+        error="reported an error within its answer: without a reason",
         told="Hi there",
     ),
     Quirk(
@@ -422,7 +422,7 @@ QUIRKS = [
         server="OpenRouter",
         source=OPENROUTER,
         served=events({"choices": [{"error": {"code": 502, "message": "Provider disconnected"}, "delta": {}}]}),
-        error="broke its answer off: Provider disconnected",
+        error="reported an error within its answer: Provider disconnected",
     ),
     Quirk(
         name="a page of HTML",
@@ -430,14 +430,14 @@ QUIRKS = [
         source=PROXY,
         content_type="text/html",
         served=b"<!doctype html>\n<html><title>Sign in</title></html>",
-        error="malformed stream .text/html in place of an answer, which begins '<!doctype html>",
+        error="malformed stream .text/html instead of an answer, beginning with '<!doctype html>",
     ),
     Quirk(
         name="nothing at all",
         server="a proxy that gave up",
         source=PROXY,
         served=b"",
-        error="without saying why",
+        error="without a stop reason",
     ),
     Quirk(
         name="an event that is no object",
@@ -542,7 +542,7 @@ QUIRKS = [
         source=OPENAI,
         api="responses",
         served=events(item("error", message="Too much at once", code="rate_limit_exceeded")),
-        error="broke its answer off: Too much at once",
+        error="reported an error within its answer: Too much at once",
     ),
     Quirk(
         name="a response that was cancelled elsewhere",
@@ -551,7 +551,7 @@ QUIRKS = [
         api="responses",
         content_type=JSON,
         served=b'{"object": "response", "status": "cancelled", "output": []}',
-        error="broke its answer off: it is cancelled",
+        error="reported an error within its answer: the response is cancelled",
     ),
 ]
 

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     import openai
 
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-"""What the limit of an answer is called, by one server or another."""
+"""Names that servers give the field for the maximum length of an answer."""
 
 _OTHER_LIMIT = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
 
 
 class ChatAPI:
-    """Asks for completions. What the server takes beside what OpenAI takes is in its profile."""
+    """Makes requests for completions. The profile says how the server differs from OpenAI's."""
 
     rules = CHAT
 
@@ -78,7 +78,7 @@ class ChatAPI:
         return {"messages": encode(blocks, self.settings.profile), **self.fields, **self._formed(form)}
 
     def _formed(self, form: Form | None) -> dict[str, Any]:
-        """Return the fields by which it asks for an answer of a form."""
+        """Return the fields that request an answer in this form."""
         if form and form.tool:
             fields = self.fields
             tools = [*fields.get("tools", ()), self._declared(form.definition)]
@@ -117,11 +117,11 @@ class ChatAPI:
 
 
 class ChatAnswer:
-    """A completion, put together from its chunks: at most one `Thinking`, at most one `Text`, then the calls.
+    """A completion, assembled from its chunks: at most one `Thinking`, at most one `Text`, then the tool calls.
 
     Args:
-        provider: what it attaches to a call or a thought is kept under this name.
-        answer_tool: the tool whose arguments are the answer, so that they are streamed as its text.
+        provider: the name under which signatures store what the provider attached to calls and thoughts.
+        answer_tool: the tool whose arguments are the answer; they are emitted as text.
     """
 
     def __init__(self, provider: str = "openai", answer_tool: str | None = None) -> None:
@@ -133,9 +133,9 @@ class ChatAnswer:
         self._thoughts: list[str] = []
         self._texts: list[str] = []
         self._details: list[dict[str, Any]] = []
-        """What OpenRouter says of thoughts, its pieces joined."""
+        """Details of thoughts from OpenRouter, with their chunks joined."""
         self._signed: list[dict[str, Any]] = []
-        """Thoughts as Claude has signed them, which LiteLLM attaches, their pieces joined."""
+        """Thoughts that Claude signed, as LiteLLM attaches them, with their chunks joined."""
         self._calls: list[_Call] = []
         self._call_at: dict[int | None, _Call] = {}
 
@@ -144,7 +144,7 @@ class ChatAnswer:
         return self.stop_reason == "length"
 
     def add(self, event: Mapping[str, Any]) -> list[str | Block]:
-        # Groq puts usage beside the chunk.
+        # Groq sends usage in a field of its own.
         if counted := event.get("usage") or part(event, "x_groq").get("usage"):
             self.usage = usage_of(counted, "prompt", "completion")
         parts: list[str | Block] = []
@@ -171,35 +171,35 @@ class ChatAnswer:
 
     def _add_choice(self, choice: Mapping[str, Any]) -> list[str | Block]:
         if choice.get("error") or choice.get("finish_reason") == "error":
-            raise broken_off(choice.get("error") or "it does not say why")
+            raise broken_off(choice.get("error") or "without a reason")
         self.stop_reason = string(choice, "finish_reason") or self.stop_reason
-        said = part(choice, "delta")
-        # The whole message, from a server that does not stream, or that says all of it at the end once more.
-        if not (self._texts or self._calls or any(said.get(name) for name in _SAYING)):
-            said = part(choice, "message") or said
+        delta = part(choice, "delta")
+        # Servers that do not stream send the whole message, and some repeat it at the end of a stream.
+        if not (self._texts or self._calls or any(delta.get(name) for name in _CONTENT_FIELDS)):
+            delta = part(choice, "message") or delta
         parts: list[str | Block] = []
-        if thought := self._thought(said):
+        if thought := self._thought(delta):
             self._thoughts.append(thought)
             parts.append(Thinking(text=thought))
-        refusal = string(said, "refusal")
+        refusal = string(delta, "refusal")
         self.refusal += refusal
-        if text := texts(said.get("content"), "content") or refusal:
+        if text := texts(delta.get("content"), "content") or refusal:
             self._texts.append(text)
             parts.append(text)
-        for delta in items(said, "tool_calls"):
-            call, arguments = self._add_call(delta)
+        for piece in items(delta, "tool_calls"):
+            call, arguments = self._add_call(piece)
             if arguments and call.name == self._answer_tool:
                 parts.append(arguments)
         return parts
 
-    def _thought(self, said: Mapping[str, Any]) -> str:
-        for detail in items(said, "reasoning_details"):
+    def _thought(self, delta: Mapping[str, Any]) -> str:
+        for detail in items(delta, "reasoning_details"):
             self._add_detail(detail)
-        for block in items(said, "thinking_blocks"):
+        for block in items(delta, "thinking_blocks"):
             self._add_signed(block)
-        if thought := string(said, "reasoning_content") or string(said, "reasoning"):
+        if thought := string(delta, "reasoning_content") or string(delta, "reasoning"):
             return thought
-        content = said.get("content")  # so Mistral sends them
+        content = delta.get("content")  # Mistral sends thoughts as parts of the content
         thinking = [each for each in content if string(each, "type") == "thinking"] if isinstance(content, list) else []
         return "".join(texts(each.get("thinking"), "thinking") for each in thinking)
 
@@ -228,11 +228,11 @@ class ChatAnswer:
             elif value is not None:
                 last[name] = value
 
-    def _add_call(self, delta: Any) -> tuple[_Call, str]:
-        """Return the call that a piece is of, and the piece of its arguments."""
-        if not isinstance(delta, Mapping):
-            raise ValueError(f"a call is not an object but {type(delta).__name__}")
-        index, call_id, function = delta.get("index"), string(delta, "id"), part(delta, "function")
+    def _add_call(self, piece: Any) -> tuple[_Call, str]:
+        """Add a piece of a call. Return the call that it belongs to, and its piece of the arguments."""
+        if not isinstance(piece, Mapping):
+            raise ValueError(f"a call is not an object but {type(piece).__name__}")
+        index, call_id, function = piece.get("index"), string(piece, "id"), part(piece, "function")
         name, arguments = string(function, "name"), arguments_of(function)
         call = self._call_at.get(index)
         if call is None or call.is_another(call_id, name):
@@ -241,12 +241,12 @@ class ChatAnswer:
         call.call_id = call.call_id or call_id
         call.name = call.name or name
         call.arguments += arguments
-        call.extra_content = delta.get("extra_content") or call.extra_content
+        call.extra_content = piece.get("extra_content") or call.extra_content
         return call, arguments
 
 
-_SAYING = ("content", "refusal", "tool_calls", "reasoning_content", "reasoning")
-"""Fields by which a delta says something."""
+_CONTENT_FIELDS = ("content", "refusal", "tool_calls", "reasoning_content", "reasoning")
+"""Fields of a delta that contain a piece of the answer."""
 
 
 @dataclass(slots=True)
@@ -257,9 +257,10 @@ class _Call:
     extra_content: Any = None
 
     def is_another(self, call_id: str, name: str) -> bool:
-        """Return whether a piece with this id and name begins another call: some servers number each call 0, or none.
+        """Return whether a piece with this id and name begins another call.
 
-        Some say the name again with each piece, so without ids it is another only when this one is whole.
+        Needed because some servers give every call the index 0, or none. Some repeat the name in each piece, so
+        without ids a piece begins another call only if the arguments of this one are complete.
         """
         if call_id and self.call_id:
             return call_id != self.call_id

@@ -1,4 +1,4 @@
-"""Request and answer fields that both APIs share; read defensively, since the client library validates nothing."""
+"""Fields that both APIs have in requests and answers. Answers are checked here, since the client library does not."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
 from turnwise.memory.conversation.usage import Usage
 
 UNPARSED = "unparsed"
-"""The argument under which a call carries what the model wrote in place of a JSON object."""
+"""The name of the argument that holds what the model wrote instead of a JSON object."""
 
 
 class BrokenOffError(Exception):
-    """The provider says within its answer that it failed: its message, and its code if there is one."""
+    """The provider reported an error within its answer, with a message and perhaps a code."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message, code)
@@ -28,23 +28,23 @@ class BrokenOffError(Exception):
 
 
 def broken_off(error: Any) -> BrokenOffError:
-    """Return what an error says: a text, or an object whose message may be a text or an object too."""
+    """Return the provider's error as an exception. `error` is text, or an object whose message is text or an object."""
     if not isinstance(error, Mapping):
         return BrokenOffError(error if isinstance(error, str) else json.dumps(error)[:500])
     message, code = error.get("message"), error.get("code") or error.get("type")
     if isinstance(message, Mapping):
         message = message.get("message") or json.dumps(message)
-    said = message if isinstance(message, str) and message else json.dumps(dict(error))
-    return BrokenOffError(said[:500], str(code) if code else None)
+    text = message if isinstance(message, str) and message else json.dumps(dict(error))
+    return BrokenOffError(text[:500], str(code) if code else None)
 
 
-def names(said: str, field: str) -> bool:
-    """Return whether a text names a field of the request, as a word of its own."""
-    return re.search(rf"(?<!\w){re.escape(field)}(?!\w)", said) is not None
+def names(text: str, field: str) -> bool:
+    """Return whether a text contains the name of a request's field, as a whole word."""
+    return re.search(rf"(?<!\w){re.escape(field)}(?!\w)", text) is not None
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is a whole JSON object."""
+    """Return whether a text is a complete JSON object."""
     try:
         return isinstance(pydantic_core.from_json(text), dict)
     except ValueError:
@@ -52,16 +52,16 @@ def is_object(text: str) -> bool:
 
 
 def string(holder: Any, name: str) -> str:
-    """Return a text, empty if it is missing; ValueError if it is none."""
+    """Return a field's text, empty if missing. Raises ValueError if it is not text."""
     value = _get(holder, name) or ""
     if not isinstance(value, str):
         raise ValueError(f"{name} is not a string but {type(value).__name__}")
-    # Half of a surrogate pair is valid JSON, but no text that can be stored or sent back.
+    # Half of a surrogate pair is valid JSON, but cannot be stored or sent back.
     return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def items(holder: Any, name: str) -> list[Any]:
-    """Return a list, empty if it is missing; ValueError if it is none."""
+    """Return a field's list, empty if missing. Raises ValueError if it is not a list."""
     value = _get(holder, name) or []
     if not isinstance(value, list):
         raise ValueError(f"{name} is not a list but {type(value).__name__}")
@@ -69,7 +69,7 @@ def items(holder: Any, name: str) -> list[Any]:
 
 
 def part(holder: Any, name: str) -> Mapping[str, Any]:
-    """Return an object, empty if it is missing; ValueError if it is none."""
+    """Return a field's object, empty if missing. Raises ValueError if it is not an object."""
     value = _get(holder, name) or {}
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is not an object but {type(value).__name__}")
@@ -77,7 +77,7 @@ def part(holder: Any, name: str) -> Mapping[str, Any]:
 
 
 def count(holder: Any, *names: str) -> int:
-    """Return the number under these names, one inside the other; 0 if there is none, so that no answer fails by it."""
+    """Return the number at this path of names, 0 if there is none, since wrong usage must not fail an answer."""
     for name in names:
         holder = _get(holder, name)
     is_count = isinstance(holder, int | float) and not isinstance(holder, bool) and 0 <= holder < _MOST_TOKENS
@@ -92,17 +92,17 @@ def _get(holder: Any, name: str) -> Any:
 
 
 def texts(value: Any, name: str) -> str:
-    """Return a text, or the texts of a list of parts, joined; ValueError if it is neither."""
+    """Return a text, or the joined texts of a list of parts. Raises ValueError if `value` is neither."""
     if not isinstance(value, list):
         return string({name: value}, name)
     return "".join(string(each, "text") for each in value if string(each, "type") in ("text", "output_text", ""))
 
 
 def definition(tool: ToolDefinition, unknown: Collection[str] = ()) -> dict[str, Any]:
-    """Return what the model is told of a tool. OpenAI refuses a schema that is not of an object with properties.
+    """Return a tool's declaration. `properties` is always present, since OpenAI refuses a schema without it.
 
     Args:
-        unknown: keywords that the server refuses.
+        unknown: keywords of JSON schema that the server refuses.
     """
     parameters = {"type": "object", "properties": {}, **tool.parameters}
     if unknown:
@@ -111,7 +111,7 @@ def definition(tool: ToolDefinition, unknown: Collection[str] = ()) -> dict[str,
 
 
 def _without(unknown: Collection[str], schema: Any) -> Any:
-    """Return a schema without these keywords, in others as far as they can say the same."""
+    """Return a schema without these keywords, replaced by equivalent ones where possible."""
     if isinstance(schema, Sequence) and not isinstance(schema, str):
         return [_without(unknown, each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -132,14 +132,14 @@ def _without(unknown: Collection[str], schema: Any) -> Any:
 
 
 _NAMING = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords whose value has names for its keys, each with a schema."""
+"""Keywords whose value maps names to schemas."""
 
 _VALUES = ("enum", "const", "default", "examples")
-"""Keywords whose value is no schema."""
+"""Keywords whose value is not a schema."""
 
 
 def arguments_of(holder: Any) -> str:
-    """Return a call's arguments as JSON text, also where a server has sent them as an object."""
+    """Return a call's arguments as JSON text, also if the server sent them as an object."""
     value = _get(holder, "arguments")
     return json.dumps(value) if isinstance(value, Mapping) else string(holder, "arguments")
 
@@ -173,7 +173,7 @@ def tool_use(
     if not name:
         raise ValueError(f"call {call_id!r} has no name")
     try:
-        # A tool without parameters is often called with no text at all, or with null.
+        # Models often call a tool without parameters with an empty text or null.
         parsed = pydantic_core.from_json(arguments or ("" if is_cut else "{}"), allow_inf_nan=False)
         if parsed is None:
             parsed = {}

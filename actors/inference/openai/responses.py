@@ -1,4 +1,4 @@
-"""The Responses API, without server-side storage: each request has the model's earlier messages and reasoning."""
+"""The Responses API: builds its requests and reads its answers. Requests have the whole conversation."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _THOUGHT = ("response.reasoning_summary_text.delta", "response.reasoning_text.de
 _END = ("response.completed", "response.incomplete", "response.failed")
 
 _BETWEEN = "\n\n"
-"""Stands between two messages of one answer, and between two parts of one thought."""
+"""Separates two messages of one answer, and two parts of one thought."""
 
 
 class ResponsesAPI:
-    """Asks for responses. Reasoning comes encrypted, and goes back as it came, to the model that it is from."""
+    """Makes requests for responses. Encrypted reasoning is sent back, unchanged, to the model that made it."""
 
     rules = RESPONSES
 
@@ -75,7 +75,7 @@ class ResponsesAPI:
         return fields
 
     def _formed(self, form: Form | None) -> dict[str, Any]:
-        """Return the fields by which it asks for an answer of a form."""
+        """Return the fields that request an answer in this form."""
         fields = self.fields
         if form and form.tool:
             tools = [*fields.get("tools", ()), _declared(form.definition)]
@@ -92,7 +92,7 @@ class ResponsesAPI:
         if new := lessons_of(refused) - known:
             known.update(new)
             return True
-        # OpenAI's models that do not think refuse it by what it asks for, not by its name.
+        # OpenAI's models without reasoning refuse `include` with a message that does not name the field.
         is_include = names(refused, "include") or "encrypted content" in refused.lower()
         is_choice = form and choose_tool(self.fields, form) and names(refused, "tool_choice")
         found = [name for name, is_named in {"include": is_include, "tool_choice": is_choice}.items() if is_named]
@@ -121,7 +121,7 @@ def _declared(tool: ToolDefinition) -> dict[str, Any]:
 
 
 def _flat(choice: Any) -> Any:
-    """Return a choice of a tool as this API has it: Chat Completions names a function one level deeper."""
+    """Return a tool choice of Chat Completions, which nests the function's name, in the format of this API."""
     return choice if isinstance(choice, str) else {"type": "function", **choice["function"]}
 
 
@@ -134,18 +134,18 @@ _INNER = {
     "verbosity": ("text", "verbosity"),
     "response_format": ("text", "format"),
 }
-"""Parameters that stand within a field."""
+"""Parameters that are sent inside another field: the field, and the name in it."""
 
 _FORMS: Mapping[str, Callable[[Any], Any]] = {"tool_choice": _flat, "response_format": _format}
-"""Parameters that have a form of their own."""
+"""Converters for parameters that have another format in this API."""
 
 
 class ResponsesAnswer:
-    """A response, put together from its events: a `Thinking` for each reasoning item, at most one `Text`, the calls.
+    """A response, assembled from its events: a `Thinking` for each reasoning item, at most one `Text`, then tool calls.
 
     Args:
-        model: reasoning is kept as this one's.
-        answer_tool: the tool whose arguments are the answer, so that they are streamed as its text.
+        model: the model that makes the reasoning; stored in its signature.
+        answer_tool: the tool whose arguments are the answer; they are emitted as text.
     """
 
     def __init__(self, model: str = "", answer_tool: str | None = None) -> None:
@@ -155,7 +155,7 @@ class ResponsesAnswer:
         self._model = model
         self._answer_tool = answer_tool
         self._has_answered = False
-        """Whether arguments of that tool were streamed."""
+        """Whether arguments of the answer tool were emitted."""
         self._items: list[_Item] = []
         self._texts: list[str] = []
         self._spoke: _Item | None = None
@@ -180,7 +180,7 @@ class ResponsesAnswer:
             return list(self._end(kind, part(event, "response")))
         elif kind == "error":
             raise broken_off(event)
-        elif event.get("object") == "response":  # all of it, where a stream was asked for
+        elif event.get("object") == "response":  # the whole response, although a stream was requested
             return list(self._end(f"response.{string(event, 'status') or 'completed'}", event))
         return []
 
@@ -188,7 +188,7 @@ class ResponsesAnswer:
         thoughts: list[AnyBlock] = []
         calls: list[AnyBlock] = []
         before = 0
-        """How many items that are no reasoning stand before this one."""
+        """How many items before this one are not reasoning."""
         has_spoken = False
         for item in self._items:
             if item.kind == "reasoning":
@@ -215,7 +215,7 @@ class ResponsesAnswer:
         return text
 
     def _item(self, event: Mapping[str, Any], kind: str) -> _Item:
-        """Return the item that an event is about: by its id, else the newest at its place, else a new one."""
+        """Return the item of an event: the one with its id, else the newest at its place, else a new one."""
         return self._find(string(event, "item_id"), event.get("output_index"), kind)
 
     def _find(self, item_id: str, place: Any, kind: str) -> _Item:
@@ -237,7 +237,7 @@ class ResponsesAnswer:
         return item
 
     def _end(self, kind: str, response: Mapping[str, Any]) -> Iterator[str | Block]:
-        """Take in how it ended; yield the text, where none has come before."""
+        """Process the final state of the response; yield its text, if none was streamed."""
         if counted := response.get("usage"):
             self.usage = usage_of(counted, "input", "output")
         has_spoken = bool(self._texts)
@@ -258,12 +258,12 @@ class ResponsesAnswer:
         elif kind == "response.incomplete":
             self.stop_reason = string(part(response, "incomplete_details"), "reason") or "incomplete"
         else:
-            raise broken_off(response.get("error") or f"it is {string(response, 'status') or kind}")
+            raise broken_off(response.get("error") or f"the response is {string(response, 'status') or kind}")
 
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """An item of the output: what was streamed of it, in whose place comes what it is in the end."""
+    """An item of the output, first as it is streamed, then in its final state."""
 
     kind: str
     id: str = ""
@@ -273,12 +273,12 @@ class _Item:
     name: str = ""
     arguments: str = ""
     thoughts: list[str] = field(default_factory=list)
-    """Its parts."""
+    """The parts of the reasoning."""
     part: Any = None
-    """The index of the part of the thought that is being streamed."""
+    """The index of the part of the reasoning that is being streamed."""
 
     def think(self, text: str, at: Any) -> str:
-        """Add to the thought; return what was added."""
+        """Add text to the reasoning; return it, with a separator if it begins a new part."""
         if not self.thoughts:
             self.thoughts.append(text)
         elif at != self.part:
@@ -300,7 +300,7 @@ class _Item:
                 self.thoughts = [string(part, "text") for part in parts]
 
     def thought(self, model: str, before: int) -> Thinking | None:
-        """Return the thought if there is anything to show or to send back."""
+        """Return the reasoning; None if there is nothing to show and nothing to send back."""
         signature = None
         if self.id and self.encrypted_content:
             signature = pack_reasoning(self.id, self.encrypted_content, model, before, tuple(map(len, self.thoughts)))

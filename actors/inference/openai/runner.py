@@ -1,4 +1,4 @@
-"""`OpenAIRunner`: sends one request, streams its answer, and maps the provider's failures to errors; for both APIs."""
+"""`OpenAIRunner`: sends a request in either API, streams the answer, and maps failures to errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from turnwise.actors.inference.openai.engine import OpenAIEngine
 
 _ADAPTABLE = (400, 404, 422)
-"""The statuses by which servers refuse a field."""
+"""The HTTP statuses with which servers refuse a field of a request."""
 
 _REMEDIES = {
     400: "the provider refuses the request: see its message",
@@ -40,21 +40,21 @@ _REMEDIES = {
 }
 
 _REFUSALS = (400, 413, 415, 422)
-"""What a provider says of a request that it would refuse again."""
+"""The HTTP statuses of requests that the provider would refuse again."""
 
 _QUOTED = 500
-"""How many characters of a refusal an error quotes."""
+"""The maximum length of a refusal's quotation in an error, in characters."""
 
 _TOO_LONG = "context_length_exceeded"
 
-_TOO_LONG_SAID = re.compile(
+_TOO_LONG_MESSAGE = re.compile(
     r"maximum context length|exceeds? (the|its|this model's) (available )?context|context (window|length|size) exceeded"
     r"|exceed_context_size|prompt is too long|input is too long|too many (input )?tokens|input tokens exceed"
     r"|input token count.{0,40}exceeds|context_length_exceeded|ContextWindowExceeded"
     r"|longer than the (model's )?(maximum )?(context|model)|too large for model|length of all messages is too long",
     re.IGNORECASE,
 )
-"""How servers say so: OpenAI and vLLM, llama.cpp, Anthropic, Bedrock and Gemini behind LiteLLM, Mistral, Perplexity."""
+"""Messages of OpenAI and vLLM, llama.cpp, Anthropic, Bedrock and Gemini behind LiteLLM, Mistral, Perplexity."""
 
 _REMEDIES_BY_CODE = {
     _TOO_LONG: "the conversation is longer than the model's window: pass an overflow strategy",
@@ -63,37 +63,37 @@ _REMEDIES_BY_CODE = {
 
 
 class Answer(Protocol):
-    """An answer as its stream grows."""
+    """An answer that is being streamed."""
 
     usage: Usage
-    """Of one call; without tokens until the provider has counted them."""
+    """The usage of one model call; without tokens until the provider reports them."""
     stop_reason: str | None
-    """Why the model stopped; None until the provider has said so."""
+    """Why the model stopped; None until the provider reports it."""
     refusal: str
-    """What the model says in place of the answer that it was asked for; empty if it does not refuse."""
+    """The text with which the model refuses to answer; empty if it does not refuse."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether it met the limit of its length."""
+        """Whether the answer was cut off at its maximum length."""
 
     def add(self, event: Mapping[str, Any]) -> list[str | Block]:
-        """Take the next object of the stream in; return what of it is to be emitted.
+        """Add the next event of the stream; return the parts of the answer to emit.
 
         Raises:
-            BrokenOffError: the provider says that it failed.
-            ValueError: a field is not what it has to be.
+            BrokenOffError: the event reports a failure of the provider.
+            ValueError: a field has a wrong type.
         """
 
     def blocks(self) -> list[AnyBlock]:
-        """Return the answer so far: thoughts, text, calls.
+        """Return the answer so far: thoughts, text, tool calls.
 
         Raises:
-            ValueError: a call cannot be made of what came.
+            ValueError: a tool call is incomplete.
         """
 
 
 class API(Protocol):
-    """One of the provider's APIs: what it is asked, and how its answer reads."""
+    """One of OpenAI's APIs: makes requests, and reads answers."""
 
     rules: Rules
     settings: RequestSettings
@@ -103,34 +103,33 @@ class API(Protocol):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What each request holds beside the conversation: the settings, and what the model is told of tools."""
+        """The fields of each request beside the conversation: the settings and the tools."""
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
-        """Return the request that says what the blocks say, and asks for an answer of this form.
+        """Return a request with these blocks for an answer in this form; None for text.
 
         Raises:
-            InvalidRequestError: the provider would refuse them.
+            InvalidRequestError: the provider would refuse the blocks.
         """
 
     def adapt(self, refused: str, form: Form | None) -> bool:
-        """Learn from the words of a refusal what to leave out, that nobody asked for, or to say in another way.
+        """Remember what the server refused, as its message says: an optional field, or the form of the answer.
 
-        The form in which the answer was asked for may be such. Return whether there is anything new, so that the
-        request can be made and sent once more.
+        Return whether something new was learnt. If so, the request can be built again, without it, and sent again.
         """
 
     def without_thoughts(self, request: Mapping[str, Any], refused: str) -> Mapping[str, Any] | None:
-        """Return the request without thoughts that the provider cannot read; None if it was not refused for these."""
+        """Return the request without thoughts, if it was refused because of them; else None."""
 
     async def open(self, client: openai.AsyncOpenAI, request: Mapping[str, Any]) -> openai.AsyncStream[Any]:
-        """Send the request; return the stream of its answer. Raises the client's errors."""
+        """Send the request, and return the stream of the answer. Raises the client's errors."""
 
     def answer(self, form: Form | None) -> Answer:
-        """Return an answer of this form of which nothing has come yet."""
+        """Return an empty answer in this form, to which events can be added."""
 
 
 class OpenAIRunner:
-    """Answers the turns of one session over one client, which keeps its connection between turns."""
+    """Answers the turns of one session. Its HTTP client reuses the connection for later turns."""
 
     def __init__(self, settings: OpenAIEngine, client: openai.AsyncOpenAI, api: API) -> None:
         self._settings = settings
@@ -138,63 +137,60 @@ class OpenAIRunner:
         self._api = api
 
     async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
-        """Return the `Thinking` blocks, at most one `Text`, then the calls that the model makes, as `ToolUse`.
+        """Return the model's answer: `Thinking` blocks, at most one `Text`, then a `ToolUse` for each tool call.
 
-        Pictures and files of earlier turns that the provider does not take are sent as a text that says so.
-
-        Text and thoughts are emitted as they come; usage and stop reason are reported at the end. Cancelled, it closes
-        the connection at once.
-
-        An answer that is to be of a type (`RunContext.output_type`) is a `Text`, in whatever form it came; it is not
+        Pictures and files of earlier turns that the provider does not accept are replaced by a text. Text and thoughts
+        are emitted as they arrive; usage and stop reason are reported at the end. A cancel closes the connection at
+        once. A typed answer (see `RunContext.output_type`) is a `Text`, whichever way it was requested; it is not
         checked here.
 
         Raises:
-            OutputError: the model refuses to give an answer of the type, or it is cut off.
-            InvalidRequestError: the conversation cannot be sent.
-            RequestRefusedError: the provider refused what the conversation holds.
-            EngineError: the provider refused it, broke off, or sent nothing or what cannot be read. What came before
-                that was emitted.
+            OutputError: the model refused to give a typed answer, or the answer was cut off.
+            InvalidRequestError: the provider would refuse the conversation; nothing was sent.
+            RequestRefusedError: the provider refused the content of the conversation.
+            EngineError: the provider refused the request, broke off, sent nothing or an unreadable answer. The parts
+                that arrived before were emitted.
         """
-        return await self._asking(turn.blocks, context).ask(turn, context)
+        return await self._for_run(turn.blocks, context).ask(turn, context)
 
-    def _asking(self, blocks: Sequence[Block], context: RunContext) -> OpenAIRunner:
+    def _for_run(self, blocks: Sequence[Block], context: RunContext) -> OpenAIRunner:
         is_later_step = _ends_in_results(blocks)
         settings = self._api.settings.of_run(context.model, context.params, is_later_step=is_later_step)
         return OpenAIRunner(self._settings, self._client, self._api.of_run(settings))
 
     async def ask(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
-        """See `run`: this asks for what it is set to, whatever the run asks for."""
-        blocks = as_said(self._api.rules.spare(turn.blocks, keep=turn.asked))
+        """Return the answer, with the model and parameters of this runner; see `run`."""
+        conversation = as_said(self._api.rules.spare(turn.blocks, keep=turn.asked))
         if self._settings.system is not None:
-            blocks.append(System(text=self._settings.system))
+            conversation.append(System(text=self._settings.system))
         output = OutputType.read(context.output_type or self._settings.output_type)
-        stream, form = await self._open(blocks, output)
+        stream, form = await self._open(conversation, output)
         answer = self._api.answer(form)
         try:
             is_done = await self._read(stream, answer, context)
         finally:
             context.report(usage=answer.usage, stop_reason=answer.stop_reason, model=self._api.settings.model)
         if answer.stop_reason is None and not is_done:
-            raise self._error("ended its answer without saying why, so it is cut short: run the prompt again")
+            raise self._error("ended its answer without a stop reason, so it may be incomplete: run the prompt again")
         if form and (answer.refusal or answer.stop_reason == "content_filter"):
             raise OutputError(str(self._error(f"refuses to answer: {self._quoted(answer)}")), "output_refused")
         remedy = "raise max_output_tokens=" if answer.is_cut else "run the prompt again, or check model="
         try:
-            said = form.answer(answer.blocks()) if form else answer.blocks()
-            if form and answer.is_cut and not any(isinstance(block, ToolUse) for block in said):
+            blocks = form.answer(answer.blocks()) if form else answer.blocks()
+            if form and answer.is_cut and not any(isinstance(block, ToolUse) for block in blocks):
                 raise ValueError("the answer is cut off")
         except ValueError as error:
             if form and answer.is_cut:
-                why = f"met the limit of its length (stop_reason={answer.stop_reason!r}) within its answer: {remedy}"
+                why = f"reached the maximum length of an answer (stop_reason={answer.stop_reason!r}): {remedy}"
                 raise OutputError(str(self._error(why)), "output_cut") from error
             raise self._error(f"made a tool call that cannot be read: {error}; {remedy}") from error
-        if not any(isinstance(block, Text | ToolUse) for block in said):
+        if not any(isinstance(block, Text | ToolUse) for block in blocks):
             raise self._error(f"returned nothing (stop_reason={answer.stop_reason!r}): {remedy}")
-        return said
+        return blocks
 
     @property
     def key(self) -> str:
-        """What it shows the provider."""
+        """The API key that is sent to the provider."""
         return self._client.api_key
 
     async def close(self) -> None:
@@ -204,47 +200,49 @@ class OpenAIRunner:
     async def _open(
         self, blocks: Sequence[Block], output: OutputType | None
     ) -> tuple[openai.AsyncStream[Any], Form | None]:
-        """Send the request; return the stream of its answer, and the form in which it was asked for."""
+        """Send the request; return the stream of the answer, and the form that was requested."""
         import openai
 
         form, request = self._request(blocks, output)
         while True:
             try:
-                async with asyncio.timeout(self._settings.begins_within_s):  # the client's own is for each try
+                async with asyncio.timeout(
+                    self._settings.begins_within_s
+                ):  # the client's timeout applies to each attempt
                     return await self._api.open(self._client, request), form
             except (openai.APITimeoutError, TimeoutError) as error:
                 name = "timeout_s" if self._settings.first_byte_s is None else "first_byte_s"
                 limit = f"{name}={self._settings.begins_within_s}, retries included"
-                raise self._error(f"sent nothing within {limit}: raise it, or check base_url=") from error
+                raise self._error(f"sent nothing within {limit}: raise {name}=, or check base_url=") from error
             except openai.APIConnectionError as error:
                 why = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
                 raise self._error(why) from error
             except openai.APIStatusError as error:
-                said = f"{error.message} {error.body}" if error.status_code in _ADAPTABLE else ""
-                if said and (other := self._api.without_thoughts(request, said)):
+                message = f"{error.message} {error.body}" if error.status_code in _ADAPTABLE else ""
+                if message and (other := self._api.without_thoughts(request, message)):
                     request = other
-                elif said and self._api.adapt(said, form):
+                elif message and self._api.adapt(message, form):
                     form, request = self._request(blocks, output)
                 else:
                     raise self._refused(error) from self._safe(error)
 
     def _request(self, blocks: Sequence[Block], output: OutputType | None) -> tuple[Form | None, Mapping[str, Any]]:
         form = self._api.settings.form(output, self._api.fields) if output else None
-        if form and form.told:
-            blocks = [*blocks, System(text=f"{system_of(blocks) or ''}\n\n{form.told}".strip())]
+        if form and form.instructions:
+            blocks = [*blocks, System(text=f"{system_of(blocks) or ''}\n\n{form.instructions}".strip())]
         return form, self._api.request(blocks, form)
 
     def _refused(self, error: openai.APIStatusError) -> EngineError:
         remedy = _REMEDIES_BY_CODE.get(error.code or "") or _REMEDIES.get(error.status_code)
-        remedy = remedy or f"the same {self._tries}: run the prompt again later"
-        said = self._said(error)
-        if error.code == _TOO_LONG or _TOO_LONG_SAID.search(f"{error.message} {error.body}"):
-            return self._error(f"refused the request: {said}; {_REMEDIES_BY_CODE[_TOO_LONG]}", ContextOverflowError)
+        remedy = remedy or f"it failed {self._tries}: run the prompt again later"
+        message = self._message(error)
+        if error.code == _TOO_LONG or _TOO_LONG_MESSAGE.search(f"{error.message} {error.body}"):
+            return self._error(f"refused the request: {message}; {_REMEDIES_BY_CODE[_TOO_LONG]}", ContextOverflowError)
         kind = RequestRefusedError if self._is_of_conversation(error) else EngineError
-        return self._error(f"refused the request: {said}; {remedy}", kind)
+        return self._error(f"refused the request: {message}; {remedy}", kind)
 
     async def _read(self, stream: openai.AsyncStream[Any], answer: Answer, context: RunContext) -> bool:
-        """Take the answer in, event by event; return whether the provider said that it is all."""
+        """Read the answer's events; return whether the provider marked the end of the stream."""
         import httpx2
 
         loop, silence_s = asyncio.get_running_loop(), self._settings.timeout_s
@@ -255,15 +253,15 @@ class OpenAIRunner:
                     for part in answer.add(event):
                         context.emit(part)
         except (httpx2.TimeoutException, TimeoutError) as error:
-            why = f"fell silent for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
+            why = f"sent nothing for timeout_s={self._settings.timeout_s} within its answer: run the prompt again"
             raise self._error(why) from error
         except httpx2.TransportError as error:
             why = f"cut the connection within its answer ({error}): run the prompt again"
             raise self._error(why) from error
         except BrokenOffError as error:
-            too_long = error.code == _TOO_LONG or _TOO_LONG_SAID.search(error.message)
+            too_long = error.code == _TOO_LONG or _TOO_LONG_MESSAGE.search(error.message)
             remedy = _REMEDIES_BY_CODE.get(_TOO_LONG if too_long else error.code or "", "run the prompt again")
-            why = f"broke its answer off: {self._redacted(error.message)}; {remedy}"
+            why = f"reported an error within its answer: {self._redacted(error.message)}; {remedy}"
             raise self._error(why, ContextOverflowError if too_long else EngineError) from self._safe(error)
         except ValueError as error:
             why = f"sent a malformed stream ({self._redacted(str(error))}): check base_url="
@@ -275,7 +273,7 @@ class OpenAIRunner:
         return f"after {self._settings.max_retries} retries"
 
     def _is_of_conversation(self, error: openai.APIStatusError) -> bool:
-        """Return whether the provider would refuse what the conversation holds again, as far as it says so."""
+        """Return whether the provider refused the conversation's content, and so would refuse it again."""
         if error.status_code not in _REFUSALS or error.code in _REMEDIES_BY_CODE:
             return False
         field = re.split(r"[.\[]", error.param or "")[0]
@@ -286,27 +284,28 @@ class OpenAIRunner:
         return kind(f"model {self._api.settings.model!r} at {where} {why}")
 
     def _quoted(self, answer: Answer) -> str:
-        """Return how a refusal begins."""
+        """Return the beginning of the model's refusal."""
         return self._redacted(answer.refusal)[:_QUOTED] or f"stop_reason={answer.stop_reason!r}"
 
     def _redacted(self, text: str) -> str:
         return redacted(text, [self._client.api_key])
 
     def _safe(self, error: Exception) -> Exception | None:
-        """Return the error, unless it quotes the key, which some servers do: a log that prints causes would show it."""
+        """Return the error; None if it quotes the key, since a log that prints causes would show it."""
         return error if self._redacted(str(error)) == str(error) else None
 
-    def _said(self, error: openai.APIStatusError) -> str:
-        """Return status and message; servers that are merely compatible may have the message elsewhere."""
+    def _message(self, error: openai.APIStatusError) -> str:
+        """Return status and message, or the body, since not every server has a message where OpenAI has it."""
         has_message = isinstance(error.body, Mapping) and isinstance(error.body.get("message"), str)
-        said = self._redacted(error.message)
+        message = self._redacted(error.message)
         if has_message or not error.body:
-            return said
-        return f"{said} - {self._redacted(str(error.body))[:200]}"  # in this order: half a key is one too many
+            return message
+        # Redacted before it is cut: a cut could leave half of the key.
+        return f"{message} - {self._redacted(str(error.body))[:200]}"
 
 
 def _ends_in_results(blocks: Sequence[Block]) -> bool:
-    """Return whether the model has called tools since the last prompt."""
+    """Return whether the last block of a user or tool is a tool result, so that this is a later step of a run."""
     for block in reversed(blocks):
         if isinstance(block, ToolResult) or block.role == "user":
             return isinstance(block, ToolResult)

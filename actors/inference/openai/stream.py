@@ -14,41 +14,41 @@ if TYPE_CHECKING:
     import httpx2
 
 _MOST_LINES, _MOST_CHARS = 10_000, 4_000_000
-"""How much of an answer that is no stream is kept: so many lines of so many characters."""
+"""Limits for an answer that is not an event stream: the last lines that are read, and the characters of each."""
 
 _FIELDS = ("data", "event", "id", "retry", "")
-"""What a line of a stream of events may begin with, before its colon; a comment begins with the colon."""
+"""The field names of an event stream, before the colon of a line. A comment begins with the colon."""
 
 
 class AnswerStream:
-    """Reads a response of status 200, event by event, and tells what is no event.
+    """Reads the events of a response with status 200.
 
-    A blank event and one that is called `ping` are passed over. What is no stream of events at all is read whole: an
-    object is the one event; anything else is a ValueError that quotes how it begins.
+    Empty events and those named `ping` are skipped. A body that is not an event stream is read as one JSON object,
+    which becomes the only event; any other body raises a ValueError that quotes its beginning.
 
     Args:
-        heard: is called for each line, pings and comments too.
+        on_line: called for each line that arrives, also for pings and comments.
     """
 
-    def __init__(self, response: httpx2.Response, heard: Callable[[], None]) -> None:
+    def __init__(self, response: httpx2.Response, on_line: Callable[[], None]) -> None:
         self._response = response
-        self._heard = heard
+        self._on_line = on_line
         self._other: deque[str] = deque(maxlen=_MOST_LINES)
-        """Lines that are of no event."""
+        """Lines that do not belong to an event."""
         self.is_done = False
-        """Whether the server said that this is all: by `[DONE]`, or by sending one object in place of a stream."""
+        """Whether the server marked the end, by `[DONE]` or by sending one object instead of a stream."""
 
     async def __aiter__(self) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield each event's object.
+        """Yield the JSON object of each event.
 
         Raises:
-            BrokenOffError: an object says that the provider failed.
-            ValueError: an event is no JSON object.
+            BrokenOffError: an object reports a failure of the provider.
+            ValueError: an event is not a JSON object.
         """
         name, data, has_events = "", list[str](), False
         lines = self._response.aiter_lines()
         async for line in lines:
-            self._heard()
+            self._on_line()
             field, colon, value = line.partition(":")
             if colon and field in _FIELDS:
                 has_events = True
@@ -62,9 +62,9 @@ class AnswerStream:
                 name, data = "", []
             if self.is_done:
                 break
-        async for _ in lines:  # over HTTP/1.1 the connection can be used again only when the body was read to its end
+        async for _ in lines:  # HTTP/1.1 can reuse the connection only after the body was read to its end
             pass
-        with suppress(ValueError):  # the blank line behind the last event is missing: it is whole, or was cut off
+        with suppress(ValueError):  # without a blank line after it, the last event may be complete or cut off
             for event in self._event(name, data):
                 yield event
         if not has_events and self._other:
@@ -83,16 +83,16 @@ class AnswerStream:
     def _whole(self, text: str) -> Mapping[str, Any]:
         try:
             found = json.loads(text)
-            if isinstance(found, list) and len(found) == 1:  # so Gemini wraps its errors
+            if isinstance(found, list) and len(found) == 1:  # Gemini sends errors in a list
                 found = found[0]
             return _checked(found)
         except ValueError as error:
             kind = self._response.headers.get("content-type", "no content type")
-            raise ValueError(f"{kind} in place of an answer, which begins {text.strip()[:200]!r}") from error
+            raise ValueError(f"{kind} instead of an answer, beginning with {text.strip()[:200]!r}") from error
 
 
 def _checked(found: Any) -> Mapping[str, Any]:
-    """Return the object, unless it is none, or one that tells of a failure."""
+    """Return the object. Raises ValueError if it is not an object, BrokenOffError if it reports a failure."""
     if not isinstance(found, Mapping):
         raise ValueError(f"an event is not an object but {type(found).__name__}")
     if found.get("object") == "error" or found.get("error"):

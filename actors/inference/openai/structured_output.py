@@ -1,4 +1,4 @@
-"""Requests JSON of a schema from a model, in the way that its server supports."""
+"""Requests typed answers: JSON that fits a schema, in a way that the server supports."""
 
 from __future__ import annotations
 
@@ -17,58 +17,61 @@ from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType
 from turnwise.memory.providers.endpoints import JsonMode, Profile
 
 Way = Literal["strict", "json_schema", "tool", "json_object", "instruction"]
-"""By the schema, to which the server holds the model; by the schema; by a tool whose arguments are the answer; by
-asking for JSON, with the schema in the instructions; by these alone."""
+"""Ways to request a typed answer.
+
+strict: by a schema that the server enforces. json_schema: by a schema, without that. tool: by a tool whose arguments
+are the answer. json_object: by JSON mode, with the schema in the instructions. instruction: by instructions only.
+"""
 
 _WAYS: Mapping[JsonMode, Sequence[Way]] = {
     "json_schema": ("strict", "json_schema", "tool", "instruction"),
     "tool": ("tool", "instruction"),
     "json_object": ("json_object", "instruction"),
 }
-"""What is tried one after the other, by what a profile begins with."""
+"""The ways that are tried in order, by the JSON mode in the server's profile."""
 
-_SCHEMA_SAID = re.compile(
+_SCHEMA_MESSAGE = re.compile(
     r"response[_ ]format|json_schema|json_object|text\.format|structured output|response mime type|grammar",
     re.IGNORECASE,
 )
-_TOOL_SAID = re.compile(r"\btools?\b|function", re.IGNORECASE)
+_TOOL_MESSAGE = re.compile(r"\btools?\b|function", re.IGNORECASE)
 
 _GIVE_ANSWER = "Gives your final answer. Call it once, when nothing else is left to do."
 
 
 class _LooseError(Exception):
-    """A part of a schema cannot be held to strictly."""
+    """A schema uses a feature that strict mode does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to ask for a type of answer."""
+    """How a typed answer is requested."""
 
     way: Way
     schema: Mapping[str, Any]
-    """As it is sent this way."""
+    """The schema as it is sent."""
     tool: str | None = None
-    """The name of the tool by which the model answers; None where it answers with a text."""
+    """The name of the tool by which the model answers; None if it answers with text."""
     is_forced: bool = False
-    """Whether the model is made to call a tool."""
+    """Whether the request forces a tool call."""
     has_tools: bool = False
-    """Whether the model may call other tools before it answers."""
+    """Whether the model may call other tools before its answer."""
 
     @property
     def definition(self) -> ToolDefinition:
-        """The tool by which the model answers."""
+        """The declaration of the tool by which the model answers."""
         return ToolDefinition(self.tool or ANSWER_TOOL, _GIVE_ANSWER, FrozenDict(self.schema))
 
     @property
     def json_schema(self) -> dict[str, Any] | None:
-        """The schema with its name, where it is sent as one."""
+        """The value of the request's schema field; None if the request has none."""
         if self.way not in ("strict", "json_schema"):
             return None
         return {"name": "answer", "schema": self.schema, **({"strict": True} if self.way == "strict" else {})}
 
     @property
-    def told(self) -> str | None:
-        """What the instructions say of it; None if nothing."""
+    def instructions(self) -> str | None:
+        """Text to add to the system prompt; None if there is none."""
         if self.tool:
             return None if self.is_forced else f"Give your final answer by calling {self.tool}."
         if self.way in ("json_object", "instruction"):
@@ -76,29 +79,29 @@ class Form:
             return f"{when} with one JSON object of this schema, and nothing else:\n{json.dumps(self.schema)}"
         return None
 
-    def refused_as(self, said: str) -> list[str]:
-        """Return what to remember if a refusal says that this way is not taken; empty if it says something else."""
+    def refused_as(self, message: str) -> list[str]:
+        """Return what to remember as refused; empty if the server's message is not about this way."""
         if self.way == "instruction":
             return []
         if self.tool:
-            return ["tool"] if not self.has_tools and _TOOL_SAID.search(said) else []
-        if not _SCHEMA_SAID.search(said):
+            return ["tool"] if not self.has_tools and _TOOL_MESSAGE.search(message) else []
+        if not _SCHEMA_MESSAGE.search(message):
             return []
         if self.way == "json_object":
             return ["json_object"]
-        if "invalid schema" in said.lower() or names(said, "strict"):  # of this schema only
+        if "invalid schema" in message.lower() or names(message, "strict"):  # only this schema is refused
             return [_key(self.way, self.schema)]
         return ["strict", "json_schema"]
 
-    def answer(self, said: Sequence[AnyBlock]) -> list[AnyBlock]:
-        """Return what the model has said, with a call of the answer's tool as the text that it stands for.
+    def answer(self, blocks: Sequence[AnyBlock]) -> list[AnyBlock]:
+        """Return the model's answer, with a call of the answer tool replaced by its arguments as text.
 
-        Where it calls other tools beside that, it answers too early: its answer is left out.
+        If the model called other tools too, its answer came too early and is left out.
         """
-        finals = [block for block in said if isinstance(block, ToolUse) and block.name == self.tool]
+        finals = [block for block in blocks if isinstance(block, ToolUse) and block.name == self.tool]
         if not finals:
-            return list(said)
-        others = [block for block in said if block not in finals]
+            return list(blocks)
+        others = [block for block in blocks if block not in finals]
         if any(isinstance(block, ToolUse) for block in others):
             return others
         given = finals[0].input
@@ -107,11 +110,11 @@ class Form:
 
 
 def choose(output: OutputType, profile: Profile, tools: Collection[str], refused: Collection[str]) -> Form:
-    """Return how to ask for it: the first way that the server takes, as far as that is known.
+    """Return how to request a typed answer: the first way that the server is not known to refuse.
 
     Args:
-        tools: the names of the tools that the model may call beside.
-        refused: what was remembered of the server's refusals.
+        tools: the names of the other tools that the model may call.
+        refused: what the server has refused before; see `Form.refused_as`.
     """
     mode = profile.json_mode if profile.schema_with_tools or not tools else "tool"
     held = strict(output.schema)
@@ -130,22 +133,22 @@ def choose(output: OutputType, profile: Profile, tools: Collection[str], refused
 
 
 def choose_tool(fields: Mapping[str, Any], form: Form) -> dict[str, Any]:
-    """Return the field by which the model is made to call a tool, as Chat Completions has it; none if it is not.
+    """Return the `tool_choice` field that forces an answer by tool, in the format of Chat Completions; else no field.
 
     Args:
-        fields: of the request; a choice of another tool among them stays.
+        fields: the request's fields; if they choose another tool, that choice stays.
     """
     given = fields.get("tool_choice", "auto")
     if form.tool is None or given not in ("auto", "none"):
         return {}
     if given == "auto":
         return {"tool_choice": "required"} if form.is_forced else {}
-    named = {"type": "function", "function": {"name": form.tool}}  # none of the other tools
+    named = {"type": "function", "function": {"name": form.tool}}
     return {"tool_choice": named if form.is_forced else "auto"}
 
 
 def tool_names(fields: Mapping[str, Any]) -> list[str]:
-    """Return the names of the tools that a request declares, in either API; empty for one that has none."""
+    """Return the names of the tools that a request declares, in either API; an empty name for a tool without one."""
     return [str(tool.get("function", tool).get("name", "")) for tool in fields.get("tools", ())]
 
 
@@ -153,7 +156,7 @@ def _key(way: Way, schema: Mapping[str, Any]) -> str:
     return f"{way} {hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
-# What OpenAI holds a model to, as it says itself
+# The part of JSON schema that OpenAI's strict mode supports, by its documentation
 
 _STRICT_KEYWORDS = frozenset(
     {"type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const", "$ref", "$defs"}
@@ -164,9 +167,9 @@ _STRICT_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "
 
 
 def strict(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the schema as OpenAI's strict mode takes it, with no properties but those named; None if it does not.
+    """Return the schema in the form that OpenAI's strict mode requires; None if that is impossible.
 
-    It takes schemas in which each property is required, of a part of JSON schema.
+    Strict mode supports a part of JSON schema, requires each property, and allows no others.
     """
     try:
         return _strict(schema)
@@ -194,7 +197,7 @@ def _strict(schema: Any) -> dict[str, Any]:
         held["anyOf"] = [_strict(each) for each in held["anyOf"]]
     if held.get("format", "date") not in _STRICT_FORMATS:
         raise _LooseError
-    if "$ref" in held and len(held) > 1:  # nothing may stand beside a reference
+    if "$ref" in held and len(held) > 1:  # strict mode allows no other keyword beside a reference
         held = {"anyOf": [{"$ref": held.pop("$ref")}], **held}
     return held
 

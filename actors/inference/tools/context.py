@@ -1,4 +1,4 @@
-"""`ToolContext` and `CancelSignal`: the session, run and call that a tool works for, and when to stop."""
+"""`ToolContext`, which tells a tool its session, run and call, and `CancelSignal`, which tells it to stop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CancelSignal:
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop is closed, so nobody waits on it
-                loop.call_soon_threadsafe(_settle, woken)
+                loop.call_soon_threadsafe(_set_result, woken)
 
         self.listen(wake)
         try:
@@ -76,14 +76,14 @@ class CancelSignal:
             self._listeners.pop(listener, None)
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _set_result(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """One attempt of one tool call. It comes from the session, never from the model, so its user can be trusted.
+    """One attempt of one tool call. The session makes it, not the model, so its user can be trusted.
 
     A tool gets it by a parameter with this class as its annotation. In another process, as for tools on Ray,
     `cancelled` is never set, since the Ray task itself is cancelled, and `memory` is None.
@@ -114,7 +114,7 @@ class ToolContext:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: Any) -> NoReturn:
-        # Else a parameter that merely contains a context would let the model write one, user included.
+        # Otherwise the model could write a context, with any user, for a parameter that contains one.
         raise TypeError(
-            "a ToolContext is given to a tool, never made of arguments: annotate the parameter with it alone"
+            "a ToolContext cannot be part of a tool's arguments: annotate a parameter with ToolContext alone"
         )

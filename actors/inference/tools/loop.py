@@ -30,13 +30,15 @@ Phase = Literal["before_inference", "after_inference", "after_tools"]
 Hook = Callable[[Phase, Turn, RunContext], Awaitable[None] | None]
 """Called with the current turn at each phase, on the event loop, so it must not block; must be picklable."""
 
-LOST = "the process was lost while this tool ran, so it may have taken effect or not: find out before you call it again"
+LOST = (
+    "the process was lost while this tool ran: it may or may not have taken effect; find out before you call it again"
+)
 
 MOST_SHRINKS = 8
-"""How often a conversation that the provider refuses as too long is shortened: to a tenth of its length in the end."""
+"""How often a conversation that the provider refuses as too long is shortened; eight times leave a tenth of it."""
 
 STOP_S = 1.0
-"""How many seconds tools get to stop after another tool of the same answer has aborted the run."""
+"""How many seconds tools have to stop after another tool of the same answer aborted the run."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,24 +90,24 @@ class ToolLoop:
         output = OutputType.read(context.output_type or self._output_type)
         uses = Ledger(turn.output).uses_without_result()
         if uses:
-            await _Calls(self._tools, turn, context, self._secrets).settle(uses)
+            await _Calls(self._tools, turn, context, self._secrets).finish(uses)
             turn = await context.make_room()
         while True:
             context.begin_call(limit=self._tools.max_steps)
-            await self._show("before_inference", turn, context)
+            await self._call_hooks("before_inference", turn, context)
             turn, answer = await self._ask(turn, context)
             answer = _with_own_ids(answer, turn.output)
             uses = [block for block in answer if isinstance(block, ToolUse)]
             if not uses:
-                await self._show("after_inference", _with(turn, answer), context)
+                await self._call_hooks("after_inference", _with(turn, answer), context)
                 if not (output and (errors := _errors(output, answer))):
                     return answer
                 turn = await _send_back(turn, answer, errors, output, context)
                 continue
             calls = _Calls(self._tools, turn, context, self._secrets, answer=answer, events=[context.end_call()])
-            await self._show("after_inference", _with(turn, answer), context)
-            turn = await calls.settle(uses)
-            await self._show("after_tools", turn, context)
+            await self._call_hooks("after_inference", _with(turn, answer), context)
+            turn = await calls.finish(uses)
+            await self._call_hooks("after_tools", turn, context)
             turn = await context.make_room()
 
     async def _ask(self, turn: Turn, context: StepContext) -> tuple[Turn, Sequence[AnyBlock]]:
@@ -116,7 +118,7 @@ class ToolLoop:
             except ContextOverflowError as error:
                 try:
                     turn = await context.make_room(too_long=True)
-                except ContextOverflowError:  # there is no strategy; the provider's own words say more
+                except ContextOverflowError:  # without a strategy, the provider's message is the better one
                     raise error from None
         return turn, await self._runner.run(turn, context)
 
@@ -130,20 +132,20 @@ class ToolLoop:
         if self._close:
             await self._close()
 
-    async def _show(self, phase: Phase, turn: Turn, context: StepContext) -> None:
+    async def _call_hooks(self, phase: Phase, turn: Turn, context: StepContext) -> None:
         for hook in self._hooks:
             try:
-                shown = hook(phase, turn, context)
-                if isawaitable(shown):
-                    await shown
-            except Exception as error:  # noqa: BLE001 - it is told, and whatever it is, the run goes on
+                called = hook(phase, turn, context)
+                if isawaitable(called):
+                    await called
+            except Exception as error:  # noqa: BLE001 - logged and published; the run continues
                 name = getattr(hook, "__qualname__", type(hook).__name__)
                 _log.exception("hook %s failed at %s of run %s", name, phase, context.run_id)
                 context.publish(HookFailed, hook=f"{phase}: {name}", why=f"{type(error).__name__}: {error}")
 
 
 class _Calls:
-    """The calls of one answer: those to be made, those being made, those that wait for a decision."""
+    """The tool calls of one answer: those that are ready, those that run, those that wait for a decision."""
 
     def __init__(
         self,
@@ -162,45 +164,45 @@ class _Calls:
         self._signal = CancelSignal()
         self._ready: deque[ToolUse] = deque()
         self._running: dict[asyncio.Task[ToolOutcome], ToolUse] = {}
-        self._waits = False
+        self._is_waiting = False
         self._blocks: list[AnyBlock] = list(answer)
-        """What the next commit records, with the events and states."""
+        """What the next commit records, together with `_events` and `_states`."""
         self._events: list[NewEvent] = list(events)
         self._states: dict[str, CallState | None] = {}
 
-    async def settle(self, uses: Sequence[ToolUse]) -> Turn:
-        """Return the turn with a result for each call."""
+    async def finish(self, uses: Sequence[ToolUse]) -> Turn:
+        """Make the calls; return the turn with a result for each. Raises Suspend if a call waits for a decision."""
         for use in uses:
-            self._sort(use)
+            self._classify(use)
         try:
             while True:
-                self._begin_some()
+                self._start_ready()
                 if self._blocks or self._events or self._states:
                     await self._record()
                 if not self._running:
                     break
                 done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    self._take(self._running.pop(task), task.result())
+                for task in [task for task in self._running if task in done]:
+                    self._add_result(self._running.pop(task), task.result())
         finally:
             self._signal.set()
             await self._stop()
-        if self._waits:
+        if self._is_waiting:
             raise Suspend
         return self._turn
 
-    def _sort(self, use: ToolUse) -> None:
-        """Decide whether a call is made, waits, or has come to nothing."""
+    def _classify(self, use: ToolUse) -> None:
+        """Decide whether a call is made, waits for a decision, or gets an error result at once."""
         state = self._context.calls.get(use.call_id)
         tool = self._tools.find(use.name)
         if state and state.is_waiting:
-            self._waits = True
+            self._is_waiting = True
         elif refused := self._tools.check(use):
-            self._take(use, ToolOutcome(refused, 0.0, 0))
+            self._add_result(use, ToolOutcome(refused, 0.0, 0))
         elif tool and state and state.started and not tool.repeatable:
-            self._take(use, ToolOutcome(ToolResult(call_id=use.call_id, text=LOST, is_error=True), 0.0, 0))
+            self._add_result(use, ToolOutcome(ToolResult(call_id=use.call_id, text=LOST, is_error=True), 0.0, 0))
         elif tool and not state and (wants := self._wants(tool, use)):
-            self._waits = True
+            self._is_waiting = True
             self._states[use.call_id] = CallState(name=use.name, wants=wants)
             asked = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
             self._events.append((ApprovalRequested, asked))
@@ -208,13 +210,13 @@ class _Calls:
             self._ready.append(use)
 
     def _wants(self, tool: Tool, use: ToolUse) -> Wants | None:
-        """Return what a call has to wait for before it is made."""
+        """Return what the call has to wait for; None if it can be made now."""
         if tool.is_external:
             return "result"
         return "approval" if tool.needs_approval(use.input, self._context_of(use)) else None
 
-    def _begin_some(self) -> None:
-        """Note as many of the ready calls as begun as may run; they do when that is recorded."""
+    def _start_ready(self) -> None:
+        """Mark ready calls as started, as many as may run; `_record` starts them once this is durable."""
         for use in list(self._ready)[: max(0, self._tools.max_parallel - len(self._running))]:
             state = self._context.calls.get(use.call_id) or CallState(name=use.name)
             self._states[use.call_id] = CallState(
@@ -226,14 +228,14 @@ class _Calls:
         blocks, self._blocks = self._blocks, []
         events, self._events = self._events, []
         states, self._states = self._states, {}
-        begun = [self._ready.popleft() for kind, _ in events if kind is ToolStarted]
-        self._context.report(usage=Usage(tool_calls=len(begun)))
+        started = [self._ready.popleft() for kind, _ in events if kind is ToolStarted]
+        self._context.report(usage=Usage(tool_calls=len(started)))
         try:
             self._turn = await self._context.record(*blocks, events=events, calls=states)
         except BaseException:
-            self._blocks = blocks  # stored or not: `_stop` sees to the results among them
+            self._blocks = blocks  # perhaps not stored, so `_stop` emits the results among them
             raise
-        for use in begun:
+        for use in started:
             self._running[asyncio.create_task(self._call(use))] = use
 
     async def _call(self, use: ToolUse) -> ToolOutcome:
@@ -244,10 +246,10 @@ class _Calls:
         text = redacted(outcome.result.text, self._secrets)
         return replace(outcome, result=outcome.result.model_copy(update={"text": text}))
 
-    def _take(self, use: ToolUse, outcome: ToolOutcome) -> None:
+    def _add_result(self, use: ToolUse, outcome: ToolOutcome) -> None:
         state = self._context.calls.get(use.call_id)
         self._blocks.append(outcome.result)
-        # A call that nobody decided about needs no state any more: its result says it all.
+        # Only a decided call needs a state after its result.
         self._states[use.call_id] = state if state and state.verdict else None
         ended = {
             "call_id": use.call_id,
@@ -259,7 +261,7 @@ class _Calls:
         self._events.append((ToolEnded, ended))
 
     async def _stop(self) -> None:
-        """Stop what still runs, and let the run keep the results that are there and were not recorded."""
+        """Cancel the running calls, and emit results that were not recorded, so that the run keeps them."""
         for task in self._running:
             task.cancel()
         for task in self._running:
@@ -284,30 +286,30 @@ class _Calls:
 
 
 def _errors(output: OutputType, answer: Sequence[AnyBlock]) -> str | None:
-    """Return what is wrong with an answer that is to be of a type; None if it fits, or nothing is to be checked."""
+    """Return why the answer is not of the requested type; None if it is, or if the caller checks it."""
     return output.errors(answer_text(answer)) if output.retries is not None else None
 
 
 async def _send_back(
     turn: Turn, answer: Sequence[AnyBlock], errors: str, output: OutputType, context: StepContext
 ) -> Turn:
-    """Record an answer that does not fit, with what is wrong with it; return the turn for the next request.
+    """Record an invalid answer with its errors; return the turn for the next request.
 
-    How often that was done is seen in the turn, so it is the same after a kill.
+    The retries are counted in the turn, so the count survives a crash.
     """
     times = sum(isinstance(block, ToolResult) and is_sent_back(block) for block in turn.output)
     if times >= (output.retries or 0):
         raise OutputError(
-            f"after {times} retries the answer does not fit what was asked for:\n{errors}", "output_invalid"
+            f"the answer is not of the requested type, after {times} retries:\n{errors}", "output_invalid"
         )
-    said, result = sent_back(answer, errors, f"{context.run_id}_{times + 1}")
+    blocks, result = sent_back(answer, errors, f"{context.run_id}_{times + 1}")
     ended = {"call_id": result.call_id, "name": ANSWER_TOOL, "is_error": True}
-    await context.record(*said, result, events=[context.end_call(), (ToolEnded, ended)])
+    await context.record(*blocks, result, events=[context.end_call(), (ToolEnded, ended)])
     return await context.make_room()
 
 
 def _with_own_ids(answer: Sequence[AnyBlock], output: Iterable[Block]) -> list[AnyBlock]:
-    """Return the answer with ids for its calls that neither the run's output nor another of them has."""
+    """Return the answer with call ids that are unique in the run's output."""
     taken = {block.call_id for block in output if isinstance(block, ToolUse)}
     own: list[AnyBlock] = []
     for block in answer:

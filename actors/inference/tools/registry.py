@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import pydantic_core
 
-from turnwise.actors.inference.attempt import storable
+from turnwise.actors.inference.attempt import leave_behind, storable
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition
 from turnwise.errors import ConfigError, ToolAbortError, ToolError
@@ -154,9 +154,9 @@ class ToolRegistry:
         try:
             tool.check(use.input)
         except ValueError as error:
-            text = f"The arguments do not fit the schema of {use.name!r}: {error}"
+            text = f"The arguments do not match the schema of {use.name!r}: {error}"
             return self._result(use, _Answer(text, is_error=True))
-        except Exception as error:  # noqa: BLE001 - a validator of the tool's own may raise anything
+        except Exception as error:  # noqa: BLE001 - a tool's validator may raise anything
             return self._result(use, _failure(error))
         return None
 
@@ -198,7 +198,7 @@ class ToolRegistry:
         try:
             await asyncio.wait({work}, timeout=timeout_s)
             if not work.done():
-                return _Answer(f"TimeoutError: it has not ended within {timeout_s:g} s", is_error=True)
+                return _Answer(f"TimeoutError: the tool did not end within {timeout_s:g} s", is_error=True)
             if work.cancelled():
                 return _Answer("CancelledError: the tool cancelled itself", is_error=True)
             return work.result()
@@ -207,8 +207,7 @@ class ToolRegistry:
             signal.set()
             if not work.done():
                 work.cancel()
-                _LEFT_BEHIND.add(work)
-                work.add_done_callback(_LEFT_BEHIND.discard)
+                leave_behind(work)
 
     def _allowed(self) -> Iterable[Tool]:
         return (
@@ -224,17 +223,13 @@ class ToolRegistry:
 
     def _pause_s(self, tries: int) -> float:
         longest_s = min(MAX_BACKOFF_S, self.backoff_s * 2.0 ** min(tries - 1, 64))
-        return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - it only keeps retries from coming all at once
+        return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - it spreads retries, and is not for security
 
     def _result(self, use: ToolUse, answer: _Answer) -> ToolResult:
         text, limit = answer.text, self.max_result_chars
         if len(text) > limit:
             text = f"{text[:limit]}\n[cut: these are the first {limit} of {len(text)} characters]"
         return ToolResult(call_id=use.call_id, text=storable(text), is_error=answer.is_error)
-
-
-_LEFT_BEHIND: set[asyncio.Task[_Answer]] = set()
-"""Calls that did not stop; referenced here so that they are not garbage-collected while they run."""
 
 
 # One attempt
@@ -244,9 +239,11 @@ async def _carry_out(tool: Tool, use: ToolUse, context: ToolContext) -> _Answer:
     """Call the tool and return its result; exceptions become error results, except the cancellation of this task."""
     function = tool.function
     if function is None:
-        return _Answer("its result comes from outside", is_error=True, final=True)
+        return _Answer("the tool has no function: its result is provided by the caller", is_error=True, final=True)
     try:
-        arguments = tool.with_context(tool.check(use.input), context)  # made anew: a tool may change what it is given
+        arguments = tool.with_context(
+            tool.check(use.input), context
+        )  # a new copy for each attempt, since a tool may change its arguments
         if tool.is_remote:
             value = await _on_ray(function, arguments, context.cancelled)
         elif tool.is_async:
@@ -281,9 +278,9 @@ async def _on_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any)
         value, error = None, None
         try:
             value = context.run(function, *args, **kwargs)
-        except BaseException as raised:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as raised:  # noqa: BLE001 - raised again by the coroutine
             error = raised
-        with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits
             loop.call_soon_threadsafe(deliver, value, error)
 
     context = contextvars.copy_context()
@@ -302,13 +299,13 @@ async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal
     """Return the result of a Ray task or an actor's method; `signal` cancels it on Ray.
 
     Raises:
-        BaseException: what it raised there.
-        _LostError: Ray could not carry it out.
+        BaseException: the exception of the function.
+        _LostError: Ray could not carry out the call.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
 
-    _warn_if_deaf()
+    _warn_if_uncancellable()
 
     def submit() -> Any:
         ref = function.remote(**arguments)
@@ -325,27 +322,27 @@ async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal
             cause = cause.cause
         if not isinstance(cause, RayError):
             raise cause from error
-        line = re.split(r"\n| \x1b", str(cause))[0]  # what follows names processes and hosts
+        line = re.split(r"\n| \x1b", str(cause))[0]  # the rest names processes and hosts
         raise _LostError(f"{type(cause).__name__}: {line}") from error
     signal.forget(cancel)
     return value
 
 
 @functools.cache
-def _warn_if_deaf() -> None:
+def _warn_if_uncancellable() -> None:
     """Warn, once, if this Ray's workers ignore SIGINT, which Ray needs to cancel its tasks."""
     import ray
 
     is_worker = ray.get_runtime_context().worker.mode == ray.WORKER_MODE
     if is_worker and signals.getsignal(signals.SIGINT) is signals.SIG_IGN:
         _log.warning(
-            "the workers of this Ray ignore SIGINT, as what started it did (by nohup, or & in a script): tools that are"
-            " Ray tasks cannot be cancelled; start Ray with the default handler, as `env --default-signal=INT` does"
+            "Ray's workers ignore SIGINT, since the process that started Ray did (by nohup, or & in a script): tools"
+            " that are Ray tasks cannot be cancelled; start Ray with the default handler, by `env --default-signal=INT`"
         )
 
 
 class _LostError(Exception):
-    """Ray could not carry a call out, for the reason that the message gives."""
+    """Ray could not carry out a call; the message says why."""
 
 
 # Results for the model
@@ -357,7 +354,7 @@ def _failure(error: BaseException) -> _Answer:
         return _Answer(str(error), is_error=True, final=isinstance(error, ToolError))
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001 - even this may fail
+    except Exception:  # noqa: BLE001 - a broken __str__
         message = ""
     return _Answer(f"{type(error).__name__}: {message}" if message else type(error).__name__, is_error=True)
 
@@ -367,9 +364,9 @@ def _to_json(value: Any) -> _Answer:
     try:
         try:
             return _Answer(pydantic_core.to_json(value, inf_nan_mode="strings").decode())
-        except ValueError:  # lone surrogates, perhaps, which are mended later
+        except ValueError:  # perhaps lone surrogates, which `storable` replaces
             plain = pydantic_core.to_jsonable_python(value, inf_nan_mode="strings")
             return _Answer(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))
-    except Exception as error:  # noqa: BLE001 - its own serializers may raise anything
+    except Exception as error:  # noqa: BLE001 - the value's serializers may raise anything
         text = f"the tool returned {type(value).__name__}, which cannot be written as JSON: {error}"
         return _Answer(text, is_error=True, final=True)

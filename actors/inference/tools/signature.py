@@ -1,4 +1,4 @@
-"""Makes the JSON schema of a function's parameters, and converts a model's arguments back to Python values."""
+"""Converts a function's signature to a JSON schema, and a model's arguments to Python values."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from turnwise.memory.conversation.frozen_json import FrozenDict, freeze, plain_j
 from turnwise.memory.conversation.output_type import OutputType
 
 MAX_OUTPUT_BYTES = 65_536
-"""The largest schema of an answer, as JSON in UTF-8: it is stored with the run."""
+"""The maximum size of the schema of an answer, which is stored with the run: bytes of JSON in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arguments:
-    """What a function takes: what the model may give, and which parameters get the context."""
+    """The parameters of a function: those that the model passes, and those that get the `ToolContext`."""
 
     parameters: tuple[tuple[str, Any, Any], ...]
-    """Name, resolved annotation, and default (... if there is none) of each that the model gives."""
+    """Name, resolved annotation and default (... if there is none) of each parameter that the model passes."""
     contexts: tuple[str, ...] = ()
-    """The names of those that get the context."""
+    """The names of the parameters that get the context."""
     model: type[BaseModel] = field(init=False, repr=False)
-    """Its fields have names of their own, since a parameter may be called `copy` or `_x`, and a field may not."""
+    """Validates arguments. Its fields have other names, since a field may not be called `copy` or `_x`."""
 
     def __post_init__(self) -> None:
         names = {f"a{at}": name for at, (name, _, _) in enumerate(self.parameters)}
@@ -51,16 +51,16 @@ class Arguments:
         return {name: getattr(values, f"a{at}") for at, (name, _, _) in enumerate(self.parameters)}
 
 
-# What a signature says
+# Signatures
 
 
 def parameters_of(
     name: str, source: Callable[..., Any], *, is_method: bool
 ) -> tuple[tuple[tuple[str, Any, Any], ...], tuple[str, ...]]:
-    """Return the parameters that the model gives, and the names of those that get the context.
+    """Return the parameters that the model passes, and the names of those that get the context.
 
     Args:
-        is_method: whether a first parameter `self` is not meant.
+        is_method: whether to leave out a first parameter `self`.
     """
     try:
         parameters = list(inspect.signature(source).parameters.values())
@@ -69,7 +69,7 @@ def parameters_of(
     if is_method and parameters and parameters[0].name == "self":
         del parameters[0]
     scope = getattr(plain_function(source), "__globals__", {})
-    # What is bound is not for the model to change; and Ray adds a parameter to the methods of what becomes an actor.
+    # The model cannot pass arguments that a partial function binds, or the parameter that Ray adds to actor methods.
     hidden = {"_ray_trace_ctx", *(source.keywords if isinstance(source, functools.partial) else ())}
     taken, contexts = [], []
     for each in parameters:
@@ -86,9 +86,9 @@ def parameters_of(
 def _hint(name: str, parameter: inspect.Parameter, scope: dict[str, Any]) -> Any:
     """Return the parameter's annotation, resolved."""
     if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        why = f"it is {parameter.kind.description}, and a model gives arguments by name: list them one by one"
+        why = f"it is {parameter.kind.description}, but models pass arguments by name: declare each parameter"
     elif parameter.annotation is parameter.empty:
-        why = "it has no annotation" + (": make the tool of the bound method" if parameter.name == "self" else "")
+        why = "it has no annotation" + (": make the tool from the bound method" if parameter.name == "self" else "")
     else:
         holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
         try:
@@ -113,7 +113,7 @@ def without_partial(function: Any) -> Any:
 
 
 def plain_function(function: Any) -> Any:
-    """Return the plain function at the bottom of what is called."""
+    """Return the function that is called in the end, without partials, Ray's wrapper and decorators."""
     bare = without_partial(function)
     if callable(getattr(bare, "remote", None)):
         bare = getattr(bare, "_function", bare)
@@ -121,17 +121,17 @@ def plain_function(function: Any) -> Any:
 
 
 def described(doc: str) -> dict[str, str]:
-    """Return what a docstring's `Args` say of each parameter."""
+    """Return the description of each parameter in the docstring's `Args` section."""
     section = re.search(r"^(?:Args|Arguments|Parameters):[ \t]*\n((?:[ \t]+\S.*(?:\n|$)|[ \t]*\n)+)", doc, re.MULTILINE)
     entries = re.split(r"^(\w+)(?: *\([^)]*\))?:", textwrap.dedent(section[1]) if section else "", flags=re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in zip(entries[1::2], entries[2::2], strict=True)}
 
 
-# What a schema says
+# Schemas
 
 
 class _Schema(GenerateJsonSchema):
-    """Without the titles that only repeat names, and with a default left out where JSON cannot say it."""
+    """Leaves out titles, which only repeat names, and defaults that JSON cannot represent."""
 
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
         if kind != "non-serializable-default":
@@ -151,25 +151,27 @@ def schema_of(model: type[BaseModel], descriptions: Mapping[str, str]) -> Frozen
 
 
 def output_record(output: Any, retries: int) -> FrozenDict:
-    """Return the type of a run's answer, for its record: the JSON schema that pydantic makes of a class.
+    """Return the type of a run's answer as it is stored with the run: the JSON schema that pydantic makes of a class.
 
     Raises:
-        InvalidInputError: it makes none, or one that is not of an object.
+        InvalidInputError: the class has no JSON schema, or its schema is not one of an object.
     """
     is_type = isinstance(output, type) or get_origin(output) is not None
     if not is_type or not isinstance(output, Hashable):
-        why = "pass a pydantic model, the class; a JSON schema goes into params={'response_format': ...}"
+        why = "must be a class, such as a pydantic model; pass a JSON schema as params={'response_format': ...}"
         raise InvalidInputError("output", shown(output), why)
     try:
         schema = _schema_of_type(output)
     except InvalidInputError:
         raise
     except Exception as error:
-        said = str(error).partition("\n")[0]
-        why = f"no JSON schema can be made of it ({type(error).__name__}: {said})"
+        message = str(error).partition("\n")[0]
+        why = f"it has no JSON schema ({type(error).__name__}: {message})"
         raise InvalidInputError("output", shown(output), why) from error
     if schema.get("type") != "object":
-        raise InvalidInputError("output", shown(output), "an answer is an object: pass a model with this as a field")
+        raise InvalidInputError(
+            "output", shown(output), "its schema is not one of an object: pass a model that has it as a field"
+        )
     return OutputType(schema=schema, retries=retries).record
 
 
@@ -178,15 +180,15 @@ def _schema_of_type(output: Any) -> FrozenDict:
     from jsonschema import Draft202012Validator, FormatChecker  # type: ignore[import-untyped]
 
     schema = TypeAdapter(output).json_schema(schema_generator=_Schema)
-    if name := schema.get("$ref", "").removeprefix("#/$defs/"):  # a model that holds itself
+    if name := schema.get("$ref", "").removeprefix("#/$defs/"):  # a recursive model
         schema = {**schema["$defs"][name], "$defs": schema["$defs"]}
-    # Formats aside: a pattern may be such as pydantic reads, and Python does not.
+    # Without formats, since pydantic accepts patterns that Python's `re` does not.
     Draft202012Validator.check_schema(schema, format_checker=FormatChecker(formats=()))
     return FrozenDict(freeze(plain_json("output", schema, MAX_OUTPUT_BYTES)))
 
 
 def known_schema(name: str, schema: Mapping[str, Any]) -> FrozenDict:
-    """Return a schema that somebody wrote, frozen, if it is one."""
+    """Return a caller's JSON schema, frozen. Raises ConfigError if it is not a schema of an object."""
     from jsonschema import SchemaError
     from jsonschema.validators import validator_for  # type: ignore[import-untyped]
 
@@ -194,14 +196,14 @@ def known_schema(name: str, schema: Mapping[str, Any]) -> FrozenDict:
         plain = json.loads(json.dumps(schema))
         validator_for(plain).check_schema(plain)
     except (TypeError, ValueError, SchemaError) as error:
-        raise ConfigError("parameters", schema, f"tool {name!r}: no JSON schema ({error})") from error
+        raise ConfigError("parameters", schema, f"tool {name!r}: it is not a JSON schema ({error})") from error
     if plain.get("type") != "object":
-        raise ConfigError("parameters", schema, f"tool {name!r}: arguments are an object, so its type is 'object'")
+        raise ConfigError("parameters", schema, f"tool {name!r}: the schema's type must be 'object'")
     return FrozenDict(freeze(plain))
 
 
 def follow_schema(schema: Mapping[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments if they fit a schema that somebody wrote. Raises ValueError."""
+    """Return the arguments. Raises ValueError if they do not match a caller's schema."""
     from jsonschema.validators import validator_for
 
     plain = json.loads(json.dumps(schema))
@@ -211,5 +213,5 @@ def follow_schema(schema: Mapping[str, Any], arguments: dict[str, Any]) -> dict[
 
 
 def say(errors: Iterable[tuple[Iterable[object], str]]) -> str:
-    """Return where each error is and what it is."""
+    """Return the errors as one line of text: where each is, and what it is."""
     return "; ".join(": ".join(filter(None, (".".join(map(str, where)), what))) for where, what in errors)

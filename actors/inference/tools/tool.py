@@ -80,7 +80,7 @@ class Tool:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function, without checks, timeout and retries."""
         if self.function is None:
-            raise TypeError(f"tool {self.name!r} has no function: its results come from outside")
+            raise TypeError(f"tool {self.name!r} has no function: its results come from ExecutionHandle.provide")
         return self.function(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -127,7 +127,7 @@ class Tool:
         Raises:
             ValueError: the arguments do not match the schema; the message says where, in words for the model.
         """
-        document = json.dumps(arguments)  # as the model wrote them: lists, not tuples
+        document = json.dumps(arguments)  # with lists instead of tuples, as the model wrote them
         if self.model is None:
             return follow_schema(self.parameters, json.loads(document))
         try:
@@ -191,29 +191,29 @@ def tool(
 
     The schema comes from the annotations, and describes a parameter by `Annotated[..., Field(description=...)]` or by
     the docstring's `Args`. A parameter annotated `ToolContext`, or `ToolContext | None`, is not part of it and gets the
-    context. A function may be synchronous, which runs on a thread of its own, or asynchronous; bound methods, partial
-    functions and instances with `__call__` will do too.
+    context. The function may be synchronous (each call runs on a new thread), asynchronous, a bound method, a partial
+    function, or an instance with `__call__`.
 
-    It may as well be a Ray task, or an actor's method with `like=` the function of its class: it then runs there, and a
-    cancel or a timeout cancels it by `ray.cancel`, which interrupts a task, cancels the method of an asyncio actor, and
-    for another actor only sets what `ray.get_runtime_context().is_canceled()` tells. Of an actor, keep the handle, or
-    make it detached: a pickled tool does not keep it alive.
+    It may also be a Ray task, or an actor's method with `like=` the function of its class; then it runs on Ray. A
+    cancel or a timeout calls `ray.cancel`: this interrupts a task, cancels the method of an asyncio actor, and for
+    another actor only sets `ray.get_runtime_context().is_canceled()`. A pickled tool does not keep an actor alive: keep
+    the actor's handle, or make the actor detached.
 
-    A result is text as it is, "done" for None, and else compact JSON. What a tool raises becomes an error result:
-    `ToolError` with its own text and at once, anything else as its type and message.
+    The model gets a text result as it is, "done" for None, and compact JSON for any other value. An exception becomes
+    an error result: the text of a `ToolError`, without a retry; the type and message of any other exception.
 
     Args:
-        like: whose signature and docstring the tool has; without one, the function's own.
-        name: the function's, if not given.
-        description: the docstring, if not given.
-        timeout_s: how long a try may take, in seconds; the registry's, if not given.
-        retries: how often a failed call is tried again, whatever the registry's `on_error`.
-        approval: whether a person must approve of a call, or what says so of its arguments and its context.
-        repeatable: whether a call may be made once more if the process was lost while it ran. If not, the model is told
-            that its outcome is not known.
+        like: a function whose signature and docstring are used instead of the function's own.
+        name: the tool's name; the function's if omitted.
+        description: what the model is told about the tool; the docstring if omitted.
+        timeout_s: the time limit of one attempt, in seconds; the registry's if omitted.
+        retries: how often a failed call is retried, whatever the registry's `on_error`.
+        approval: whether a person must approve each call, or a function that decides by arguments and context.
+        repeatable: whether a call may be repeated if the process was lost while it ran. If not, the model gets an error
+            result, which says that the tool may have taken effect.
 
     Raises:
-        ConfigError: the signature has what no schema can say; it names tool and parameter.
+        ConfigError: a parameter cannot be described by a schema; the message names tool and parameter.
     """
     if function is None:
         return functools.partial(tool, like=like, name=name, description=description, **options)
@@ -221,10 +221,12 @@ def tool(
     source = like or (getattr(function, "_function", None) if is_remote else function)
     if source is None:
         raise ConfigError(
-            "like", None, "an actor's method needs like=, the function of its class; other remote calls, theirs"
+            "like",
+            None,
+            "a remote function has no signature here: pass like=, for an actor's method the function of its class",
         )
     if not callable(source):
-        raise ConfigError("function", source, "a tool is made from a function")
+        raise ConfigError("function", source, "must be a function or another callable")
     bare = without_partial(source)
     if name is None:
         name = str(getattr(bare, "__name__", type(bare).__name__))
@@ -234,12 +236,12 @@ def tool(
         model = Arguments(taken, contexts)
         schema = schema_of(model.model, described(doc))
     except Exception as error:
-        for each in taken:  # which of them is it?
+        for each in taken:  # find the parameter that fails
             try:
                 schema_of(Arguments((each,)).model, {})
             except Exception as reason:
-                said = str(reason).partition("\n")[0]
-                why = f"tool {name!r}: no schema can be made of {each[1]!r} ({type(reason).__name__}: {said})"
+                message = str(reason).partition("\n")[0]
+                why = f"tool {name!r}: {each[1]!r} has no JSON schema ({type(reason).__name__}: {message})"
                 raise ConfigError("parameter", each[0], why) from reason
         raise ConfigError("parameters", [each[0] for each in taken], f"tool {name!r}: {error}") from error
     return Tool(
@@ -256,7 +258,7 @@ def external_tool(name: str, description: str, parameters: Mapping[str, Any] | t
     """Make a tool without a function: a run that calls it waits for the result by `ExecutionHandle.provide`.
 
     Args:
-        parameters: a JSON schema of an object, or a model that has one.
+        parameters: a JSON schema of an object, or a pydantic model.
 
     Raises:
         ConfigError: `parameters` is not the schema of an object.

@@ -90,7 +90,7 @@ class SessionHost:
     @property
     def _has_no_session(self) -> bool:
         """Whether this process must end: the session was deleted or taken over, or the store was reverted."""
-        return self._resident is not None and (self._resident.is_deleted or self._resident.core.is_lost)
+        return self._resident is not None and (self._resident.is_deleted or self._resident.core.ownership.is_lost)
 
     @property
     def left_waiting(self) -> bool:
@@ -134,10 +134,10 @@ class SessionHost:
     async def _gives_up(self, resident: SessionService) -> bool:
         """Give the session up if it is idle; return whether this process no longer owns it."""
         try:
-            return resident.core.is_lost or await resident.core.leave(resident.note)
+            return resident.core.ownership.is_lost or await resident.core.ownership.leave(resident.note)
         except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
             log_failure(f"session {public_id(self._session_id)!r}: to leave", error, ", so it stays")
-            return resident.core.is_lost
+            return resident.core.ownership.is_lost
 
 
 def _is_final(error: BaseException) -> bool:

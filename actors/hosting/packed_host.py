@@ -282,7 +282,7 @@ class PackedHost:
             finally:
                 resident.calls -= 1
                 self._touch(session_id, resident)
-                if resident.is_deleted or resident.core.is_lost:
+                if resident.is_deleted or resident.core.ownership.is_lost:
                     self._forget(session_id, resident)
 
     async def _resident(self, session_id: str) -> SessionService:
@@ -344,7 +344,7 @@ class PackedHost:
 
     async def _depart(self, session_id: str, resident: SessionService) -> bool:
         try:
-            if not await resident.core.leave():
+            if not await resident.core.ownership.leave():
                 self._touch(session_id, resident)
                 return False
             self._forget(session_id, resident)

@@ -110,7 +110,7 @@ class SessionService(Reader):
     @property
     def is_idle(self) -> bool:
         """Whether no call is under way, and no run, compaction or save is active or about to start."""
-        return not self.calls and not self.core.is_in_use
+        return not self.calls and not self.core.ownership.is_in_use
 
     async def carry_out(self, verb: str, args: Sequence[Any], log: str = "") -> Any:
         """Carry out a verb and return its answer, or raise its error.
@@ -171,7 +171,7 @@ class SessionService(Reader):
         outcome = None
         if self.core.reads.is_ending(started.run_id):
             with suppress(TurnwiseError):  # the start is stored anyway; `wait` raises the error
-                outcome = await self.core.wait(started.run_id, END_COMMIT_S)
+                outcome = await self.core.reads.wait(started.run_id, END_COMMIT_S)
         packed = PackedOutcome.pack(outcome, held) if outcome else None
         return StartAnswer(started.run_id, started.turn_index, packed)
 
@@ -197,7 +197,7 @@ class SessionService(Reader):
 
     async def do_memory(self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[Any]:
         await self.core.activate()
-        return (await getattr(self.core.memory_access(), verb)(*args, **options),)
+        return (await getattr(self.core.retrieval.memory_access(), verb)(*args, **options),)
 
     async def do_forget_turn(self, index: int, verify: Verify) -> Forgotten:
         return await self.core.forget_turn(index, verify=verify)

@@ -72,11 +72,11 @@ class StoredSession:
         await self._look()
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        while (record := await self._journal.find_run(run_id)).is_open:
+        while (record := await self._journal.records.find_run(run_id)).is_open:
             if not await self._poll(deadline):
                 return None
-        turn = await self._journal.find_turn_of(record)
-        return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
+        turn = await self._journal.records.find_turn_of(record)
+        return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)
 
     async def events(
         self, after: int = 0, limit: int = 1000, *, run_id: str | None = None, timeout_s: float = 0.0
@@ -104,8 +104,8 @@ class StoredSession:
         """Read the session's row."""
         journal = self._journal
         journal.read_row(check_session(await journal.store.get(self.session_id)))
-        if journal.feed:
-            journal.feed.history = of_user(journal.feed.history, journal.session.user_id)
+        if journal.forwarder:
+            journal.forwarder.history = of_user(journal.forwarder.history, journal.session.user_id)
 
     async def _load(self) -> None:
         """Read where the session stands: its row, its last turns, and their runs that are open."""
@@ -118,7 +118,7 @@ class StoredSession:
         heads = [turn for turn in turns if turn.status not in OPEN][-1:]
         self._state.continue_from(heads[0] if heads else None)
         opened = [turn for turn in turns if turn.status in OPEN]
-        await journal.hold(
+        await journal.blocks.load(
             union(*(part for turn in (*heads, *opened) for part in (turn.prompt, turn.spans, turn.base)))
         )
         self._state.set_active(None)
@@ -130,7 +130,7 @@ class StoredSession:
         for record in await journal.store.runs(self.session_id, after=first - 1, limit=last - first + 1):
             if record.is_open and record.turn_index in waiting:
                 run = ActiveRun(self._state.view(), record, waiting[record.turn_index], _NO_GEAR)
-                run.output = RecordedOutput.read(run.turn.output, journal.cache)
+                run.output = RecordedOutput.read(run.turn.output, journal.blocks.cache)
                 if record.state == "queued":
                     self._state.run_queue.add(run)
                 else:

@@ -131,6 +131,18 @@ class ActiveRun:
         grown = self.output.grown(output, span)
         return replace(self.turn, output=grown.spans, **changes), new, replace(session, log_size=span.stop)
 
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the run's end; return whether it has ended. Cancelling a wait does not affect other waiters.
+
+        Raises:
+            Exception: the end could not be stored, or this process has lost the session.
+        """
+        await asyncio.wait([self.done], timeout=timeout_s)
+        if not self.done.done():
+            return False
+        self.done.result()
+        return True
+
     def wake_waiters(self) -> None:
         """Wake the callers that wait for the run's end, once it is stored and the run is no longer active."""
         if not self.done.done():

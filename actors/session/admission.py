@@ -13,7 +13,6 @@ from turnwise.actors.inference.attempt import storable
 from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken
 from turnwise.actors.session.active_run import ActiveRun
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.journal import settled
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.reads import SessionReads
 from turnwise.actors.session.run_driver import RunDriver
@@ -215,7 +214,7 @@ class RunAdmission:
         if busy is None:
             run.record, run.turn = self._driver.begin(record, turn, self._state.head)
             waiting = cut(turn.prompt, size(turn.prompt) - len(blocks))[0]
-            self._retrieval.ask_early(run, (*self._journal.cache.read(waiting), *blocks))
+            self._retrieval.ask_early(run, (*self._journal.blocks.cache.read(waiting), *blocks))
         await self._transactor.commit(
             session,
             [*map(end_event, ends), (RunQueued if busy else RunStarted, about(record))],
@@ -267,9 +266,8 @@ class RunAdmission:
             await self._transactor.run(change)
         if run is self._state.active:  # perhaps only since the change above waited for the lock
             run.request_cancel(reason, discard=self._discards)
-        if not await settled(run.done, timeout_s):
+        if not await run.wait(timeout_s):
             return None
-        run.done.result()
         return run.record.state == "cancelled"
 
     async def end_session(self, reason: str, timeout_s: float | None) -> bool:
@@ -287,9 +285,7 @@ class RunAdmission:
         await self._transactor.run(change)
         if run := self._state.active:
             run.request_cancel(reason, discard=self._discards)
-            if not await settled(run.done, timeout_s):
-                return False
-            run.done.result()
+            return await run.wait(timeout_s)
         return True
 
     async def _cancel_queued(
@@ -368,7 +364,7 @@ class RunAdmission:
                 raise IdempotencyConflictError(self._state.session_id, request.key, record.run_id)
         if record is None and stored:
             try:
-                record = await self._journal.find_run(request.run_id)
+                record = await self._journal.records.find_run(request.run_id)
             except RunNotFoundError:
                 return None
         return Started(record.run_id, record.turn_index) if record else None

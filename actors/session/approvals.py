@@ -84,7 +84,7 @@ class Approvals:
 
         async def change() -> None:
             run = self._state.open_run(run_id)
-            record = run.record if run else await self._journal.find_run(run_id)
+            record = run.record if run else await self._journal.records.find_run(run_id)
             calls = decode_calls(record.calls)
             state = calls.get(call_id)
             if state is None or state.wants is None:
@@ -137,7 +137,7 @@ class Approvals:
             events.append((RunResumed, {**about(record), "why": "all is decided"}))
         turns = [turn] if new else []
         await self._transactor.commit(run.charged(session, record), events, blocks=new, turns=turns, runs=[record])
-        run.turn, run.output = turn, RecordedOutput.read(turn.output, self._journal.cache)
+        run.turn, run.output = turn, RecordedOutput.read(turn.output, self._journal.blocks.cache)
         run.billed(record)
         if run.attempt and isinstance(block, ToolUse):
             # While the outcome of storing the call is unknown, the ledger lacks it; `record` adds the edited call then.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.actors.memory.session_memory import SessionMemoryAccess
 from turnwise.actors.session.admission import RunAdmission, Started, StartOptions
 from turnwise.actors.session.approvals import ApprovalDecision, Approvals
 from turnwise.actors.session.config import SessionConfig
@@ -19,8 +18,10 @@ from turnwise.actors.session.journal import Journal
 from turnwise.actors.session.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.ownership import Ownership
-from turnwise.actors.session.reads import Outcome, SessionReads
+from turnwise.actors.session.plan_runner import PlanRunner
+from turnwise.actors.session.reads import SessionReads
 from turnwise.actors.session.recovery import Recovery
+from turnwise.actors.session.request_fitting import RequestFitting
 from turnwise.actors.session.run_driver import RunDriver
 from turnwise.actors.session.run_resources import RunResources
 from turnwise.actors.session.saving_progress import SavingProgress
@@ -30,14 +31,9 @@ from turnwise.actors.session.spending import Spending
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.transactor import Transactor
 from turnwise.actors.session.window_compaction import WindowCompaction
-from turnwise.memory.conversation.blocks import AnyBlock, Summary
-from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Prompt
-from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.tool_calls import PendingCall
-from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.deletion import Verify
 from turnwise.memory.longterm.deletion_report import Forgotten
@@ -94,9 +90,9 @@ class SessionCore:
         self.reads = SessionReads(state, transactor.loaded)
         self.retrieval = MemoryRetrieval(state, engines, tasks)
         self.ingestion = MemoryIngestion(state, transactor, engines, tasks, progress)
-        self.compaction = WindowCompaction(
-            state, transactor, engines, tasks, spending=spending, retrieval=self.retrieval
-        )
+        plans = PlanRunner(state, transactor, spending)
+        self.compaction = WindowCompaction(state, transactor, engines, tasks, plans)
+        fitting = RequestFitting(state, transactor, plans, self.compaction, self.retrieval)
         driver = RunDriver(
             state,
             transactor,
@@ -104,6 +100,7 @@ class SessionCore:
             tasks,
             spending=spending,
             compaction=self.compaction,
+            fitting=fitting,
             retrieval=self.retrieval,
             ingestion=self.ingestion,
             progress=progress,
@@ -163,20 +160,6 @@ class SessionCore:
             self.ingestion.begin_anew()
         else:
             self.engines.assign(run_resources, runs)
-
-    async def leave(self, note: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> bool:
-        """See `Ownership.leave`."""
-        return await self.ownership.leave(note)
-
-    @property
-    def is_in_use(self) -> bool:
-        """See `Ownership.is_in_use`."""
-        return self.ownership.is_in_use
-
-    @property
-    def is_lost(self) -> bool:
-        """See `Ownership.is_lost`."""
-        return self.ownership.is_lost
 
     # Prompts and runs: see RunAdmission, Approvals
 
@@ -239,54 +222,6 @@ class SessionCore:
         """See `MemoryIngestion.wait_for_memory`."""
         return self.ingestion.wait_for_memory(timeout_s)
 
-    def memory_access(self) -> SessionMemoryAccess:
-        """See `MemoryRetrieval.memory_access`."""
-        return self.retrieval.memory_access()
-
     def compact(self, *, explain: bool = False) -> Coroutine[Any, Any, Compaction | None]:
         """See `WindowCompaction.compact`."""
         return self.compaction.compact(explain=explain)
-
-    # Reads: see SessionReads
-
-    def wait(self, run_id: str, timeout_s: float | None = None) -> Coroutine[Any, Any, Outcome | None]:
-        """See `SessionReads.wait`."""
-        return self.reads.wait(run_id, timeout_s)
-
-    def run(self, run_id: str) -> Coroutine[Any, Any, RunRecord]:
-        """See `SessionReads.run`."""
-        return self.reads.run(run_id)
-
-    def pending(self, run_id: str) -> Coroutine[Any, Any, list[PendingCall]]:
-        """See `SessionReads.pending`."""
-        return self.reads.pending(run_id)
-
-    def session(self) -> Coroutine[Any, Any, SessionRecord]:
-        """See `SessionReads.session`."""
-        return self.reads.session()
-
-    def latest(self) -> Coroutine[Any, Any, Turn | None]:
-        """See `SessionReads.latest`."""
-        return self.reads.latest()
-
-    def turns(self, after: int = -1, limit: int = 100) -> Coroutine[Any, Any, list[Turn]]:
-        """See `SessionReads.turns`."""
-        return self.reads.turns(after, limit)
-
-    def turn(self, index: int) -> Coroutine[Any, Any, Turn]:
-        """See `SessionReads.turn`."""
-        return self.reads.turn(index)
-
-    def runs(self, after: int = -1, limit: int = 100) -> Coroutine[Any, Any, list[RunRecord]]:
-        """See `SessionReads.runs`."""
-        return self.reads.runs(after, limit)
-
-    def events(
-        self, after: int = 0, limit: int = 1000, *, run_id: str | None = None, timeout_s: float = 0.0
-    ) -> Coroutine[Any, Any, tuple[list[Event], int, bool]]:
-        """See `SessionReads.events`."""
-        return self.reads.events(after, limit, run_id=run_id, timeout_s=timeout_s)
-
-    def expand(self, summary: Summary) -> Coroutine[Any, Any, tuple[AnyBlock, ...]]:
-        """See `SessionReads.expand`."""
-        return self.reads.expand(summary)

@@ -35,14 +35,14 @@ class EventForwarder:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """There may be new events in the store."""
         self._more.set()
         self._idle.clear()
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
-    async def settle(self, timeout_s: float) -> None:
+    async def flush(self, timeout_s: float) -> None:
         """Return when all that is stored has been copied, or after `timeout_s`."""
         idle = asyncio.ensure_future(self._idle.wait())
         await asyncio.wait([idle], timeout=timeout_s)

@@ -87,7 +87,7 @@ class Forgetting:
             nonlocal done
             if active := self._state.active:
                 raise SessionBusyError(self._state.session_id, active.run_id)
-            turn = await self._journal.find_turn(index)
+            turn = await self._journal.records.find_turn(index)
             if turn.status in ("pending", "queued", "running"):
                 raise TurnNotFoundError(self._state.session_id, index)
             if not turn.forgotten:
@@ -190,7 +190,7 @@ class Forgetting:
         else:
             head = _carrying(head, left)
             turns = [forgotten, head]
-        await self._journal.hold(head.base)
+        await self._journal.blocks.load(head.base)
         await self._transactor.commit(self._journal.session, [(TurnForgotten, {"turn_index": turn.index})], turns=turns)
         self._state.continue_from(head)
         return summaries
@@ -214,8 +214,10 @@ class Forgetting:
         """
         parts: list[Span] = []
         summaries = 0
-        for span, block in zip(_places(spans), await self._journal.read(spans), strict=True):
-            if isinstance(block, Summary) and overlap(stands_for := await originals(block, self._journal.read), own):
+        for span, block in zip(_places(spans), await self._journal.blocks.read(spans), strict=True):
+            if isinstance(block, Summary) and overlap(
+                stands_for := await originals(block, self._journal.blocks.read), own
+            ):
                 parts += _less(stands_for, own)
                 summaries += 1
             else:

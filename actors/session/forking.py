@@ -39,13 +39,13 @@ class Forking:
         """
         await self._transactor.loaded()
         own_id, store = self._state.session_id, self._journal.store
-        base = self._state.head if at is None else await self._journal.find_turn(at)
+        base = self._state.head if at is None else await self._journal.records.find_turn(at)
         if base is None or base.status in ("pending", "queued", "running"):
             raise TurnNotFoundError(own_id, at)
         parent = f"{own_id}#{base.index}"
         base = base if at is None else await self._forgetting.as_forked(base)
         spans = union(base.prompt, base.spans, base.base)
-        also = await reach(join(base.spans, base.carried), self._journal.read)
+        also = await reach(join(base.spans, base.carried), self._journal.blocks.read)
         session, now = self._journal.session, self._journal.clock()
         fork = SessionRecord(
             session_id=session_id,

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.session.cached_blocks import CachedBlocks
 from turnwise.actors.session.event_forwarder import EventForwarder
 from turnwise.actors.session.event_log import EventLog
+from turnwise.actors.session.stored_records import StoredRecords
 from turnwise.errors import (
     CorruptRecordError,
     DuplicateKeyError,
-    RunNotFoundError,
     SessionFencedError,
     SessionNotFoundError,
     SessionRevertedError,
     StoreError,
-    TurnNotFoundError,
     TurnwiseError,
 )
-from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.events import Appending, Event, SessionReverted
-from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.events import Event, SessionReverted
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Span, Spans, union
-from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.conversation.spans import Span, union
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.encrypted import of_user
 from turnwise.memory.stores.base import Activation, Commit, SessionStore
@@ -38,14 +32,11 @@ LIVE_NUMBERS = 10_000_000
 """How many event numbers are reserved for live events between two commits; stored events are numbered above them."""
 
 
-FORGET_EVERY = 256
+DELETE_EVERY = 256
 """How many events are copied to the history store before the session store deletes its copies, at the next commit."""
 
 REVERTED = "turnwise.reverted"
 """The key of the first `SessionReverted` event."""
-
-HELD_BYTES = 1 << 20
-"""How many bytes of blocks a process caches for a session before it drops those that it no longer needs."""
 
 MISSED = 1000
 """How many events an activation catches up at most: more than another owner and a commit in doubt can have stored."""
@@ -66,17 +57,16 @@ class Journal:
         history: HistoryStore | None = None,
     ) -> None:
         self.store = store
-        self.feed = EventForwarder(session_id, store, history) if history else None
-        self._forgotten = 0
+        self.forwarder = EventForwarder(session_id, store, history) if history else None
+        self._deleted_up_to = 0
         """The store has deleted the events up to this number, since the history store has them."""
         self._clock = clock
-        self._store_now: tuple[float, float] | None = None
+        self._clock_read: tuple[float, float] | None = None
         """The store's time and this process's monotonic time, both read at the last activation."""
         self.session = SessionRecord(session_id=session_id)
         self.log = EventLog(0)
-        self.cache = BlockCache(new_id())
-        self._held_bytes = HELD_BYTES
-        """The cache size at which blocks that are no longer needed are dropped next, in bytes."""
+        self.blocks = CachedBlocks(session_id, store)
+        self.records = StoredRecords(session_id, store)
         self.caught_up: frozenset[int] = frozenset()
         """The numbers of stored events that the last activation found, such as those of a commit in doubt."""
         self.stale = True
@@ -85,7 +75,7 @@ class Journal:
         """Why this process no longer owns the session; None while it may."""
         self._is_reverted = False
         """Whether the store is known to be in an earlier state than this process committed."""
-        self._asked = 0
+        self._activations = 0
         """How many activations were sent to the store since `session` was set; each may have raised the epoch."""
 
     @property
@@ -99,9 +89,9 @@ class Journal:
         """
         if self._clock:
             return self._clock()
-        if self._store_now is None:
+        if self._clock_read is None:
             return time.time()
-        then, began = self._store_now
+        then, began = self._clock_read
         return then + (time.monotonic() - began)
 
     # Ownership
@@ -135,7 +125,7 @@ class Journal:
             SessionRevertedError: the store is in an earlier state than this process committed; the journal is `lost`.
         """
         left = await self.check_own() if self.session.epoch else None
-        self._asked += 1
+        self._activations += 1
         try:
             found = await self.store.activate(self.session_id)
         except TurnwiseError:
@@ -145,24 +135,24 @@ class Journal:
         if left and not _follows(found.session, left):
             await self.revert()
         check_session(found.session)
-        self._store_now = found.now, time.monotonic()
+        self._clock_read = found.now, time.monotonic()
         if self.log.last_seq:
             missed = await self._stored_events(self.log.published, MISSED)
-            missed = await self._with_blocks(missed, found.session.log)
+            missed = await self.blocks.read_events(missed, found.session.log)
             self.caught_up |= {event.seq for event in missed}
             self.log.catch_up(missed, found.session.seq)
         else:
             self.log = EventLog(found.session.seq)
         turns = [turn for turn in (found.head, *found.open_turns) if turn]
         try:
-            await self.hold(union(*(part for turn in turns for part in (turn.spans, turn.base))))
+            await self.blocks.load(union(*(part for turn in turns for part in (turn.spans, turn.base))))
         except CorruptRecordError:
-            await self._check_unmoved(found.session)
+            await self._check_unchanged(found.session)
             raise
-        self.session, self._asked = found.session, 0
-        if self.feed:
-            self.feed.history = of_user(self.feed.history, found.session.user_id)
-            self.feed.poke()
+        self.session, self._activations = found.session, 0
+        if self.forwarder:
+            self.forwarder.history = of_user(self.forwarder.history, found.session.user_id)
+            self.forwarder.wake()
         return found
 
     async def check_own(self) -> SessionRecord:
@@ -175,11 +165,11 @@ class Journal:
         own = self.session
         try:
             found = await self.store.get(self.session_id)
-            if found.log != own.log or found.epoch > own.epoch + self._asked:
+            if found.log != own.log or found.epoch > own.epoch + self._activations:
                 raise SessionFencedError(self.session_id, own.epoch)
-            if self._is_reverted or not self._may_stand_at(found):
+            if self._is_reverted or not self._is_own_row(found):
                 self._is_reverted = True
-                await self._go_back()
+                await self._store_reversion()
                 raise SessionRevertedError(self.session_id)
         except (SessionFencedError, SessionNotFoundError, SessionRevertedError) as error:
             self.lose(error)
@@ -187,7 +177,7 @@ class Journal:
             raise
         return found
 
-    async def _check_unmoved(self, found: SessionRecord) -> None:
+    async def _check_unchanged(self, found: SessionRecord) -> None:
         """Raise if the stored row has changed since `found` was read, for example by a restore.
 
         Raises:
@@ -213,19 +203,19 @@ class Journal:
         self.mark_stale()
         await self.check_own()
 
-    def _may_stand_at(self, found: SessionRecord) -> bool:
+    def _is_own_row(self, found: SessionRecord) -> bool:
         """Return whether the stored row can result from this process's own requests, answered or not."""
         own = self.session
         if found.epoch == own.epoch:
             return found.revision in (own.revision, own.revision + 1)
         return found.epoch > own.epoch and found.revision > own.revision and found.log_size >= own.log_size
 
-    async def _go_back(self) -> None:
+    async def _store_reversion(self) -> None:
         """Activate the session in the store's earlier state, and store a `SessionReverted` event.
 
         Event numbers and turn indexes continue above those that were already used, so that each stays unique.
         """
-        self._asked += 1
+        self._activations += 1
         found = (await self.store.activate(self.session_id)).session
         if found.log != self.session.log:
             raise SessionFencedError(self.session_id, self.session.epoch)
@@ -239,25 +229,9 @@ class Journal:
         said = SessionReverted(session_id=self.session_id, seq=seq, at=at, key=key)
         await self.store.commit(self.session_id, found.epoch, Commit(session=session, events=[said]))
 
-    def let_go(self, spans: Spans) -> bool:
-        """Drop all cached blocks except `spans`, if the cache has doubled since the last time; return whether it had.
-
-        So blocks that are no longer needed leave memory, at an amortised constant cost for each block.
-        """
-        if self.cache.size_bytes < self._held_bytes:
-            return False
-        self.cache = self.cache.only(spans)
-        self._held_bytes = max(HELD_BYTES, 2 * self.cache.size_bytes)
-        return True
-
     async def has_reverted(self) -> bool:
         """Return whether the session was ever reverted to an earlier state of its store."""
         return await self.store.event_of_key(self.session_id, REVERTED) is not None
-
-    async def hold(self, spans: Spans) -> None:
-        """Read the blocks of `spans` that are not cached into the cache."""
-        if missing := self.cache.missing(spans):
-            self.cache.add_spans(missing, await self.store.blocks(missing))
 
     def extend(self, count: int) -> tuple[Span, SessionRecord]:
         """Return the span of the next `count` blocks of the log, and the session's row with the log grown by them."""
@@ -294,8 +268,8 @@ class Journal:
             revision=commit.session.revision + 1,
             updated_at=max(commit.session.updated_at, self.clock()),
         )
-        copied = self.feed.copied if self.feed else 0
-        forget = copied if copied >= self._forgotten + FORGET_EVERY else 0
+        copied = self.forwarder.copied if self.forwarder else 0
+        forget = copied if copied >= self._deleted_up_to + DELETE_EVERY else 0
         try:
             whole = replace(commit, session=session, forget_events=forget)
             await self.store.commit(self.session_id, session.epoch, whole)
@@ -314,10 +288,10 @@ class Journal:
             raise
         self.session = session
         self.caught_up = frozenset()
-        self._forgotten = max(self._forgotten, forget)
+        self._deleted_up_to = max(self._deleted_up_to, forget)
         self.log.publish(commit.events)
-        if self.feed and commit.events:
-            self.feed.poke()
+        if self.forwarder and commit.events:
+            self.forwarder.wake()
 
     async def delete(self) -> None:
         """Delete the session, its history first, so that a delete that fails can be repeated.
@@ -325,64 +299,13 @@ class Journal:
         Raises:
             SessionFencedError: another process owns the session; its history was not deleted.
         """
-        if self.feed:
+        if self.forwarder:
             await self.check_own()
-            self.feed.stop()
-            await self.feed.history.delete(self.session_id)
+            self.forwarder.stop()
+            await self.forwarder.history.delete(self.session_id)
         await self.store.delete(self.session_id, epoch=self.session.epoch, log=self.session.log)
 
     # Reading
-
-    def turn(self, record: TurnRecord) -> Turn:
-        """Return a turn whose blocks are all cached."""
-        return Turn(self.session_id, record, self.cache)
-
-    async def read_turns(self, records: Sequence[TurnRecord]) -> list[Turn]:
-        """Return turns; blocks that are not cached are read for these turns only."""
-        spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
-        if not self.cache.missing(spans):
-            return [self.turn(record) for record in records]
-        cache = BlockCache(self.cache.source)
-        cache.add_spans(spans, await self.store.blocks(spans))
-        return [Turn(self.session_id, record, cache) for record in records]
-
-    async def read(self, spans: Spans) -> tuple[AnyBlock, ...]:
-        """Return blocks, in order; blocks that are read from the store are not added to the cache."""
-        if not self.cache.missing(spans):
-            return self.cache.read(spans)
-        cache, wanted = BlockCache(), union(spans)
-        cache.add_spans(wanted, await self.store.blocks(wanted))
-        return cache.read(spans)
-
-    async def find_turn(self, index: int) -> TurnRecord:
-        """Return a turn's record.
-
-        Raises:
-            TurnNotFoundError: no turn has this index.
-        """
-        found = await self.store.turns(self.session_id, after=index - 1, limit=1) if index >= 0 else []
-        if not found or found[0].index != index:
-            raise TurnNotFoundError(self.session_id, index)
-        return found[0]
-
-    async def find_run(self, run_id: str) -> RunRecord:
-        """Return a run of this session.
-
-        Raises:
-            RunNotFoundError: the session has no run with this id.
-        """
-        try:
-            found = await self.store.run(run_id)
-        except RunNotFoundError:
-            found = None
-        if found is None or found.session_id != self.session_id:
-            raise RunNotFoundError(run_id, f"session {self.session_id!r}")
-        return found
-
-    async def find_turn_of(self, run: RunRecord) -> TurnRecord | None:
-        """Return the turn of a run that has ended; None if the turn was dropped."""
-        found = await self.store.turns(self.session_id, after=run.turn_index - 1, limit=1)
-        return next((turn for turn in found if turn.run_id == run.run_id), None)
 
     async def events(self, after: int, limit: int) -> Sequence[Event]:
         """Return up to `limit` events with a number above `after`, from memory, and older ones from the store."""
@@ -391,33 +314,16 @@ class Journal:
             return self.log.since(after, limit)
         held = self.log.since(start - 1, limit)  # first, since these may leave memory while the store is read
         stored = await self._stored_events(after, limit)
-        older = await self._with_blocks([event for event in stored if event.seq < start], self.session.log)
+        older = await self.blocks.read_events([event for event in stored if event.seq < start], self.session.log)
         return [*older, *held][:limit]
 
     async def _stored_events(self, after: int, limit: int) -> Sequence[Event]:
         stored = await self.store.events(self.session_id, after=after, limit=limit)
-        if self.feed is None:
+        if self.forwarder is None:
             return check_events(stored)
-        copied = await self.feed.history.events(self.session_id, after=after, limit=limit)
+        copied = await self.forwarder.history.events(self.session_id, after=after, limit=limit)
         merged = {event.seq: event for event in (*copied, *stored)}
         return check_events([merged[seq] for seq in sorted(merged)][:limit])
-
-    async def _with_blocks(self, events: Sequence[Event], log: str) -> Sequence[Event]:
-        """Return stored events with the blocks that they added, from the cache or by one read of the log."""
-        spans = [Span(log, *event.span) for event in events if isinstance(event, Appending) and event.span]
-        if not spans:
-            return events
-        cache = self.cache
-        if cache.missing(spans):
-            cache = BlockCache()
-            wanted = union(spans)
-            cache.add_spans(wanted, await self.store.blocks(wanted))
-        return [
-            event.model_copy(update={"blocks": cache.read([Span(log, *event.span)])})
-            if isinstance(event, Appending) and event.span
-            else event
-            for event in events
-        ]
 
 
 def _failed(verb: str, error: Exception) -> StoreError:
@@ -429,9 +335,3 @@ def _follows(found: SessionRecord, left: SessionRecord) -> bool:
     """Return whether an activated row `found` is no older than `left`, the row that was read just before."""
     names = ("revision", "log_size", "seq", "next_index", "updated_at")
     return found.log == left.log and all(getattr(found, name) >= getattr(left, name) for name in names)
-
-
-async def settled(future: asyncio.Future[None], timeout_s: float | None = None) -> bool:
-    """Wait for a shared future, without cancelling it when this waiter is cancelled; return whether it is done."""
-    await asyncio.wait([future], timeout=timeout_s)
-    return future.done()

@@ -226,7 +226,7 @@ class MemoryIngestion:
     async def _item(self, turn: TurnBlocks) -> MemoryItem | None:
         if turn.is_private:
             return None
-        return turn_item(self._state.session_id, turn, turn.spans, await self._journal.read(turn.spans))
+        return turn_item(self._state.session_id, turn, turn.spans, await self._journal.blocks.read(turn.spans))
 
     async def _tell_of_saving(self, event: NewEvent) -> None:
         async def commit() -> None:

@@ -142,7 +142,7 @@ class MemoryRetrieval:
 
     def _before(self) -> Sequence[Block]:
         """Return the previous turn's prompt; empty if its blocks are not in memory."""
-        head, cache = self._state.head, self._state.journal.cache
+        head, cache = self._state.head, self._state.journal.blocks.cache
         if head is None or head.forgotten or cache.missing(head.prompt):
             return ()
         return cache.read(head.prompt)
@@ -163,7 +163,7 @@ class MemoryRetrieval:
         if not config.recall:
             return {}, self._forgets
         results, forgets, run.query = await (
-            run.asked or self._ask_all(run.run_resources, self._state.journal.cache.read(run.turn.prompt))
+            run.asked or self._ask_all(run.run_resources, self._state.journal.blocks.cache.read(run.turn.prompt))
         )
         counter, answers = _counter(run.run_resources), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
         profiles: dict[str, Sequence[MemoryItem]] = {}

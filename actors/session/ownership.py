@@ -106,8 +106,8 @@ class Ownership:
             lost = SessionFencedError(self._state.session_id, self._journal.session.epoch)
             self._journal.lose(lost)
         closing = self._engines.remove_all()
-        if self._journal.feed:
-            await self._journal.feed.settle(FLUSH_S)
+        if self._journal.forwarder:
+            await self._journal.forwarder.flush(FLUSH_S)
         self._transactor.give_up(lost)
         await self._engines.close(closing)
         return True

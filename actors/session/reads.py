@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from turnwise.actors.session.journal import settled
 from turnwise.actors.session.state import SessionState
 from turnwise.actors.session.summary_expansion import find, originals
 from turnwise.errors import InvalidInputError, RunNotFoundError, SessionRevertedError, shown
@@ -52,17 +51,15 @@ class SessionReads:
         """
         await self._load()
         while True:
-            if run := self._state.open_run(run_id):
-                if not await settled(run.done, timeout_s):
-                    return None
-                run.done.result()
+            if (run := self._state.open_run(run_id)) and not await run.wait(timeout_s):
+                return None
             if ended := self._state.ended_run(run_id):
                 record, turn = ended
-                return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
+                return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)
             record = await self.stored_run(run_id)
             if not record.is_open:
-                turn = await self._journal.find_turn_of(record)
-                return Outcome(record, (await self._journal.read_turns([turn]))[0] if turn else None)
+                turn = await self._journal.records.find_turn_of(record)
+                return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)
             if not self._state.open_run(run_id):
                 await self._load()  # the run was interrupted, and the next activation ends or resumes it
 
@@ -82,7 +79,7 @@ class SessionReads:
             SessionRevertedError: it has none, but the store was once reverted, so the run may have existed.
         """
         try:
-            return await self._journal.find_run(run_id)
+            return await self._journal.records.find_run(run_id)
         except RunNotFoundError as error:
             if await self._journal.has_reverted():
                 raise SessionRevertedError(self.session_id) from error
@@ -113,7 +110,7 @@ class SessionReads:
     @property
     def stores(self) -> tuple[SessionStore, HistoryStore | None]:
         """The session's store, and its history store if it has one."""
-        return self._journal.store, self._journal.feed.history if self._journal.feed else None
+        return self._journal.store, self._journal.forwarder.history if self._journal.forwarder else None
 
     @property
     def is_activated(self) -> bool:
@@ -145,15 +142,15 @@ class SessionReads:
         if waiting := self._state.run_queue.turns:
             base = active.turn.input if active else head.base if head else ()
             turn = replace(waiting[-1], input=join(base, *(turn.prompt for turn in waiting)))
-            return self._journal.turn(turn)
+            return self._journal.blocks.turn(turn)
         newest = active.turn if active else head
-        return self._journal.turn(newest) if newest else None
+        return self._journal.blocks.turn(newest) if newest else None
 
     async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
         """Return up to `limit` turns with an index above `after`, by index."""
         await self._load()
         found = await self._journal.store.turns(self.session_id, after=after, limit=limit)
-        return await self._journal.read_turns(found)
+        return await self._journal.blocks.read_turns(found)
 
     async def turn(self, index: int) -> Turn:
         """Return the turn.
@@ -162,7 +159,7 @@ class SessionReads:
             TurnNotFoundError: no turn has this index.
         """
         await self._load()
-        return (await self._journal.read_turns([await self._journal.find_turn(index)]))[0]
+        return (await self._journal.blocks.read_turns([await self._journal.records.find_turn(index)]))[0]
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index."""
@@ -206,7 +203,7 @@ class SessionReads:
         active, head = self._state.active, self._state.head
         turns = [turn for turn in (head, active and active.turn) if turn]
         held = union(*(part for turn in turns for part in (turn.spans, turn.base)))
-        if not await find(summary, held, self._journal.read):
+        if not await find(summary, held, self._journal.blocks.read):
             why = f"it is none of session {self.session_id!r}: pass one of a turn's blocks"
             raise InvalidInputError("summary", shown(summary.text), why)
-        return await self._journal.read(await originals(summary, self._journal.read))
+        return await self._journal.blocks.read(await originals(summary, self._journal.blocks.read))

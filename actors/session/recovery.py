@@ -70,7 +70,7 @@ class Recovery:
             if record.usage != run.record.usage:
                 run.billed(record)  # by a commit that was stored while only the store's answer was lost
             run.record, run.turn = record, turn
-            run.output = RecordedOutput.read(run.turn.output, self._journal.cache)
+            run.output = RecordedOutput.read(run.turn.output, self._journal.blocks.cache)
             if run.is_waiting:
                 run.decided.clear()
             else:
@@ -96,12 +96,12 @@ class Recovery:
             if run.run_id in open_runs or run.done.done():
                 continue
             try:
-                record = await self._journal.find_run(run.run_id)
+                record = await self._journal.records.find_run(run.run_id)
             except RunNotFoundError:
                 await self._journal.revert()
                 raise
-            turn = await self._journal.find_turn_of(record)
-            await self._journal.hold(turn.spans if turn else ())
+            turn = await self._journal.records.find_turn_of(record)
+            await self._journal.blocks.load(turn.spans if turn else ())
             self._driver.note_end(run, record, turn)
             run.request_cancel("the run has ended", discard=False)
             run.close()

@@ -15,6 +15,7 @@ from turnwise.actors.session.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.recorded_output import RecordedOutput
 from turnwise.actors.session.refused_attachments import leave_out
+from turnwise.actors.session.request_fitting import RequestFitting
 from turnwise.actors.session.run_events import about, end_event, placed, request_event, start_event
 from turnwise.actors.session.saving_progress import SavingProgress
 from turnwise.actors.session.session_engines import SessionEngines
@@ -61,6 +62,7 @@ class RunDriver:
         *,
         spending: Spending,
         compaction: WindowCompaction,
+        fitting: RequestFitting,
         retrieval: MemoryRetrieval,
         ingestion: MemoryIngestion,
         progress: SavingProgress,
@@ -72,6 +74,7 @@ class RunDriver:
         self._tasks = tasks
         self._spending = spending
         self._compaction = compaction
+        self._fitting = fitting
         self._retrieval = retrieval
         self._ingestion = ingestion
         self._progress = progress
@@ -113,7 +116,7 @@ class RunDriver:
         if self._journal.stale:
             return  # an activation is recovering the session, and may need the blocks
         compactor = self._engines.current.compactor
-        if self._journal.let_go(union(*self._state.shown_spans)) and compactor:
+        if self._journal.blocks.trim(union(*self._state.shown_spans)) and compactor:
             compactor.recount()
 
     # Running
@@ -169,7 +172,7 @@ class RunDriver:
         runner = await self._engines.runner(run)
         self._spending.check_run(run)
         await self._retrieval.recall(run)
-        return await runner.run(await self._compaction.make_room(run), attempt)
+        return await runner.run(await self._fitting.make_room(run), attempt)
 
     async def _decided(self, run: ActiveRun) -> Ending | None:
         """Wait until all tool calls are decided (return None) or the run is cancelled (return its ending)."""
@@ -211,7 +214,7 @@ class RunDriver:
             turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **said)
         ended = end_event(end, blocks, session)
         if ending.code == REFUSED:
-            turn, texts = leave_out(turn, self._journal.cache, session.log, session.log_size)
+            turn, texts = leave_out(turn, self._journal.blocks.cache, session.log, session.log_size)
             blocks, session = [*blocks, *texts], replace(session, log_size=session.log_size + len(texts))
         head = self._state.head if drop else turn
         given = self.hand_back([run], discard=True) if drop else []
@@ -264,8 +267,8 @@ class RunDriver:
     async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
         """See `StepContext.make_room`."""
         if too_long:
-            await self._compaction.shrink(run)
-        return await self._compaction.make_room(run)
+            await self._fitting.shrink(run)
+        return await self._fitting.make_room(run)
 
     async def record(
         self,
@@ -286,7 +289,7 @@ class RunDriver:
                 raise EngineError("the run's end is decided: what comes now changes nothing")
             else:
                 await self._record(attempt, blocks, events, calls, doubt)
-            return self._journal.turn(run.turn)
+            return self._journal.blocks.turn(run.turn)
 
         return await self._transactor.run_with_retries(change)
 
@@ -310,7 +313,7 @@ class RunDriver:
         numbered = [(kind, {**about(record), **values}) for kind, values in placed(events, new, session)]
         turns = [turn] if new else []
         await self._transactor.commit(session, numbered, blocks=new, turns=turns, runs=[record], doubt=doubt)
-        run.output = RecordedOutput.read(turn.output, self._journal.cache)
+        run.output = RecordedOutput.read(turn.output, self._journal.blocks.cache)
         run.turn = turn
         run.billed(record)
         attempt.ledger.record(blocks)

@@ -108,8 +108,8 @@ class SessionState:
         self.set_active(None)
         self.replace_backlog()
         self.set_unsettled(())
-        if self.journal.feed:
-            self.journal.feed.stop()
+        if self.journal.forwarder:
+            self.journal.forwarder.stop()
 
     # Live events, which are not stored
 

@@ -211,7 +211,7 @@ class Transactor:
         self._doubt = None
         self._mark.stored(session)
         if blocks:
-            self._journal.cache.add(session.log, session.log_size - len(blocks), blocks)
+            self._journal.blocks.cache.add(session.log, session.log_size - len(blocks), blocks)
 
     @property
     def unbilled(self) -> Usage:

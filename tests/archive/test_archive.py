@@ -279,16 +279,16 @@ async def test_a_session_that_is_longer_than_a_page_comes_in_whole_and_goes_on()
     core = SessionCore("s", store, EchoEngine())
     for number in range(PAGE + 5):
         await core.start([f"prompt {number}"], run_id=f"r{number}")
-        await core.wait(f"r{number}")
+        await core.reads.wait(f"r{number}")
     fork = await core.fork(None, "f")
     core = SessionCore("f", store, EchoEngine())
     await core.start(["in the fork"], run_id="f")
-    await core.wait("f")
+    await core.reads.wait("f")
     for name in ("s", fork.session_id):
         await import_session(other, await exported(store, name))
         again = SessionCore(name, other, EchoEngine())
         await again.start(["after the import"], run_id=f"after {name}")
-        outcome = await again.wait(f"after {name}")
+        outcome = await again.reads.wait(f"after {name}")
         assert outcome and outcome.turn and outcome.turn.text == "after the import"
         assert len(outcome.turn.blocks) >= 2 * PAGE + 12
     (await audit(other, ["s", "f"])).check()

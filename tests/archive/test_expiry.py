@@ -250,7 +250,7 @@ def test_a_deletion_that_failed_half_way_leaves_the_file_that_has_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Case 48: events that were in the history alone are in no store when the sweep comes again."""
-    monkeypatch.setattr(journal, "FORGET_EVERY", 1)
+    monkeypatch.setattr(journal, "DELETE_EVERY", 1)
 
     async def story() -> None:
         store, history = Rival(), InMemoryHistory()
@@ -258,7 +258,7 @@ def test_a_deletion_that_failed_half_way_leaves_the_file_that_has_all(
         core = SessionCore("s", store, EchoEngine(), history=history, clock=lambda: 100.0)
         for name in "abc":
             await core.start([name], run_id=name)
-            await core.wait(name)
+            await core.reads.wait(name)
             while await history.last_seq("s") < (await store.events("s"))[-1].seq:
                 await asyncio.sleep(0)
 
@@ -314,7 +314,7 @@ def test_a_refresh_counts_as_use_and_a_delete_can_ask_that_nothing_was_committed
         first = (await store.get("s")).updated_at
         assert first >= 1000 and await sweep(store, first + 9.9) == Swept()
         await core.start(["hello"], run_id="r")
-        await core.wait("r")
+        await core.reads.wait("r")
         assert (await store.get("s")).ttl_s == 10.0
         with pytest.raises(SessionChangedError, match="'s'"):
             await core.delete(updated_at=first)

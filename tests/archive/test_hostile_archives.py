@@ -74,9 +74,9 @@ class CheckingEngine:
 
 
 async def talk(core: SessionCore, *prompts: Any) -> None:
-    run_id = f"{core.session_id} {len(await core.runs(limit=1000))}"
+    run_id = f"{core.session_id} {len(await core.reads.runs(limit=1000))}"
     await core.start(list(prompts), run_id=run_id, idempotency_key=f"key of {run_id}", labels={"a": "b"})
-    await core.wait(run_id)
+    await core.reads.wait(run_id)
 
 
 OPEN_S = 1e9
@@ -97,7 +97,7 @@ async def write_session() -> list[str]:
     for prompt in ("one", "use tools", "three", "use tools", "five"):
         await talk(core, prompt, "x" * 40)
         await core.compact()
-    await core.forget_turn((await core.turns(limit=1000))[-2].index)
+    await core.forget_turn((await core.reads.turns(limit=1000))[-2].index)
     await core.append(["later"], "a key")
     lines = await exported(store)
     found = [decode(json.loads(line)["block"]) for line in lines if line.startswith('{"block"')]
@@ -125,19 +125,19 @@ def archive() -> list[str]:
 async def check_works(store: InMemoryStore, session_id: str) -> None:
     """Open the session, read all of it, expand its summaries, run, forget, fork and export it."""
     core = SessionCore(session_id, store, CheckingEngine())
-    turns = await core.turns(limit=10_000)
+    turns = await core.reads.turns(limit=10_000)
     assert all(isinstance(block, Block) for one in turns for block in (*one.blocks, *one.new_blocks))
-    runs = await core.runs(limit=10_000)
+    runs = await core.reads.runs(limit=10_000)
     for run in runs:
-        await core.pending(run.run_id)
-        assert await core.wait(run.run_id, 1.0)
-        await core.events(run_id=run.run_id)
-    await core.events(limit=10_000)
-    latest = await core.latest()
+        await core.reads.pending(run.run_id)
+        assert await core.reads.wait(run.run_id, 1.0)
+        await core.reads.events(run_id=run.run_id)
+    await core.reads.events(limit=10_000)
+    latest = await core.reads.latest()
     for block in latest.blocks if latest else ():
         if isinstance(block, Summary):
-            assert all(isinstance(original, Block) for original in await core.expand(block))
-    if (await core.session()).status == "active":
+            assert all(isinstance(original, Block) for original in await core.reads.expand(block))
+    if (await core.reads.session()).status == "active":
         await check_runs(core)
     ended = [one.index for one in turns if one.status not in ("pending", "queued", "running")]
     for number, index in enumerate([None, *ended[:1], *ended[-1:]] if ended else []):
@@ -156,7 +156,7 @@ async def check_works(store: InMemoryStore, session_id: str) -> None:
 async def check_runs(core: SessionCore) -> None:
     run_id = f"a run of {core.session_id}"
     await core.start(["and now?"], run_id=run_id)
-    outcome = await core.wait(run_id, OPEN_S)
+    outcome = await core.reads.wait(run_id, OPEN_S)
     assert outcome and outcome.run.state == "completed", outcome and outcome.run.why
 
 
@@ -440,10 +440,10 @@ async def test_summaries_that_fold_the_same_ones_again_and_again_take_no_longer_
     core = SessionCore("s", store, CheckingEngine())
     idle = asyncio.create_task(most_calls())
     for at in (chain - 1, len(blocks) - 1):
-        (encoded,) = await store.blocks([Span((await core.session()).log, at, at + 1)])
+        (encoded,) = await store.blocks([Span((await core.reads.session()).log, at, at + 1)])
         found = decode(encoded)
         assert isinstance(found, Summary)
-        assert await core.expand(found) == (HI,)
+        assert await core.reads.expand(found) == (HI,)
     await core.fork(None, "f")
     idle.cancel()
     assert (await asyncio.gather(idle))[0] < MOST_CALLS, "somebody else on the event loop waited"

@@ -335,7 +335,7 @@ async def test_a_fork_of_a_session_that_had_this_id_before_is_given_to_its_owner
         await store.create(SessionRecord(session_id="s", user_id=user_id))
         core = SessionCore("s", store, ScriptedEngine())
         run = await core.start([f"the secret of {user_id}"], run_id=f"run of {user_id}")
-        await core.wait(run.run_id)
+        await core.reads.wait(run.run_id)
         return core
 
     store = InMemoryStore()

@@ -303,10 +303,10 @@ async def test_the_runner_of_an_engine_that_changes_while_it_is_built_serves_its
     stage.core.use(second, stage.config)
     first.goes_on.set()
     second.goes_on.set()
-    await stage.core.wait("first")
+    await stage.core.reads.wait("first")
     await first.closed.wait()
     await stage.core.start(["hello"], run_id="second")
-    await stage.core.wait("second")
+    await stage.core.reads.wait("second")
     assert await said(stage.store, "session") == {"first": "first", "second": "second"}
     assert not second.closed.is_set()
 
@@ -319,16 +319,16 @@ async def test_a_runner_that_is_built_when_nobody_wants_it_any_more_is_closed_or
     assert await stage.core.cancel("too long", "first")
     await stage.core.start(["hello"], run_id="second")
     engine.goes_on.set()
-    await stage.core.wait("second")
+    await stage.core.reads.wait("second")
     assert (await said(stage.store, "session"))["second"] == "late" and engine.built == 1
-    assert await stage.core.leave() and engine.closed.is_set()
+    assert await stage.core.ownership.leave() and engine.closed.is_set()
 
     engine = Building("later")
     stage = await stage_of(engine)
     await stage.core.start(["hello"], run_id="first")
     await engine.begun.wait()
     assert await stage.core.cancel("too long", "first")
-    assert await stage.core.leave()
+    assert await stage.core.ownership.leave()
     engine.goes_on.set()
     await engine.closed.wait()
 
@@ -344,8 +344,8 @@ async def test_a_run_asks_the_memories_of_its_own_manager() -> None:
     await stage.core.start(["hello"], run_id="queued", if_busy="enqueue")
     stage.core.use(Named("second"), stage.config, None, slots[1:])
     for name in ("first", "queued"):
-        while not await stage.core.pending(name):
+        while not await stage.core.reads.pending(name):
             await asyncio.sleep(1)
         await stage.core.decide(name, "call", APPROVED)
-        await stage.core.wait(name)
+        await stage.core.reads.wait(name)
     assert first.asked and not hasattr(second, "asked")

@@ -146,7 +146,7 @@ class World:
         PORTAL.run(self.client.store.create(SessionRecord(session_id=SESSION, user_id=USER)))
         core = self.client._resident(SESSION).core
         PORTAL.run(core.start(["hello"], run_id=RUN))
-        PORTAL.run(core.wait(RUN))
+        PORTAL.run(core.reads.wait(RUN))
         self.client.asked.clear()
 
     def subject(self, family: Any) -> Any:

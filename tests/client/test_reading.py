@@ -117,14 +117,14 @@ def test_a_store_says_what_the_owner_of_the_session_says_and_the_owner_keeps_it(
                     await core.cancel("enough")
                 case "run" if not core.reads.active_run_id:
                     await core.start([f"prompt {number}"], run_id=f"run {number}")
-                    await core.wait(f"run {number}")
+                    await core.reads.wait(f"run {number}")
                 case "interrupt":
                     await core.start(["slow 100000"], run_id=f"run {number}", if_busy="interrupt")
                 case _:
                     await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
             epoch = (await store.get("chat")).epoch
-            if core.state.journal.feed:
-                await core.state.journal.feed.settle(5.0)
+            if core.state.journal.forwarder:
+                await core.state.journal.forwarder.flush(5.0)
             stored = StoredSession("chat", store, history)
             assert await all_that_is_read(stored.reads) == await all_that_is_read(core.reads), (
                 f"seed {seed}, step {number}"
@@ -141,11 +141,11 @@ async def test_the_last_turn_that_has_ended_is_found_behind_a_long_queue() -> No
     await store.create(SessionRecord(session_id="chat"))
     core = SessionCore("chat", store, ScriptedEngine(), SessionConfig(max_queued=1000))
     await core.start(["first"], run_id="first")
-    await core.wait("first")
+    await core.reads.wait("first")
     for number in range(2 * TAIL + 3):
         await core.start(["slow 100000"], run_id=f"run {number}", if_busy="enqueue")
     stored = StoredSession("chat", store, None)
-    assert shown(await stored.reads.latest()) == shown(await core.latest())
+    assert shown(await stored.reads.latest()) == shown(await core.reads.latest())
     assert stored.reads.queued_run_ids == core.reads.queued_run_ids
     await core.end()
 
@@ -203,7 +203,7 @@ async def test_who_follows_a_run_that_is_settled_while_the_store_is_read_sees_it
     store = TakenOverMeanwhile()
     owner = await owned(store)
     started = await owner.start(["slow 1000"], run_id="run-1")
-    seen = (await owner.events(run_id=started.run_id))[1]
+    seen = (await owner.reads.events(run_id=started.run_id))[1]
     store.reads_before = reads_before
     events, _, done = await StoredSession("chat", store, None).events(seen, run_id=started.run_id)
     assert done and [event.kind for event in events] == ["run_interrupted"]

@@ -84,7 +84,7 @@ def test_a_run_that_could_not_be_ended_is_seen_to_though_the_store_raises_an_err
 
         stage.store.commit = stage.store.activate = away
         with pytest.raises(StoreError):
-            await stage.core.wait("run")
+            await stage.core.reads.wait("run")
         await asyncio.sleep(1)
         stage.store.commit, stage.store.activate = commit, stage_activate
         await asyncio.sleep(100)
@@ -170,11 +170,11 @@ def test_a_history_that_raises_an_error_of_its_own_is_caught_up(caplog: pytest.L
         core = SessionCore(SESSION, store, ScriptedEngine(), history=history)
         for name in ("first", "second"):
             await core.start([SECRET], run_id=name)
-            await core.wait(name)
+            await core.reads.wait(name)
             await failed.wait()
         seqs = [event.seq for event in await store.events(SESSION)]
-        assert core.state.journal.feed
-        await asyncio.wait_for(core.state.journal.feed._idle.wait(), 100)
+        assert core.state.journal.forwarder
+        await asyncio.wait_for(core.state.journal.forwarder._idle.wait(), 100)
         assert await history.last_seq(SESSION) == max(seqs)
 
     play(story())
@@ -186,7 +186,7 @@ def test_a_process_that_meets_an_error_when_it_leaves_leaves_later(caplog: pytes
         host, has_left, _ = await session_host(EchoEngine(), idle_s=0.05)
         await host.call(pickle.dumps(("s", "info")))
         assert host._resident
-        failed = fail_once(host._resident.core, "leave")
+        failed = fail_once(host._resident.core.ownership, "leave")
         await failed.wait()
         assert not has_left.is_set()
         await has_left.wait()
@@ -231,7 +231,7 @@ def test_idle_sessions_leave_a_packed_host_though_one_meets_an_error(caplog: pyt
         await hosting.create("a", "b")
         for name in "ab":
             await hosting.run(name, SECRET, f"run-{name}")
-        fail_once(hosting.host._residents["a"].core, "leave")
+        fail_once(hosting.host._residents["a"].core.ownership, "leave")
         await asyncio.sleep(30)
         assert hosting.host.resident_ids == []
 
@@ -245,7 +245,7 @@ def test_a_host_that_was_followed_leaves_though_a_session_meets_an_error(caplog:
         await hosting.create("a", "b")
         for name in "ab":
             await hosting.run(name, SECRET, f"run-{name}")
-        fail_once(hosting.host._residents["a"].core, "leave")
+        fail_once(hosting.host._residents["a"].core.ownership, "leave")
         await hosting.host.follow()
         await asyncio.wait_for(hosting.has_left.wait(), 100)
         assert hosting.host.resident_ids == []

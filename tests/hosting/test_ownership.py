@@ -77,7 +77,7 @@ async def own(url: str) -> None:
     core = SessionCore("s", store, engine)
     await core.start(["first"], run_id="held")
     await core.start(["second"], run_id="queued", if_busy="enqueue")
-    waiting = {name: asyncio.create_task(core.wait(name)) for name in ("held", "queued")}
+    waiting = {name: asyncio.create_task(core.reads.wait(name)) for name in ("held", "queued")}
     await asyncio.sleep(0)
     print("ready", flush=True)
     while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
@@ -126,10 +126,10 @@ def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> No
                 frozen.send_signal(signal.SIGSTOP)
                 core = SessionCore("s", store, ScriptedEngine())
                 await core.activate()
-                outcomes = [await core.wait(run_id) for run_id in ("held", "queued")]
+                outcomes = [await core.reads.wait(run_id) for run_id in ("held", "queued")]
                 assert [outcome and outcome.run.state for outcome in outcomes] == ["interrupted", "completed"]
                 await core.start(["third"], run_id="third")
-                await core.wait("third")
+                await core.reads.wait("third")
                 before = await all_of(store)
                 words = ["release", "held", "queued", "start", "append"]
                 frozen.stdin.write("".join(f"{word}\n" for word in words))
@@ -139,7 +139,7 @@ def test_an_owner_that_was_frozen_is_refused_and_changes_nothing(url: str) -> No
                 assert heard == ["release done\n", *(f"{word} SessionFencedError\n" for word in words[1:])]
                 assert await all_of(store) == before
                 await core.start(["fourth"], run_id="fourth")
-                outcome = await core.wait("fourth")
+                outcome = await core.reads.wait("fourth")
                 assert outcome and outcome.turn
                 prompts = [block.text for block in outcome.turn.blocks if isinstance(block, User)]
                 assert prompts == ["first", "second", "third", "fourth"]
@@ -162,15 +162,17 @@ def test_an_owner_that_was_cut_off_from_its_store_does_not_take_the_session_back
         old = SessionCore("s", store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
         await old.start(["slow 1000"], run_id="active")
         await old.start(["hello"], run_id="queued", if_busy="enqueue")
-        following = asyncio.create_task(old.events((await old.session()).seq, run_id="active", timeout_s=BOUND_S))
-        waiting = [asyncio.create_task(old.wait(run_id)) for run_id in ("active", "queued")]
+        following = asyncio.create_task(
+            old.reads.events((await old.reads.session()).seq, run_id="active", timeout_s=BOUND_S)
+        )
+        waiting = [asyncio.create_task(old.reads.wait(run_id)) for run_id in ("active", "queued")]
         store.is_away = True
         with pytest.raises(StoreError, match="away"):
             await old.append(["more"], key="more")
         store.is_away = False
         new = SessionCore("s", store, ScriptedEngine())
         await new.activate()
-        await new.wait("queued")
+        await new.reads.wait("queued")
         if is_deleted:
             await new.delete()
         else:
@@ -181,7 +183,7 @@ def test_an_owner_that_was_cut_off_from_its_store_does_not_take_the_session_back
             with pytest.raises(expected):
                 await task
         if not is_deleted:
-            outcome = await new.wait("new")
+            outcome = await new.reads.wait("new")
             assert outcome and outcome.run.state == "completed"
             (await audit(store, ["s"])).check()
 

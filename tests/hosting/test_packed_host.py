@@ -31,6 +31,7 @@ from turnwise.actors.inference.engine import (
 from turnwise.actors.session.approvals import ApprovalDecision
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.ownership import Ownership
 from turnwise.errors import (
     ConfigError,
     KeyMissingError,
@@ -590,11 +591,11 @@ def test_a_session_that_cannot_leave_stays_with_the_host_that_was_followed(monke
         await old.create("a")
         await old.run("a", "hello", "run-1")
 
-        async def fail(_: SessionCore) -> bool:
+        async def fail(_: Ownership, note: object = None) -> bool:
             raise StoreError("away")
 
         with monkeypatch.context() as patched:
-            patched.setattr(SessionCore, "leave", fail)
+            patched.setattr(Ownership, "leave", fail)
             assert not await old.host.release("a")
             await asyncio.sleep(1)
             assert not old.has_left.is_set() and await old.ask("a", "latest", ())

@@ -184,7 +184,7 @@ class Chat:
         return f"run-{self._runs}"
 
     async def ask(self, *prompts: str | Image, **settings: Any) -> Outcome:
-        outcome = await self.core.wait(await self.start(*prompts, **settings))
+        outcome = await self.core.reads.wait(await self.start(*prompts, **settings))
         assert outcome
         return outcome
 
@@ -198,7 +198,7 @@ class Chat:
         """Wait until the run has said something; return it."""
         after = 0
         while True:
-            found, after, done = await self.core.events(after, run_id=run_id, timeout_s=30)
+            found, after, done = await self.core.reads.events(after, run_id=run_id, timeout_s=30)
             if said := [event.text for event in found if isinstance(event, TextDelta)]:
                 return "".join(said)
             assert not done
@@ -217,7 +217,7 @@ def play(
         await store.create(SessionRecord(session_id=SESSION))
         core = SessionCore(SESSION, store, engine, config, **settings)
         await story(Chat(core, store))
-        assert await core.leave()
+        assert await core.ownership.leave()
         await check_session(store, SESSION, compacts=bool(settings))
 
     asyncio.run(asyncio.wait_for(body(), 120))
@@ -401,7 +401,7 @@ def test_a_cancel_in_the_middle_reaches_the_upstream(api: API, proxy: LiteLLM, p
         assert await chat.text_of(run_id)
         record = await asyncio.to_thread(provider.wait_for_request)
         assert await chat.core.cancel("enough", run_id)
-        outcome = await chat.core.wait(run_id)
+        outcome = await chat.core.reads.wait(run_id)
         assert outcome and outcome.run.state == "cancelled"
         assert await asyncio.to_thread(record.ended.wait, 60)
         assert record.hung_up_at and not record.finished
@@ -452,7 +452,7 @@ def test_an_answer_that_breaks_off_keeps_its_text_and_the_session_goes_on(
         outcome = await chat.ask("Hello, who are you?")
         state = "completed" if (fault, upstream, api) in HIDDEN else "failed"
         assert outcome.run.state == state, outcome.run.why
-        told = [event.text for event in (await chat.core.events())[0] if isinstance(event, TextDelta)]
+        told = [event.text for event in (await chat.core.reads.events())[0] if isinstance(event, TextDelta)]
         assert outcome.turn and outcome.turn.text == "".join(told)
         assert told and "You said: Hello, ".startswith(outcome.turn.text)
         chat.core.use(engine(proxy, "openai/local", api=api), SessionConfig())
@@ -642,7 +642,7 @@ def test_a_proxy_that_is_killed_in_the_middle_fails_the_run_and_the_next_prompt_
         run_id = await chat.start("Hello")
         text = await chat.text_of(run_id)
         proxy.kill()
-        outcome = await chat.core.wait(run_id)
+        outcome = await chat.core.reads.wait(run_id)
         assert outcome and outcome.run.state == "failed"
         assert outcome.turn and text in outcome.turn.text
         down = await chat.ask("Are you there?")

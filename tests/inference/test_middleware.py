@@ -86,7 +86,7 @@ async def core_of(model: Model, **config: Any) -> SessionCore:
 
 async def run(core: SessionCore, run_id: str = "run") -> Outcome:
     await core.start(["go"], run_id=run_id)
-    outcome = await core.wait(run_id)
+    outcome = await core.reads.wait(run_id)
     assert outcome
     return outcome
 
@@ -263,7 +263,7 @@ async def test_a_hook_that_fails_fails_no_run_keeps_no_other_from_its_turn_and_i
     outcome = await run(core)
     assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"), *DONE)
     assert seen == ["before_inference", "after_inference", "after_tools", "before_inference", "after_inference"]
-    events: list[Event] = (await core.events())[0]
+    events: list[Event] = (await core.reads.events())[0]
     failed = [event for event in events if isinstance(event, HookFailed)]
     assert [event.hook.partition(":")[0] for event in failed] == seen
     assert {event.why for event in failed} == {f"{kind.__name__}: the hook broke"}
@@ -350,28 +350,28 @@ async def test_a_sessions_budget_counts_all_its_runs_and_leave_to_go_on_is_for_o
         assert (await run(core, name)).run.state == "completed"
     for name in ("third", "fourth"):
         await core.start(["go"], run_id=name)
-        while not await core.pending(name):
+        while not await core.reads.pending(name):
             await asyncio.sleep(0.01)
-        (call,) = await core.pending(name)
+        (call,) = await core.reads.pending(name)
         assert call.wants == "budget" and call.why and "the session has spent" in call.why
         await core.decide(name, call.call_id, ApprovalDecision(verdict="approved"))
-        outcome = await core.wait(name)
+        outcome = await core.reads.wait(name)
         assert outcome and outcome.run.state == "completed", "leave is for this run"
-    session = await core.session()
+    session = await core.reads.session()
     assert (session.usage.calls, session.usage.input_tokens) == (4, 40)
 
 
 async def test_who_is_refused_more_keeps_what_was_executed() -> None:
     core = await core_of(Model(LOOK, DONE), run_budget=Budget(calls=1), over_budget="ask")
     await core.start(["go"], run_id="run")
-    while (await core.run("run")).state != "awaiting_approval":
+    while (await core.reads.run("run")).state != "awaiting_approval":
         await asyncio.sleep(0.01)
-    before = (await core.run("run")).usage
+    before = (await core.reads.run("run")).usage
     await asyncio.sleep(100)
-    assert (await core.run("run")).usage == before, "waiting costs nothing"
-    (call,) = await core.pending("run")
+    assert (await core.reads.run("run")).usage == before, "waiting costs nothing"
+    (call,) = await core.reads.pending("run")
     await core.decide("run", call.call_id, ApprovalDecision(verdict="rejected", text="no"))
-    outcome = await core.wait("run")
+    outcome = await core.reads.wait("run")
     assert outcome and outcome.turn and (outcome.run.state, outcome.run.code) == ("failed", "budget")
     assert outcome.turn.output == (*LOOK, result("cat"))
     assert outcome.run.usage and outcome.run.usage.calls == 1

@@ -109,7 +109,7 @@ class Story:
 
     async def run(self, prompt: str = "What of Paris?", **settings: Any) -> Outcome:
         started = await self.core.start([prompt], run_id=prompt, **settings)
-        outcome = await self.core.wait(started.run_id)
+        outcome = await self.core.reads.wait(started.run_id)
         assert outcome
         return outcome
 
@@ -121,8 +121,8 @@ def play(chosen: OpenAIEngine, *prompts: str, **settings: Any) -> tuple[list[Out
         story = Story(chosen)
         await story.open()
         ended = [await story.run(prompt, **settings) for prompt in prompts or ("What of Paris?",)]
-        story.events = (await story.core.events())[0]
-        await story.core.leave()
+        story.events = (await story.core.reads.events())[0]
+        await story.core.ownership.leave()
         return ended, story
 
     return asyncio.run(body())
@@ -626,7 +626,7 @@ def test_an_engine_that_gives_no_answers_of_a_type_is_not_asked_for_one() -> Non
         stage = Stage(EchoEngine())
         with pytest.raises(InvalidInputError, match="EchoEngine gives no answers of a type"):
             await stage.start(output=output_record(City, 2))
-        assert await stage.core.runs() == []
+        assert await stage.core.reads.runs() == []
 
     play_on_virtual_time(story())
 
@@ -650,7 +650,7 @@ def test_the_type_of_an_answer_is_said_once() -> None:
         )
         with pytest.raises(InvalidInputError, match="response_format"):
             await stage.core.start(["go"], run_id="run", output=output_record(City, 2))
-        assert await stage.core.runs() == []
+        assert await stage.core.reads.runs() == []
 
     play_on_virtual_time(story())
 

@@ -418,7 +418,7 @@ async def test_a_run_that_waited_for_approval_goes_on_with_what_it_asked_for() -
     stage = Stage(engine)
     await stage.start(params={"top_p": 0.5, "tool_choice": {"type": "function", "function": {"name": "paint"}}})
     await stage.until(stage.awaits)
-    assert await stage.core.leave()
+    assert await stage.core.ownership.leave()
     core = stage.new_core()
     await core.decide("run", "1", APPROVED)
     assert (await stage.outcome()).run.state == "completed"
@@ -433,7 +433,7 @@ async def test_a_session_s_parameters_hold_for_its_runs_and_its_forks() -> None:
     await stage.core.start(["go"], run_id="run")
     await stage.outcome()
     await stage.core.start(["go"], run_id="next", model="small", params={"temperature": 0.0, "top_p": None})
-    await stage.core.wait("next")
+    await stage.core.reads.wait("next")
     fork = await stage.core.fork(None, "fork")
     assert engine.asked == [("large", {"temperature": 0.5, "top_p": 0.5}), ("small", {"temperature": 0.0})]
     assert (fork.model, fork.params) == ("large", {"temperature": 0.5, "top_p": 0.5})

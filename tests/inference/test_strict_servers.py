@@ -56,7 +56,7 @@ async def converse(strict: StrictServer, chosen: OpenAIEngine) -> None:
 
     async def ask(run_id: str, *prompts: str | Image) -> str:
         await core.start(list(prompts), run_id=run_id)
-        outcome = await core.wait(run_id)
+        outcome = await core.reads.wait(run_id)
         assert outcome
         assert outcome.turn or outcome.run.why
         return outcome.turn.text if outcome.run.state == "completed" and outcome.turn else str(outcome.run.why)
@@ -72,7 +72,7 @@ async def converse(strict: StrictServer, chosen: OpenAIEngine) -> None:
         seen: list[str | Image] = [DOT] if strict.takes_images else []
         assert await ask("seen", "And this?", *seen) == "A dot."
         assert await ask("last", "Thank you.") == "Bye."
-        assert await core.leave()
+        assert await core.ownership.leave()
     await check_session(store, SESSION)
 
 

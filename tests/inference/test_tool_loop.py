@@ -83,19 +83,19 @@ class Stage:
         return await self.outcome()
 
     async def outcome(self) -> Outcome:
-        outcome = await self.core.wait("run")
+        outcome = await self.core.reads.wait("run")
         assert outcome
         return outcome
 
     async def events(self) -> list[Event]:
-        return [event for event in (await self.core.events())[0] if not event.live]
+        return [event for event in (await self.core.reads.events())[0] if not event.live]
 
     async def until(self, holds: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         while not await holds():
             await asyncio.sleep(0.01)
 
     async def awaits(self) -> bool:
-        return (await self.core.run("run")).state == "awaiting_approval"
+        return (await self.core.reads.run("run")).state == "awaiting_approval"
 
 
 def results(outcome: Outcome) -> list[ToolResult]:
@@ -141,7 +141,7 @@ async def test_parallel_results_come_in_the_order_of_calls_and_a_failure_leaves_
     ]
     assert all(step.seconds is not None and step.seconds >= 0 for step in steps)
     assert outcome.run.usage and (outcome.run.usage.calls, outcome.run.usage.tool_calls) == (2, 4)
-    assert (await stage.core.session()).usage == outcome.run.usage
+    assert (await stage.core.reads.session()).usage == outcome.run.usage
 
 
 async def test_abort_stops_the_run_and_keeps_what_siblings_gave() -> None:
@@ -203,7 +203,7 @@ async def test_a_call_of_the_model_voids_what_an_earlier_one_streamed() -> None:
     stage = Stage(Retrying())
     await stage.start()
     await asyncio.sleep(1)
-    assert Ledger.replay((await stage.core.events())[0]).blocks() == [Text(text="all of it")]
+    assert Ledger.replay((await stage.core.reads.events())[0]).blocks() == [Text(text="all of it")]
     await stage.core.cancel("enough")
     outcome = await stage.outcome()
     assert outcome.turn and outcome.turn.text == "all of it" and outcome.turn.output[0].interrupted  # type: ignore[union-attr]
@@ -293,7 +293,7 @@ async def test_a_lost_run_goes_on_behind_its_last_result(repeatable: bool) -> No
     await stage.start()
     await stage.until(lambda: _has(stage, ToolEnded))
     first = stage.core
-    outcome_of_first = asyncio.ensure_future(first.wait("run"))
+    outcome_of_first = asyncio.ensure_future(first.reads.wait("run"))
     stage.new_core()
     outcome = await stage.outcome()
     assert called == ["quick", "slow", "slow"] if repeatable else ["quick", "slow"]
@@ -319,7 +319,7 @@ async def test_a_run_that_kills_its_process_is_not_resumed_for_ever() -> None:
     await stage.until(lambda: _has(stage, ToolStarted))
     for resumes in (1, 2):
         stage.new_core()
-        assert (await stage.core.run("run")).resumes == resumes
+        assert (await stage.core.reads.run("run")).resumes == resumes
     stage.new_core()
     outcome = await stage.outcome()
     assert outcome.run.state == "interrupted" and "too often" in str(outcome.run.why)
@@ -345,12 +345,12 @@ async def test_a_call_that_needs_a_word_waits_for_it_across_processes() -> None:
     stage = Stage(engine)
     await stage.start()
     await stage.until(stage.awaits)
-    (pending,) = await stage.core.pending("run")
+    (pending,) = await stage.core.reads.pending("run")
     assert (pending.call_id, pending.name, dict(pending.input)) == ("a", "delete", {"path": "/etc"})
-    assert (await stage.core.run("run")).finish == "tool_calls_pending"
-    assert await stage.core.leave(), "a waiting run keeps no process"
+    assert (await stage.core.reads.run("run")).finish == "tool_calls_pending"
+    assert await stage.core.ownership.leave(), "a waiting run keeps no process"
     stage.new_core()
-    assert await stage.core.pending("run") == [pending] and not called
+    assert await stage.core.reads.pending("run") == [pending] and not called
     for _ in range(2):
         await stage.core.decide("run", "a", ApprovalDecision(verdict="approved"))
     outcome = await stage.outcome()
@@ -376,7 +376,7 @@ async def test_an_id_that_comes_again_is_another_call_and_needs_a_word_of_its_ow
     await stage.until(stage.awaits)
     await stage.core.decide("run", "call_0", ApprovalDecision(verdict="rejected", text="no"))
     await asyncio.sleep(1)
-    pending = [(call.call_id, call.input["path"]) for call in await stage.core.pending("run")]
+    pending = [(call.call_id, call.input["path"]) for call in await stage.core.reads.pending("run")]
     assert pending == [("call_0_2", "/home"), ("call_0_3", "/tmp/x")] and not called
     await stage.core.decide("run", "call_0_2", ApprovalDecision(verdict="rejected", text="no"))
     await stage.core.decide("run", "call_0_3", ApprovalDecision(verdict="approved"))
@@ -424,13 +424,13 @@ async def test_edited_arguments_that_do_not_fit_the_tool_store_nothing_and_can_b
     await stage.start()
     await stage.until(stage.awaits)
     if is_back:
-        assert await stage.core.leave()
+        assert await stage.core.ownership.leave()
         stage.new_core()
-    events, record = await stage.events(), await stage.core.run("run")
+    events, record = await stage.events(), await stage.core.reads.run("run")
     for wrong in WRONG_EDITS:
         with pytest.raises(InvalidInputError, match=r"input=.*'delete'.*(path|force)"):
             await stage.core.decide("run", "a", ApprovalDecision(verdict="approved", input=wrong))
-    assert await stage.events() == events and await stage.core.run("run") == record
+    assert await stage.events() == events and await stage.core.reads.run("run") == record
     for _ in range(2):
         await stage.core.decide("run", "a", ApprovalDecision(verdict="approved", input={"path": "/tmp"}))
     assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
@@ -447,14 +447,14 @@ async def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() 
     stage = Stage(engine)
     await stage.start()
     await stage.until(stage.awaits)
-    assert await stage.core.leave()
+    assert await stage.core.ownership.leave()
     stage.engine = Unbuildable(engine.script, engine.registry)
     stage.new_core()
     edit = ApprovalDecision(verdict="approved", input={"path": "/tmp"})
     with pytest.raises(EngineError, match=r"'delete' cannot be checked: .*SystemExit"):
         await stage.core.decide("run", "a", edit)
-    assert [call.call_id for call in await stage.core.pending("run")] == ["a"]
-    assert await stage.core.leave()
+    assert [call.call_id for call in await stage.core.reads.pending("run")] == ["a"]
+    assert await stage.core.ownership.leave()
     stage.engine = engine
     stage.new_core()
     await stage.core.decide("run", "a", edit)
@@ -473,10 +473,10 @@ async def test_a_call_nested_too_deep_fails_its_run_and_leaves_the_session_reada
     outcome = await stage.run()
     assert outcome.run.state == "failed" and "nested more than 100 levels" in str(outcome.run.why)
     stage.new_core()
-    assert [turn.index for turn in await stage.core.turns()] == [0] and not called
+    assert [turn.index for turn in await stage.core.reads.turns()] == [0] and not called
     engine.script = [[Text(text="done")]]
     await stage.core.start(["again"], run_id="next")
-    assert (ended := await stage.core.wait("next")) and ended.run.state == "completed"
+    assert (ended := await stage.core.reads.wait("next")) and ended.run.state == "completed"
 
 
 async def test_two_edits_at_once_build_one_engine_which_is_closed() -> None:
@@ -500,13 +500,13 @@ async def test_two_edits_at_once_build_one_engine_which_is_closed() -> None:
     stage = Stage(engine)
     await stage.start()
     await stage.until(stage.awaits)
-    assert await stage.core.leave()
+    assert await stage.core.ownership.leave()
     slow = Slow(engine.script, engine.registry)
     stage.core = SessionCore(SESSION, stage.store, slow, off_loop=off_loop)
     edits = [ApprovalDecision(verdict="approved", input={"path": path}) for path in ("/a", "/a")]
     await asyncio.gather(*(stage.core.decide("run", "a", edit) for edit in edits))
     await stage.outcome()
-    assert await stage.core.leave()
+    assert await stage.core.ownership.leave()
     assert called == ["/a"] and len(built) == 1 and closed == built
 
 
@@ -536,7 +536,7 @@ async def test_decisions_that_fit_no_call_of_the_kind_are_refused() -> None:
     stage = Stage(Scripted([[use("a", "outside")], [Text(text="done")]], ToolRegistry(outside)))
     await stage.start()
     await stage.until(stage.awaits)
-    assert [call.wants for call in await stage.core.pending("run")] == ["result"]
+    assert [call.wants for call in await stage.core.reads.pending("run")] == ["result"]
     with pytest.raises(InvalidInputError, match="provide"):
         await stage.core.decide("run", "a", ApprovalDecision(verdict="approved"))
     await stage.core.decide("run", "a", ApprovalDecision(verdict="provided", text="42"))

@@ -101,11 +101,11 @@ async def run(file: Path, engine: OpenAIEngine) -> str:
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore("s", store, engine)
     await core.start(["hello"], run_id="r")
-    outcome = await core.wait("r")
+    outcome = await core.reads.wait("r")
     assert outcome
-    seen = [outcome.run, outcome.turn, (await core.events())[0], await store.runs("s"), await store.turns("s")]
+    seen = [outcome.run, outcome.turn, (await core.reads.events())[0], await store.runs("s"), await store.turns("s")]
     raw = [await asyncio.to_thread(Path(f"{file}{more}").read_bytes) for more in ("", "-wal")]
-    await core.leave()
+    await core.ownership.leave()
     await store.close()
     return "\n".join([*map(shown, seen), b"".join(raw).decode(errors="replace")])
 

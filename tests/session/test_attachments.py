@@ -84,7 +84,7 @@ def play(story: Awaitable[Any]) -> Any:
             return await story
         finally:
             while OPEN:
-                await OPEN.pop().leave()
+                await OPEN.pop().ownership.leave()
             await asyncio.sleep(0)
 
     return asyncio.run(call())
@@ -136,9 +136,9 @@ async def new_core(builder: Any, store: InMemoryStore | None = None) -> SessionC
 
 async def run(core: SessionCore, *prompts: Any) -> Any:
     """Return how a run of these prompts ended."""
-    run_id = f"r{len(await core.runs(limit=1000))} of {core.session_id}"
+    run_id = f"r{len(await core.reads.runs(limit=1000))} of {core.session_id}"
     await core.start(list(prompts), run_id=run_id)
-    return await core.wait(run_id)
+    return await core.reads.wait(run_id)
 
 
 async def check_goes_on(core: SessionCore) -> Turn:
@@ -171,14 +171,14 @@ def test_a_bad_attachment_stores_nothing_and_the_session_goes_on(provider: Local
     async def story() -> None:
         core = await new_core(engine(provider, api))
         await run(core, "hello")
-        before = await core.session()
+        before = await core.reads.session()
         bad = [block for block, _ in FLAWED]
         bad += [Image(data="aGk=", media_type="image/bmp"), *([VIDEO] if api == "chat" else [])]
         for block in bad:
             asked = core.start(["look", block], run_id="b") if verb == "start" else core.append(["look", block], "key")
             with pytest.raises(InvalidPromptError, match=rf"^session 's' .* prompts\[1\], the {block.kind}"):
                 await asked
-        assert await core.session() == before
+        assert await core.reads.session() == before
         await check_goes_on(core)
 
     play(story())
@@ -285,7 +285,7 @@ def test_a_session_that_was_stored_with_bad_attachments_goes_on(provider: LocalP
         commit = Commit(session=row, blocks=list(map(encode, blocks)), turns=[turn])
         await store.commit("s", row.epoch, commit)
         turn = (await check_goes_on(core)).record
-        assert len((await core.turn(turn.index)).blocks) == len(blocks) + 2
+        assert len((await core.reads.turn(turn.index)).blocks) == len(blocks) + 2
         fork = open_core((await core.fork(0, "f")).session_id, store, engine(provider, api))
         await check_goes_on(fork)
 
@@ -329,7 +329,7 @@ def test_a_picture_that_the_provider_refuses_fails_its_run_and_no_other(blind: L
         turn = await check_goes_on(core)
         (left_out,) = [block for block in turn.blocks if isinstance(block, Summary)]
         assert left_out.text == "[image (image/png) is left out: the provider refused it]"
-        assert await core.expand(left_out) == (PICTURE,)
+        assert await core.reads.expand(left_out) == (PICTURE,)
         again = open_core("s", store, engine(blind, api))  # as another process has it
         await check_goes_on(again)
         fork = open_core((await again.fork(None, "f")).session_id, store, engine(blind, api))

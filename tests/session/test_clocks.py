@@ -35,8 +35,8 @@ async def run(store: SessionStore, prompt: str) -> None:
     """Run a prompt in a process of its own."""
     core = SessionCore("s", store, EchoEngine())
     await core.start([prompt], run_id=prompt)
-    assert await core.wait(prompt)
-    await core.leave()
+    assert await core.reads.wait(prompt)
+    await core.ownership.leave()
 
 
 def test_the_clock_of_the_store_tells_when_a_session_was_used_and_not_that_of_a_node() -> None:

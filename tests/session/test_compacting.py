@@ -108,7 +108,7 @@ async def chat(stage: Stage, *prompts: str | Block, pause_s: float = 1.0) -> Out
     outcome: Outcome | None = None
     for prompt in prompts:
         started = await stage.core.start([prompt], run_id=f"run-{prompt}")
-        outcome = await stage.core.wait(started.run_id)
+        outcome = await stage.core.reads.wait(started.run_id)
         await asyncio.sleep(pause_s)
     assert outcome
     return outcome
@@ -137,9 +137,9 @@ async def test_the_oldest_exchanges_go_before_a_request_that_would_not_fit_and_e
     seen = [(await chat(stage, prompt)).turn for prompt in prompts(0, 12)]
     engine: Talker = stage.engine
     assert said(engine.given[-1])[-1].startswith("prompt 11") and len(said(engine.given[-1])) < 12
-    for turn, given in zip(await stage.core.turns(), engine.given, strict=True):
+    for turn, given in zip(await stage.core.reads.turns(), engine.given, strict=True):
         assert turn.blocks[: len(given)] == given, "it reads as the model saw it"
-    assert [turn and turn.blocks for turn in seen] == [turn.blocks for turn in await stage.core.turns()]
+    assert [turn and turn.blocks for turn in seen] == [turn.blocks for turn in await stage.core.reads.turns()]
     assert await told(stage, WindowCompacted) and not await told(stage, CompactionFailed)
 
 
@@ -155,7 +155,7 @@ async def test_a_run_makes_room_for_the_answer_that_it_allows_and_the_next_one_h
     await chat(stage, *prompts(0, 6))
     long: dict[str, Any] = {"params": {"max_output_tokens": 400}}
     await stage.core.start(["long"], run_id="long", **long)
-    await stage.core.wait("long")
+    await stage.core.reads.wait("long")
     engine: Steered = stage.engine
     assert len(said(engine.given[-2])) == 6, "all of it fits"
     assert 1 < len(said(engine.given[-1])) < 6 and sum(len(text) for text in said(engine.given[-1])) < 200
@@ -199,39 +199,39 @@ async def test_a_summary_is_made_beside_the_conversation_once_and_rolls_on() -> 
     for prompt in prompts(0, 20):
         assert sum(prompt in text for text in shown) == 1, f"{prompt} is shown once"
     assert all(f"summary {number}" in text for number, text in enumerate(shown[1:], 1)), "the one before is folded in"
-    assert (await stage.core.session()).usage.calls == len(model.shown), "the talker reports none"
+    assert (await stage.core.reads.session()).usage.calls == len(model.shown), "the talker reports none"
 
 
 async def test_a_summary_stands_for_what_was_said_and_is_expanded_to_it() -> None:
     stage = await opened(summarize(Summarizer()))
     await chat(stage, System(text="be kind"), *prompts(0, 30))
-    turn = await stage.core.latest()
+    turn = await stage.core.reads.latest()
     assert turn
     (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
-    behind = await stage.core.expand(summary)
+    behind = await stage.core.reads.expand(summary)
     held = [block for block in turn.blocks if isinstance(block, User)]
     assert said([*behind, *held]) == prompts(0, 30), "nothing is missing, nothing is doubled, in order"
     await stage.core.fork(None, "fork")
     await stage.core.delete()
     now = asyncio.get_running_loop().time
     fork = type(stage.core)("fork", stage.store, stage.engine, stage.config, overflow=stage.overflow, clock=now)
-    assert await fork.expand(summary) == behind, "a fork has what its summaries stand for"
+    assert await fork.reads.expand(summary) == behind, "a fork has what its summaries stand for"
     other = summary.model_copy(update={"of": (("9", 0, 1),)})
     with pytest.raises(InvalidInputError, match="none of session"):
-        await fork.expand(other)
+        await fork.reads.expand(other)
 
 
 async def test_a_fork_of_an_earlier_turn_goes_on_with_the_originals() -> None:
     stage = await opened(summarize(Summarizer()))
     await chat(stage, *prompts(0, 9))
     (first, *_) = await told(stage, WindowCompacted)
-    before = next(turn for turn in await stage.core.turns() if turn.record.carried)
+    before = next(turn for turn in await stage.core.reads.turns() if turn.record.carried)
     assert first and said(before.blocks) == prompts(0, before.index + 1)
     await stage.core.fork(before.index, "early")
     now = asyncio.get_running_loop().time
     fork = type(stage.core)("early", stage.store, stage.engine, stage.config, clock=now)
     await fork.start(["and then?"], run_id="fork")
-    outcome = await fork.wait("fork")
+    outcome = await fork.reads.wait("fork")
     assert outcome and outcome.turn and said(outcome.turn.blocks) == [*said(before.blocks), "and then?"]
 
 
@@ -245,7 +245,7 @@ async def test_a_prompt_that_fits_does_not_wait_for_the_summary_and_one_that_doe
     while not model.shown:
         await chat(stage, *prompts(number, number + 1), pause_s=0.0)
         number += 1
-    assert not (await stage.core.session()).usage.calls
+    assert not (await stage.core.reads.session()).usage.calls
     await chat(stage, "short", pause_s=0.0)
     assert asyncio.get_running_loop().time() < began + 5, "it did not wait"
     assert said(stage.engine.given[-1])[0] == prompts(0, 1)[0]
@@ -253,7 +253,7 @@ async def test_a_prompt_that_fits_does_not_wait_for_the_summary_and_one_that_doe
     assert asyncio.get_running_loop().time() > began + 5
     assert said(stage.engine.given[-1])[0] == "summary 1" and said(stage.engine.given[-1])[-2] == "short"
     assert len(model.shown) == 1
-    turns = await stage.core.turns()
+    turns = await stage.core.reads.turns()
     assert turns[-1].blocks[: len(stage.engine.given[-1])] == stage.engine.given[-1]
 
 
@@ -296,9 +296,9 @@ async def test_a_summary_that_is_none_changes_nothing_is_told_and_is_asked_for_a
     assert [(event.attempt, event.of) for event in failed] == [(1, 3), (2, 3), (3, 3)]
     assert all(kind in event.why or kind == "EngineError" for event in failed)
     assert not await told(stage, WindowCompacted)
-    turn = await stage.core.latest()
+    turn = await stage.core.reads.latest()
     assert turn and said(turn.blocks) == prompts(0, 8) and not turn.record.carried
-    usage = (await stage.core.session()).usage
+    usage = (await stage.core.reads.session()).usage
     assert (usage.input_tokens, usage.calls) == (300, 3) and usage.cost == pytest.approx(330e-6)
     await chat(stage, *prompts(8, 20))
     assert await told(stage, WindowCompacted), "later it is tried again"
@@ -365,7 +365,7 @@ async def test_a_tool_loop_that_outgrows_the_window_goes_on_with_less_before_it(
     assert all(sum(map(index.count, given)) <= 600 for given in stage.engine.given)
     assert said(outcome.turn.blocks)[-1] == "look" and said(outcome.turn.blocks)[0] != prompts(0, 1)[0]
     assert said(stage.engine.given[8])[0] != said(stage.engine.given[-1])[0], "it went in the midst of the run"
-    turns = await stage.core.turns()
+    turns = await stage.core.reads.turns()
     assert turns[-1].blocks[:-1] == stage.engine.given[-1], "it reads as its last request was"
     assert said(turns[-2].blocks)[-1] == prompts(7, 8)[0]
 
@@ -440,7 +440,7 @@ async def test_a_strategy_that_breaks_a_law_or_raises_changes_nothing() -> None:
     outcome = await chat(stage, "z" * 300)
     assert (outcome.run.state, outcome.run.code) == ("failed", "compaction") and "'decides'" in str(outcome.run.why)
     assert all("oops" in event.why for event in await told(stage, CompactionFailed))
-    turn = await stage.core.latest()
+    turn = await stage.core.reads.latest()
     assert turn and said(turn.blocks) == [*prompts(0, 7), "z" * 300]
     with pytest.raises(StrategyError, match="oops"):
         await stage.core.compact()
@@ -489,7 +489,7 @@ async def test_what_goes_is_in_long_term_memory_before_and_a_failing_memory_keep
     await asyncio.sleep(20)
     failed = await told(stage, CompactionFailed)
     assert len(failed) == 3 and all("Notebook: the disk is full" in event.why for event in failed)
-    turn = await stage.core.latest()
+    turn = await stage.core.reads.latest()
     assert turn and not turn.record.carried and good.items and not bad.items
     assert good.given == len(good.items), "it was given nothing twice in this compaction"
     number = 7
@@ -497,9 +497,9 @@ async def test_what_goes_is_in_long_term_memory_before_and_a_failing_memory_keep
         await chat(stage, *prompts(number, number + 1), pause_s=20.0)
         number += 1
     assert set(bad.items) == set(good.items)
-    turn = await stage.core.latest()
+    turn = await stage.core.reads.latest()
     assert turn
-    gone = prompts(0, number - len(said((await stage.core.latest()).blocks)))  # type: ignore[union-attr]
+    gone = prompts(0, number - len(said((await stage.core.reads.latest()).blocks)))  # type: ignore[union-attr]
     items = sorted(good.items.values(), key=lambda item: item.source.turn_index or 0)
     await chat(stage, "what is left?")
     left = said(stage.engine.given[-1])
@@ -520,7 +520,7 @@ async def test_a_memory_that_fails_lets_otherwise_decide_or_the_run_fail() -> No
     stage, outcome = await story(None)
     assert (outcome.run.state, outcome.run.code) == ("failed", "compaction")
     assert "Notebook: the disk is full" in str(outcome.run.why)
-    turn = await stage.core.latest()
+    turn = await stage.core.reads.latest()
     assert turn and said(turn.blocks) == prompts(0, 12)
 
 
@@ -532,9 +532,9 @@ async def test_compact_says_what_it_would_do_and_does_it_when_asked() -> None:
     stage.config = stage.core.engines.config
     small = summarize(Summarizer(ValueError("once")), trigger_ratio=0.2)
     stage.core.use(stage.engine, stage.config, small)
-    before = await stage.core.latest()
+    before = await stage.core.reads.latest()
     would = await stage.core.compact(explain=True)
-    assert would and before == await stage.core.latest() and not small.model.shown and not would.done
+    assert would and before == await stage.core.reads.latest() and not small.model.shown and not would.done
     assert "summarised: blocks 0 to 17" in str(would) and would.tokens_after < would.tokens_before
     did = await stage.core.compact()
     assert did and did.done and did.summary == "summary 2" and did.tokens_after < would.tokens_after
@@ -572,13 +572,13 @@ async def test_a_process_that_compacts_does_not_leave_and_a_session_that_is_dele
     model = Summarizer(delay_s=5.0)
     stage = await opened(summarize(model))
     await chat(stage, *prompts(0, 8), pause_s=0.1)
-    assert model.shown and not await stage.core.leave()
+    assert model.shown and not await stage.core.ownership.leave()
     await stage.core.delete()
     await asyncio.sleep(10)
     stage = await opened(summarize(Summarizer(delay_s=5.0)))
     await chat(stage, *prompts(0, 8), pause_s=0.1)
     await asyncio.sleep(10)
-    assert await stage.core.leave()
+    assert await stage.core.ownership.leave()
 
 
 async def test_what_one_commit_spent_is_counted_once_though_its_answer_was_lost() -> None:
@@ -611,7 +611,7 @@ async def test_what_one_commit_spent_is_counted_once_though_its_answer_was_lost(
         assert not stage.store.loses
         assert len(await told(stage, WindowCompacted)) == 1
         assert len(await told(stage, CompactionFailed)) == len(answers)
-        usage = (await stage.core.session()).usage
+        usage = (await stage.core.reads.session()).usage
         assert usage.calls == len(model.shown) == 1 + len(answers)
         await chat(stage, "and?")
         assert said(stage.engine.given[-1])[0].startswith("summary")
@@ -735,7 +735,7 @@ async def test_a_model_or_a_memory_that_wants_to_end_it_all_only_fails(raised: B
         assert "Trim" in {event.strategy for event in await told(stage, WindowCompacted)}
         if isinstance(overflow, Summarize):
             asked = len(overflow.model.shown)
-            assert (await stage.core.session()).usage.input_tokens == 100 * asked, "each is paid for"
+            assert (await stage.core.reads.session()).usage.input_tokens == 100 * asked, "each is paid for"
 
 
 async def test_a_memory_that_hangs_is_given_up() -> None:
@@ -760,7 +760,7 @@ async def test_an_answer_that_met_its_limit_is_no_summary() -> None:
     await chat(stage, *prompts(0, 8), pause_s=0.0)
     await asyncio.sleep(20)
     assert len(await told(stage, CompactionFailed)) == 3 and not await told(stage, WindowCompacted)
-    assert (await stage.core.session()).usage.calls == 3, "an attempt is one call, whatever the engine counts"
+    assert (await stage.core.reads.session()).usage.calls == 3, "an attempt is one call, whatever the engine counts"
 
 
 async def test_a_part_that_fails_for_good_leaves_all_as_it_was() -> None:
@@ -770,7 +770,7 @@ async def test_a_part_that_fails_for_good_leaves_all_as_it_was() -> None:
     stage.core.use(stage.engine, stage.config, summarize(model, model_window=3200))
     with pytest.raises(CompactionError):
         await stage.core.compact()
-    turn = await stage.core.latest()
+    turn = await stage.core.reads.latest()
     assert turn and said(turn.blocks) == prompts(0, 60) and not turn.record.carried
 
 
@@ -865,7 +865,7 @@ async def test_a_session_that_has_ended_compacts_no_more_and_what_it_spent_is_co
     await stage.core.end()
     await asyncio.sleep(60)
     assert len(model.shown) == 1 and not await told(stage, WindowCompacted)
-    assert (await stage.core.session()).usage.input_tokens == 100
+    assert (await stage.core.reads.session()).usage.input_tokens == 100
     events = await stage.events()
     assert events[-1].kind == "session_ended"
 
@@ -894,7 +894,7 @@ async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
 
     async def say(on: SessionCore, text: str) -> None:
         await on.start([text], run_id=text)
-        await on.wait(text)
+        await on.reads.wait(text)
 
     await chat(stage, "one " * 20, "two " * 20)
     await stage.core.fork(None, "A")
@@ -910,10 +910,10 @@ async def test_a_fork_of_a_fork_keeps_what_its_summary_stands_for() -> None:
     for gone in (stage.core, first, second, third):
         await gone.delete()
     fourth = core("D")
-    turn = await fourth.latest()
+    turn = await fourth.reads.latest()
     assert turn
     (summary,) = (block for block in turn.blocks if isinstance(block, Summary))
-    assert said(await fourth.expand(summary)) == ["one " * 20, "two " * 20]
+    assert said(await fourth.reads.expand(summary)) == ["one " * 20, "two " * 20]
 
 
 async def test_nobody_expands_what_was_rolled_back() -> None:
@@ -921,10 +921,10 @@ async def test_nobody_expands_what_was_rolled_back() -> None:
     await chat(stage, "hello")
     await stage.core.start(["my secret"], run_id="gone")
     await stage.core.start(["never mind"], run_id="kept", if_busy="rollback")
-    await stage.core.wait("kept")
-    session = await stage.core.session()
+    await stage.core.reads.wait("kept")
+    session = await stage.core.reads.session()
     with pytest.raises(InvalidInputError, match="none of session"):
-        await stage.core.expand(Summary(text="", of=((session.log, 0, session.log_size),)))
+        await stage.core.reads.expand(Summary(text="", of=((session.log, 0, session.log_size),)))
 
 
 async def test_an_earlier_prompt_that_was_never_answered_goes_though_the_system_prompt_has_moved() -> None:
@@ -933,7 +933,7 @@ async def test_an_earlier_prompt_that_was_never_answered_goes_though_the_system_
     outcome = await chat(stage, "x" * 900, pause_s=0.0)
     assert outcome.run.code == "window"
     started = await stage.core.start([System(text="be kind"), "y" * 400], run_id="next")
-    outcome = (await stage.core.wait(started.run_id)) or outcome
+    outcome = (await stage.core.reads.wait(started.run_id)) or outcome
     assert outcome.run.state == "completed" and said(stage.engine.given[-1]) == ["y" * 400]
     outcome = await chat(stage, "z" * 300, pause_s=0.0)
     assert outcome.run.state == "completed"
@@ -962,8 +962,8 @@ def test_a_run_that_is_cancelled_while_its_window_is_counted_leaves_the_counts_r
         assert await core.cancel("stop", "one")
         go_on.set()
         await core.start(["two"], run_id="two")
-        await core.wait("two")
-        turn = await core.latest()
+        await core.reads.wait("two")
+        turn = await core.reads.latest()
         assert turn and core.engines.current.compactor
         window = await core.engines.current.compactor.window(turn.record, turn.cache)
         assert window.total == sum(map(ByteCounter().count, turn.blocks))
@@ -1008,7 +1008,7 @@ async def test_a_summary_that_a_discarded_run_waited_for_is_there_for_the_next()
         await asyncio.sleep(2)
         assert await stage.core.cancel("no", f"z{number}")
     assert len(model.shown) == 1 and said(stage.engine.given[-1])[0] == "summary 1"
-    turn = await stage.core.latest()
+    turn = await stage.core.reads.latest()
     assert turn and said(turn.blocks) == prompts(0, 7), "the turn before reads as it was"
 
 
@@ -1028,7 +1028,7 @@ async def test_what_was_compacted_beside_a_run_is_taken_over_where_its_own_strat
     await asyncio.sleep(0.5)
     stage.core.use(agent, stage.config, Trim(max_tokens=200))
     assert await stage.core.compact()
-    outcome = await stage.core.wait("look")
+    outcome = await stage.core.reads.wait("look")
     assert outcome and outcome.run.state == "completed" and not await told(stage, CompactionFailed)
     given = [sum(map(ByteCounter().count, blocks)) + 3 for blocks in agent.given[7:]]
     assert max(given) <= 480 and any(after < before for before, after in pairwise(given))
@@ -1055,7 +1055,7 @@ async def test_what_a_step_spent_is_counted_once_though_the_answer_to_its_record
     stage.store.commit = forgetful
     await stage.create()
     outcome = await chat(stage, "look")
-    assert lost and outcome.run.usage and (await stage.core.session()).usage.input_tokens == 40
+    assert lost and outcome.run.usage and (await stage.core.reads.session()).usage.input_tokens == 40
     assert (outcome.run.usage.input_tokens, outcome.run.usage.calls) == (40, 4)
 
 

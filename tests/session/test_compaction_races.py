@@ -212,7 +212,7 @@ async def live(world: WindowWorld, prompts: int, *, kills: int = 2) -> list[str]
     deciding = asyncio.create_task(decider())
     await asyncio.gather(caller(), killer())
     for run_id in runs:
-        assert (await world.ask("wait", run_id)).run.finish
+        assert (await world.ask("reads.wait", run_id)).run.finish
     quiet.set()
     await deciding
     world.store.fail_rate = 0.0
@@ -242,7 +242,7 @@ def prompts_of(blocks: Sequence[Block]) -> list[str]:
 async def base_of(world: WindowWorld) -> tuple[Block, ...]:
     """Return what the next turn goes on with, without its own prompt."""
     await world.ask("start", ["and now?"], run_id="last")
-    outcome = await world.ask("wait", "last")
+    outcome = await world.ask("reads.wait", "last")
     assert outcome.turn
     return tuple(outcome.turn.blocks)
 
@@ -277,19 +277,19 @@ def test_whatever_goes_wrong_with_a_summary_nothing_is_lost_and_none_stands_for_
         if not turns:
             return
         kept = Counter(prompt for turn in turns for prompt in prompts_of(turn.new_blocks))
-        latest = await world.ask("latest")
+        latest = await world.ask("reads.latest")
         blocks = latest.blocks
         for block in blocks:
             if isinstance(block, Summary):
-                blocks = (*await world.ask("expand", block), *blocks)
+                blocks = (*await world.ask("reads.expand", block), *blocks)
         held = Counter(prompts_of(blocks))
         assert max(held.values(), default=1) == 1 and not held - kept, "nothing is there twice or from nowhere"
         if only:
             assert held == kept, f"lost: {kept - held}"
-        events = [event for event in (await world.ask("events"))[0] if not event.live]
+        events = [event for event in (await world.ask("reads.events"))[0] if not event.live]
         done = [event for event in events if isinstance(event, WindowCompacted) and event.summary]
         assert len(done) <= len(world.summarizer.shown)
-        usage = (await world.ask("session")).usage
+        usage = (await world.ask("reads.session")).usage
         told = [
             event.usage for event in events if isinstance(event, WindowCompacted | CompactionFailed) and event.usage
         ]
@@ -328,7 +328,7 @@ def test_whatever_goes_wrong_with_memories_what_left_the_window_is_in_all_of_the
         if not turns:
             return
         kept = {prompt for turn in turns for prompt in prompts_of(turn.new_blocks)}
-        latest = await world.ask("latest")
+        latest = await world.ask("reads.latest")
         held = set(prompts_of(latest.blocks))
         for archive in world.archives:
             told = [prompt for item in archive.items.values() for prompt in prompts_of(item.blocks)]

@@ -107,7 +107,7 @@ async def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: 
     core = SessionCore(SESSION, store, engine, config, memories=slots)
     for number in range(TURNS):
         await core.start([prompt(number, engine.last)], run_id=f"run {number}")
-        outcome = await core.wait(f"run {number}")
+        outcome = await core.reads.wait(f"run {number}")
         assert outcome and outcome.turn and outcome.turn.status == "completed"
         if number % NEW == 0:
             assert await core.wait_for_memory()
@@ -119,5 +119,5 @@ async def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: 
     assert engine.recalling == TURNS and "crate" in engine.last and "lavender" in engine.last
     assert TURNS / NEW <= model.calls <= TURNS and memory.stats["calls"] == model.calls
     assert memory.stats["added"] == TURNS / NEW
-    (events, _, _) = await core.events(limit=100_000)
+    (events, _, _) = await core.reads.events(limit=100_000)
     assert not [event for event in events if event.kind in ("memory_failed", "memory_behind", "turn_not_saved")]

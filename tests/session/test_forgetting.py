@@ -68,7 +68,7 @@ async def test_a_turn_that_is_forgotten_is_in_no_later_request_and_in_no_memory_
     await stage.say("five")
     assert prompts_of(engine.given[-1]) == [*left, "four", "five"]
     check_request(engine.given[-1])
-    kept = await stage.core.turns()
+    kept = await stage.core.reads.turns()
     assert [turn.blocks for turn in kept[:3]] == [turn.blocks for turn in turns], "as its model saw it"
     assert [turn.record.forgotten for turn in kept] == [index == which for index in range(5)]
     await stage.core.wait_for_memory()
@@ -132,7 +132,7 @@ async def test_a_summary_of_a_forgotten_turn_gives_way_to_the_rest_of_what_it_st
     for number in range(24):
         await stage.say(f"prompt {number:02} {'x' * 20}")
         await asyncio.sleep(1)
-    latest = await stage.core.latest()
+    latest = await stage.core.reads.latest()
     assert latest
     (summary,) = (block for block in latest.blocks if isinstance(block, Summary))
     assert summary.folded, "a summary of summaries"
@@ -145,7 +145,7 @@ async def test_a_summary_of_a_forgotten_turn_gives_way_to_the_rest_of_what_it_st
     await stage.say("and now?")
     for block in (block for given in model.shown[shown:] for block in given):
         assert gone not in getattr(block, "text", ""), "nobody sums it up again"
-    (last,) = (await stage.core.turns(limit=100))[-1:]
+    (last,) = (await stage.core.reads.turns(limit=100))[-1:]
     held = await expanded(stage, last.blocks)
     assert held == [*(text for text in before if text != gone), "and now?"], "all others are there, once"
     check_request(stage.engine.given[-1])
@@ -155,7 +155,7 @@ async def expanded(stage: MemoryStage, blocks: Sequence[Block]) -> list[str]:
     """Return the prompts among blocks, and among what summaries stand for."""
     found: list[Block] = []
     for block in blocks:
-        found += await stage.core.expand(block) if isinstance(block, Summary) else (block,)
+        found += await stage.core.reads.expand(block) if isinstance(block, Summary) else (block,)
     return prompts_of(found)
 
 
@@ -195,7 +195,7 @@ async def test_forks_go_on_without_what_was_forgotten() -> None:
     for name, held in (("now", ["prompt 0"]), ("then", ["prompt 0"])):
         (turn,) = await stage.store.turns(name)
         spans = turn.base
-        blocks = await stage.core.state.journal.read(spans)
+        blocks = await stage.core.state.journal.blocks.read(spans)
         assert said(blocks) == held, name
 
 
@@ -210,7 +210,7 @@ async def test_what_cannot_be_forgotten_now_is_refused_and_loses_nothing() -> No
     await stage.core.start([], run_id="run")
     with pytest.raises(SessionBusyError):
         await stage.core.forget_turn(0)
-    await stage.core.wait("run")
+    await stage.core.reads.wait("run")
     assert said(stage.engine.given[-1]) == ["one", "later"]
     assert (await stage.core.forget_turn(0)).turns == 1
 
@@ -224,7 +224,7 @@ async def test_a_session_that_is_deleted_is_forgotten_by_all_memories() -> None:
     stage.new_core()
     await stage.say("I keep bees")
     await stage.core.wait_for_memory()
-    desk = stage.core.memory_access()
+    desk = stage.core.retrieval.memory_access()
     await desk.merge_notes("bees")
     await desk.save("Ada keeps bees", id="kept")
     book.held.clear()
@@ -277,11 +277,11 @@ async def test_a_turn_that_is_being_read_to_be_saved_when_it_is_forgotten_is_not
     stage.memories = (book,)
     stage.new_core()
     await stage.core.activate()
-    stage.core.state.journal.cache = BlockCache()
+    stage.core.state.journal.blocks.cache = BlockCache()
     stage.store.blocks = later(stage.store.blocks, 5.0)
     await asyncio.sleep(1)
-    spans = (Span((await stage.core.session()).log, 0, 4),)
-    stage.core.state.journal.cache.add_spans(spans, await InMemoryStore.blocks(stage.store, spans))
+    spans = (Span((await stage.core.reads.session()).log, 0, 4),)
+    stage.core.state.journal.blocks.cache.add_spans(spans, await InMemoryStore.blocks(stage.store, spans))
     done = await stage.core.forget_turn(0)
     assert done.waiting == 1
     await stage.core.wait_for_memory()
@@ -330,7 +330,7 @@ async def test_a_run_that_began_before_memories_had_forgotten_has_nothing_of_it_
     await stage.core.start(["what tea ?"], run_id="run")
     await forgetting
     engine.given.clear()
-    outcome = await stage.core.wait("run")
+    outcome = await stage.core.reads.wait("run")
     assert outcome and outcome.run.state == "completed" and engine.given
     for given in engine.given:
         assert not any("secret" in getattr(block, "text", "") for block in given)
@@ -360,7 +360,7 @@ async def test_a_run_whose_start_is_being_stored_when_memories_have_forgotten_as
     await forgetting
     stage.store.commit = commit
     await start
-    await stage.core.wait("run")
+    await stage.core.reads.wait("run")
     assert not any("secret" in getattr(block, "text", "") for block in stage.engine.given[-1])
 
 
@@ -373,7 +373,7 @@ async def test_a_fork_of_an_earlier_turn_goes_on_without_what_was_forgotten_of_i
         await asyncio.sleep(1)
     for number in (0, 10):
         await stage.core.forget_turn(number)
-    held = (await stage.core.turn(11)).blocks
+    held = (await stage.core.reads.turn(11)).blocks
     assert any(isinstance(block, Summary) for block in held)
     await stage.core.fork(11, "fork")
     await stage.core.fork(4, "early")
@@ -384,7 +384,7 @@ async def test_a_fork_of_an_earlier_turn_goes_on_without_what_was_forgotten_of_i
         ("gone", list(range(1, 10))),
     ):
         (turn,) = await stage.store.turns(name)
-        blocks = await stage.core.state.journal.read(turn.base)
+        blocks = await stage.core.state.journal.blocks.read(turn.base)
         assert [int(text[7:9]) for text in prompts_of(blocks)] == numbers, name
         assert not any(isinstance(block, Summary) for block in blocks)
     (kept,) = await stage.store.turns("fork")
@@ -402,7 +402,7 @@ async def test_forgetting_may_be_repeated_where_the_store_failed_at_any_of_its_s
         stage.memories = (book,)
         stage.new_core()
         await stage.core.wait_for_memory(0.5)
-        stage.core.state.journal.cache = BlockCache()
+        stage.core.state.journal.blocks.cache = BlockCache()
         act = getattr(stage.store, verb)
 
         async def fails(*args: Any, act: Any = act, when: str = when, **settings: Any) -> Any:
@@ -448,7 +448,7 @@ async def test_a_delete_that_failed_leaves_a_session_that_saves_on() -> None:
     await stage.say("two")
     with pytest.raises(LongTermMemoryError):
         await stage.core.delete()
-    assert not await stage.core.leave()
+    assert not await stage.core.ownership.leave()
     bad.fails = None
     assert await stage.core.wait_for_memory() and bad.turns == [0, 1]
     bad.forget = later(bad.forget, 5.0)  # type: ignore[method-assign]
@@ -499,9 +499,9 @@ async def test_notes_outlive_a_turn_that_is_forgotten() -> None:
     stage.working = WorkingMemory(InMemoryNotes())
     stage.new_core()
     await stage.say("one")
-    await stage.core.memory_access().merge_notes("bees")
+    await stage.core.retrieval.memory_access().merge_notes("bees")
     assert (await stage.core.forget_turn(0)).notes == 0
-    assert "bees" in await stage.core.memory_access().read_notes()
+    assert "bees" in await stage.core.retrieval.memory_access().read_notes()
 
 
 async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so_do_all_where_memory_is_disabled() -> (
@@ -520,7 +520,7 @@ async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so
     assert (await stage.core.forget_turn(0)).items == {"memory 0": 1, "flushed": 1}
     disabled = replace(stage.config, memory=MemoryConfig(enabled=False))
     notes = WorkingMemory(InMemoryNotes())
-    await notes.replace(stage.core.memory_access()._scope, "a note")
+    await notes.replace(stage.core.retrieval.memory_access()._scope, "a note")
     stage.core.use(stage.engine, disabled, flush, slots, notes)
     done = await stage.core.delete()
     assert done.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and done.notes == 1

@@ -20,9 +20,9 @@ from turnwise.actors.client.requests import Call
 from turnwise.actors.client.session import Session
 from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, StartAnswer
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.cached_blocks import TRIM_BYTES
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.journal import HELD_BYTES
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Text, User, encode
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -229,15 +229,15 @@ async def test_the_process_of_a_session_of_thousands_of_turns_holds_what_it_show
     most = most_counted = 0
     for number in range(MANY // 5):
         await core.start([f"{number}: " + "x" * 400], run_id=f"run-{number}")
-        outcome = await core.wait(f"run-{number}")
+        outcome = await core.reads.wait(f"run-{number}")
         assert outcome and outcome.turn and outcome.turn.text.endswith("x")
-        most = max(most, core.state.journal.cache.size_bytes)
+        most = max(most, core.state.journal.blocks.cache.size_bytes)
         index = core.engines.current.compactor and core.engines.current.compactor._index
         counted = sum(len(stretch.totals) for each in index._logs.values() for stretch in each) if index else 0
         most_counted = max(most_counted, counted)
-    assert HELD_BYTES // 2 < most < HELD_BYTES + 10_000
-    assert most_counted < 3 * HELD_BYTES // 600
-    assert (await core.turn(0)).text.endswith("x"), "what has left memory is in the store"
-    early = await core.wait(f"run-{MANY // 5 - 100}")
+    assert TRIM_BYTES // 2 < most < TRIM_BYTES + 10_000
+    assert most_counted < 3 * TRIM_BYTES // 600
+    assert (await core.reads.turn(0)).text.endswith("x"), "what has left memory is in the store"
+    early = await core.reads.wait(f"run-{MANY // 5 - 100}")
     assert early and early.turn and len(early.turn.blocks) > 2
-    assert (await core.latest()) == (await core.turn(MANY // 5 - 1))
+    assert (await core.reads.latest()) == (await core.reads.turn(MANY // 5 - 1))

@@ -88,7 +88,7 @@ async def live(seed: int) -> None:
     deciding = asyncio.create_task(decider())
     await asyncio.gather(caller(), killer())
     for run_id in runs:
-        assert (await world.ask("wait", run_id)).run.finish
+        assert (await world.ask("reads.wait", run_id)).run.finish
     quiet.set()
     await deciding
     world.store.fail_rate = 0.0
@@ -105,7 +105,7 @@ async def live(seed: int) -> None:
 async def read_events(world: AgentWorld) -> list[Event]:
     """Return the stored events, as a caller reads them page by page."""
     events: list[Event] = []
-    while page := (await world.ask("events", events[-1].seq if events else 0, 7))[0]:
+    while page := (await world.ask("reads.events", events[-1].seq if events else 0, 7))[0]:
         events += page
     return [event for event in events if not event.live]
 
@@ -156,7 +156,7 @@ def test_what_an_executed_tool_gave_is_in_the_history_unless_the_process_died() 
             await world.ask("cancel", "stop", "run")
 
         async def decide() -> Any:
-            while await world.ask("wait", "run", 0.05) is None:
+            while await world.ask("reads.wait", "run", 0.05) is None:
                 with suppress(CallDecidedError):
                     await world.decide("run")
 

@@ -47,12 +47,12 @@ async def core_with(history: Any) -> tuple[SessionCore, InMemoryStore]:
 async def run(core: SessionCore, *names: str) -> None:
     for name in names:
         await core.start([name], run_id=name)
-        await core.wait(name)
+        await core.reads.wait(name)
 
 
 async def test_events_move_to_the_history_and_read_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 30: pages go through both stores, in order, without gap or duplicate."""
-    monkeypatch.setattr(journal, "FORGET_EVERY", 1)
+    monkeypatch.setattr(journal, "DELETE_EVERY", 1)
 
     history = InMemoryHistory()
     core, store = await core_with(history)
@@ -68,10 +68,10 @@ async def test_events_move_to_the_history_and_read_as_before(monkeypatch: pytest
     again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
     for limit in (1, 3, 5, 100):
         seen: list[Any] = []
-        while page := (await again.events(seen[-1].seq if seen else 0, limit))[0]:
+        while page := (await again.reads.events(seen[-1].seq if seen else 0, limit))[0]:
             seen += page
         told = [(event.kind, getattr(event, "text", "")) for event in seen if not event.live]
-        wanted = [(event.kind, getattr(event, "text", "")) for event in (await plain.events())[0]]
+        wanted = [(event.kind, getattr(event, "text", "")) for event in (await plain.reads.events())[0]]
         assert told == [event for event in wanted if event[0] != "text_delta"]
     await check_session(store, SESSION, history=history)
 
@@ -112,7 +112,7 @@ async def test_a_process_that_leaves_first_hands_its_events_over(monkeypatch: py
     history = InMemoryHistory()
     core, store = await core_with(history)
     await run(core, "a", "b")
-    assert await core.leave()
+    assert await core.ownership.leave()
     assert await history.events(SESSION) == await store.events(SESSION)
 
 
@@ -152,14 +152,14 @@ async def test_a_session_that_has_left_leaves_nothing_running(down: bool, monkey
     history.down = down
     core, store = await core_with(history)
     await run(core, "a", "b")
-    assert await core.leave() and await core.leave()
+    assert await core.ownership.leave() and await core.ownership.leave()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
     assert await history.last_seq(SESSION) == (0 if down else (await store.events(SESSION))[-1].seq)
     history.down = False
     again = SessionCore(SESSION, store, ScriptedEngine(), history=history)
     await again.activate()
-    await again.leave()
+    await again.ownership.leave()
     assert len(await history.events(SESSION)) == 4
 
 
@@ -171,7 +171,7 @@ async def test_an_owner_that_was_cut_off_deletes_no_history() -> None:
     await run(stale, "a")
     owner = SessionCore(SESSION, store, ScriptedEngine(), history=history)
     await run(owner, "b")
-    await owner.leave()
+    await owner.ownership.leave()
     with pytest.raises(SessionFencedError):
         await stale.delete()
     assert len(await history.events(SESSION)) == 4
@@ -180,7 +180,7 @@ async def test_an_owner_that_was_cut_off_deletes_no_history() -> None:
 async def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(journal, "FORGET_EVERY", 1)
+    monkeypatch.setattr(journal, "DELETE_EVERY", 1)
 
     history = InMemoryHistory()
     core, store = await core_with(history)
@@ -196,6 +196,6 @@ async def test_a_deletion_that_fails_loses_no_event_of_those_that_the_store_has(
         await core.delete()
     kept = [event.seq for event in await store.events(SESSION)]
     await run(core, "b", "c")
-    await core.leave()
+    await core.ownership.leave()
     seen = {event.seq for event in (*await history.events(SESSION), *await store.events(SESSION))}
     assert seen >= set(kept) and len(seen) == len(kept) + 4

@@ -410,14 +410,14 @@ async def live(world: MemoryWorld, prompts: int) -> None:
     async def leaver() -> None:
         for _ in range(random.randrange(3)):
             await asyncio.sleep(dice() * prompts * 0.5)
-            if await world.ask("leave") and (core := world.core).state.journal.lost:
+            if await world.ask("ownership.leave") and (core := world.core).state.journal.lost:
                 if world.memories == world.shelves and not core.state.journal.stale:
                     world.expect(not await world.missing(), f"it left {await world.missing()}")
                 world.core = world._new_core()
 
     await asyncio.gather(caller(), forgetter(), killer(), switcher(), leaver())
     for run_id in runs:
-        assert (await world.ask("wait", run_id)).run.finish
+        assert (await world.ask("reads.wait", run_id)).run.finish
     world.store.fail_rate = 0.0
     for shelf in world.shelves:
         shelf.is_sound = True
@@ -446,7 +446,7 @@ async def check_life(world: MemoryWorld) -> None:
         for item in shelf.items.values():
             index = item.source.turn_index
             assert index is not None
-            blocks = (await world.ask("turn", index)).new_blocks
+            blocks = (await world.ask("reads.turn", index)).new_blocks
             assert item.blocks == tuple(blocks), "it has its own blocks"
     for index, spans in world.ended.items():
         turn = kept[index]
@@ -458,7 +458,7 @@ async def check_life(world: MemoryWorld) -> None:
         with suppress(TurnNotFoundError):
             await world.ask("fork", at, f"fork{number}")
             (fork,) = await store.turns(f"fork{number}")
-            blocks = await world.core.state.journal.read(fork.base)
+            blocks = await world.core.state.journal.blocks.read(fork.base)
             held = words_of(blocks)
             for block in blocks:
                 if isinstance(block, Summary):
@@ -519,10 +519,10 @@ def test_saving_costs_no_commit_while_nothing_goes_wrong() -> None:
             await world.ask("start", [f"w{number}"], run_id=f"run{number}", if_busy="enqueue")
             await asyncio.sleep(world.random.random())
         for number in range(4):
-            await world.ask("wait", f"run{number}")
+            await world.ask("reads.wait", f"run{number}")
         assert await world.ask("wait_for_memory")
         assert world.commits == 8 and all(shelf.turns == [0, 1, 2, 3] for shelf in world.shelves)
-        assert not world.faults and await world.ask("leave") and world.commits == 9
+        assert not world.faults and await world.ask("ownership.leave") and world.commits == 9
         assert (await world.store.inner.get(SESSION)).saved == 3
 
     assert explore(30, life)
@@ -534,7 +534,7 @@ def test_saving_goes_on_when_a_store_is_back_that_nobody_could_ask_for_long() ->
         world.store.fail_rate = 0.0
         await world.create()
         await world.ask("start", ["w0"], run_id="run")
-        await world.ask("wait", "run")
+        await world.ask("reads.wait", "run")
         world.store.fail_rate = 1.0
         await asyncio.sleep(100)
         world.store.fail_rate = 0.0

@@ -87,7 +87,7 @@ async def request(core: SessionCore, *prompt: str | Block) -> Sequence[Block]:
     """Return what the engine is given for a prompt."""
     run_id = new_id()
     await core.start(prompt, run_id=run_id)
-    outcome = await core.wait(run_id)
+    outcome = await core.reads.wait(run_id)
     assert outcome and outcome.run.state == "completed", outcome
     return ENGINES[id(core)].given[-1]
 
@@ -100,7 +100,7 @@ def section(blocks: Sequence[Block], name: str = "profile") -> str:
 
 
 async def told(core: SessionCore) -> MemoryRecalled:
-    found, _, _ = await core.events(limit=1000)
+    found, _, _ = await core.reads.events(limit=1000)
     *_, event = [event for event in found if isinstance(event, MemoryRecalled)]
     return event
 

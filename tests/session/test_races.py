@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -54,10 +55,10 @@ def test_of_many_starts_one_wins_and_the_losers_leave_no_trace() -> None:
         results = await asyncio.gather(*(start(number) for number in range(50 if seed % 50 == 0 else 8)))
         won = [result for result in results if not isinstance(result, Exception)]
         assert len(won) == 1
-        outcome = await world.core.wait(won[0].run_id)
+        outcome = await world.core.reads.wait(won[0].run_id)
         assert outcome and outcome.turn and texts(outcome.turn.blocks) == [won[0].run_id.replace("run", "prompt ")]
         await world.core.start(["again"], run_id="again")  # after completion it is allowed
-        await world.core.wait("again")
+        await world.core.reads.wait("again")
         turns = await check_session(world.store.inner, SESSION)
         assert [turn.index for turn in turns] == [0, 1]
         assert len(await world.store.inner.runs(SESSION)) == 2
@@ -87,10 +88,10 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
                 while isinstance(
                     busy := await attempt(world.core.start([run_id], run_id=run_id), SessionBusyError), Exception
                 ):
-                    await world.core.wait(busy.run_id)  # type: ignore[attr-defined]
+                    await world.core.reads.wait(busy.run_id)  # type: ignore[attr-defined]
                     await world.pause()
                 mine.add(run_id)
-                outcome = await world.core.wait(run_id)
+                outcome = await world.core.reads.wait(run_id)
                 assert outcome and outcome.run.run_id == run_id and not outcome.run.is_open
                 assert world.core.reads.active_run_id != run_id
 
@@ -100,7 +101,7 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
                 before = world.core.reads.active_run_id
                 result = await attempt(world.core.cancel("stop"), NoActiveRunError)
                 if result is True and before:
-                    cancelled = [run for run in await world.core.runs() if run.state == "cancelled"]
+                    cancelled = [run for run in await world.core.reads.runs() if run.state == "cancelled"]
                     assert cancelled
 
         await asyncio.gather(caller("a"), caller("b"), caller("c"), canceller())
@@ -125,7 +126,7 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
                 prompt, asked = f"{name}{number}", now()
                 await world.core.append([prompt], key=prompt)
                 acknowledged.append((asked, now(), prompt))
-                latest = await world.core.latest()
+                latest = await world.core.reads.latest()
                 assert latest and prompt in texts(latest.blocks)
 
         async def runner() -> None:
@@ -135,8 +136,8 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
 
         await asyncio.gather(appender("a"), appender("b"), runner())
         while world.core.reads.active_run_id:
-            await world.core.wait(world.core.reads.active_run_id)
-        latest = await world.core.latest()
+            await world.core.reads.wait(world.core.reads.active_run_id)
+        latest = await world.core.reads.latest()
         assert latest
         prompts = texts(latest.blocks)
         assert len(prompts) == len(set(prompts))
@@ -174,9 +175,9 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
             assert asyncio.get_running_loop().time() - asked < 1.0, (
                 "no engine delays a cancel for longer than its grace"
             )
-            outcome = await world.core.wait(run_id)
+            outcome = await world.core.reads.wait(run_id)
             assert outcome and set(answers) == {outcome.run.state == "cancelled"}
-            latest = await world.core.latest()
+            latest = await world.core.reads.latest()
             if outcome.run.state == "cancelled":
                 assert outcome.run.why in ("first", "second")
                 assert (outcome.turn is None) == discard
@@ -190,7 +191,7 @@ def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
             assert not any(isinstance(block, Text) and "too late" in block.text for block in latest.blocks)
             before = latest.blocks
         await asyncio.sleep(60)  # every late engine has had its say
-        latest = await world.core.latest()
+        latest = await world.core.reads.latest()
         assert latest and latest.blocks == before
         await check_session(world.store.inner, SESSION)
 
@@ -216,7 +217,7 @@ def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
         started = {result.run_id for result in results if not isinstance(result, Exception)}
         refused = [result for result in results if isinstance(result, Exception)]
         assert started == {runs[0].run_id} and len(refused) == (7 if runs[0].run_id == "run7" else 1)
-        await world.core.wait(runs[0].run_id)
+        await world.core.reads.wait(runs[0].run_id)
         # A later activation knows the key too.
         again = await world.new_core().start(
             ["other" if runs[0].run_id == "run7" else "same"], run_id="late", idempotency_key="key"
@@ -253,8 +254,8 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
             (result for result in results if not isinstance(result, Exception)), key=lambda run: run.turn_index
         )
         for run in started:
-            await world.core.wait(run.run_id)
-        runs = {run.run_id: run for run in await world.core.runs()}
+            await world.core.reads.wait(run.run_id)
+        runs = {run.run_id: run for run in await world.core.reads.runs()}
         turns = await check_session(world.store.inner, SESSION)
         prompts = texts(turns[-1].blocks)
         arrived = [run.run_id for run in started]
@@ -285,7 +286,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
             while True:
                 core = cores[-1]
                 try:
-                    return await getattr(core, verb)(*args, **kwargs)
+                    return await attrgetter(verb)(core)(*args, **kwargs)
                 except SessionFencedError:
                     if core is cores[-1]:
                         cores.append(world.new_core())
@@ -335,10 +336,10 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
         await asyncio.gather(*(caller(name) for name in "abc"), usurper())
         world.store.fail_rate = 0.0
         for run_id in submitted:
-            outcome = await persist("wait", run_id)
+            outcome = await persist("reads.wait", run_id)
             assert outcome.run.state in ("completed", "cancelled", "failed", "interrupted")
         await persist("append", ["last"], key="last")
-        last = await persist("latest")
+        last = await persist("reads.latest")
         await persist("append", ["to wake the follower"], key="wake")
         await following
         turns = await check_session(world.store.inner, SESSION)
@@ -357,7 +358,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners
 
 
 async def _page(core: SessionCore, after: int) -> Any:
-    return await core.events(after, timeout_s=1.0)
+    return await core.reads.events(after, timeout_s=1.0)
 
 
 def test_ending_refuses_new_runs_and_cancels_those_there_are() -> None:
@@ -382,7 +383,7 @@ def test_ending_refuses_new_runs_and_cancels_those_there_are() -> None:
         assert isinstance(refused, SessionEndedError)
         for result in results[:3]:
             if not isinstance(result, Exception):
-                outcome = await world.core.wait(result.run_id)
+                outcome = await world.core.reads.wait(result.run_id)
                 assert outcome and (outcome.run.state == "completed" or outcome.run.why == "enough")
         await check_session(world.store.inner, SESSION)
         events = await world.store.inner.events(SESSION)
@@ -417,7 +418,7 @@ def test_who_follows_a_run_while_its_session_changes_hands_sees_all_that_is_stor
             after, done = 0, False
             while not done:
                 await world.pause()
-                events, after, done = await owner.events(after, run_id="lost", timeout_s=1.0)
+                events, after, done = await owner.reads.events(after, run_id="lost", timeout_s=1.0)
                 seen += [event.seq for event in events]
             return seen
 
@@ -448,11 +449,11 @@ def test_who_reads_the_store_while_runs_begin_misses_nothing_that_leaves_memory_
             return found
 
         world.store.inner.events = slow
-        following = asyncio.create_task(owner.events(0, run_id="lost"))
+        following = asyncio.create_task(owner.reads.events(0, run_id="lost"))
         await is_reading.wait()
         for run_id in ("second", "third", "fourth"):
             await owner.start([run_id], run_id=run_id)
-            await owner.wait(run_id)
+            await owner.reads.wait(run_id)
         go_on.set()
         events, _, done = await following
         world.store.inner.events = read

@@ -83,7 +83,7 @@ async def opened(engine: Any, *memories: Any, **settings: Any) -> SessionCore:
 async def ask(core: SessionCore, *prompts: str | Block) -> Sequence[AnyBlock]:
     run_id = f"run-{prompts}"
     await core.start(prompts, run_id=run_id)
-    outcome = await core.wait(run_id)
+    outcome = await core.reads.wait(run_id)
     assert outcome and outcome.turn and outcome.run.state == "completed", outcome
     return outcome.turn.blocks
 
@@ -102,7 +102,7 @@ async def test_what_is_recalled_stands_before_the_prompt_and_in_no_history() -> 
     assert "about second\\nthird" in recalled.text
     scope = Scope(user_id="ada", session_id=SESSION, agent="clerk")
     assert memory.asked == [(scope, "first"), (scope, "second\nthird")]
-    told = [event for event in (await core.events())[0] if isinstance(event, MemoryRecalled)]
+    told = [event for event in (await core.reads.events())[0] if isinstance(event, MemoryRecalled)]
     assert [(event.found, event.sent, event.left_out) for event in told] == [({"memory 0": 1}, {"memory 0": 1}, {})] * 2
 
 
@@ -112,7 +112,7 @@ async def test_a_memory_that_fails_is_told_and_the_others_are_heard() -> None:
     await ask(core, "what?")
     (recalled,) = (block for block in engine.given[-1] if isinstance(block, Recalled))
     assert "it is so" in recalled.text
-    events = (await core.events())[0]
+    events = (await core.reads.events())[0]
     (failed,) = (event for event in events if isinstance(event, MemoryFailed))
     assert (failed.memory, failed.why) == ("memory 0", "OSError: the disk is full")
     (told,) = (event for event in events if isinstance(event, MemoryRecalled))
@@ -129,10 +129,10 @@ async def test_memories_are_asked_once_for_a_run_whatever_it_waits_for() -> None
     engine = Scripted([[use("call", "pay")], [Text(text="done")]], ToolRegistry(pay))
     core = await opened(engine, memory)
     await core.start(["pay it"], run_id="run")
-    while (await core.run("run")).state != "awaiting_approval":
+    while (await core.reads.run("run")).state != "awaiting_approval":
         await asyncio.sleep(0.1)
     await core.decide("run", "call", ApprovalDecision(verdict="approved"))
-    outcome = await core.wait("run")
+    outcome = await core.reads.wait("run")
     assert outcome and outcome.run.state == "completed" and len(memory.asked) == 1
     assert [sum(isinstance(block, Recalled) for block in given) for given in engine.given] == [1, 1]
 
@@ -157,7 +157,7 @@ async def test_the_event_of_a_recall_says_what_was_found_what_is_sent_and_why_th
     parrots = Parrot("It is so"), Parrot("it  IS so"), Parrot("z" * 3000)
     core = await opened(engine, *parrots, memory=memory, token_counter=ByteCounter())
     await ask(core, "what?")
-    (told,) = (event for event in (await core.events())[0] if isinstance(event, MemoryRecalled))
+    (told,) = (event for event in (await core.reads.events())[0] if isinstance(event, MemoryRecalled))
     assert told.found == {"memory 0": 1, "memory 1": 1, "memory 2": 1}
     assert told.sent == {"memory 0": 1, "memory 1": 0, "memory 2": 0}
     assert told.left_out == {"memory 1": {"duplicate": 1}, "memory 2": {"token_budget": 1}}
@@ -171,7 +171,7 @@ async def test_the_event_says_that_the_window_had_no_room_for_what_was_recalled(
     core = await opened(engine, Parrot("z" * 300), **settings)
     await ask(core, "x" * 1000)
     assert not any(isinstance(block, Recalled) for block in engine.given[-1])
-    first, then = (event for event in (await core.events())[0] if isinstance(event, MemoryRecalled))
+    first, then = (event for event in (await core.reads.events())[0] if isinstance(event, MemoryRecalled))
     assert (first.sent, first.left_out) == ({"memory 0": 1}, {})
     assert (then.found, then.sent, then.left_out) == ({"memory 0": 1}, {"memory 0": 0}, {"memory 0": {"window": 1}})
 
@@ -247,7 +247,7 @@ async def shared(facts: InMemoryFacts) -> tuple[RemoteMemory, DirectActor]:
 
 
 async def degraded(core: SessionCore) -> list[str]:
-    return [event.why for event in (await core.events())[0] if isinstance(event, MemoryDegraded)]
+    return [event.why for event in (await core.reads.events())[0] if isinstance(event, MemoryDegraded)]
 
 
 @pytest.mark.parametrize(("first", "second"), [("a hard one", "an easy one"), ("an easy one", "a hard one")])

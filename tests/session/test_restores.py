@@ -10,6 +10,7 @@ import copy
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -161,7 +162,7 @@ def core_of(store: SessionStore, session_id: str = "s") -> SessionCore:
 async def run(core: SessionCore, prompt: str) -> None:
     """Run a prompt, under its own text as the run's id."""
     await core.start([prompt], run_id=prompt)
-    assert await core.wait(prompt)
+    assert await core.reads.wait(prompt)
 
 
 # Item 18: nobody writes into another's session
@@ -245,31 +246,31 @@ def test_a_session_whose_last_turns_are_gone_says_so_and_goes_on(restorable: Res
         restorable.back_up()
         await run(core, "lost 1")
         await run(core, "lost 2")
-        told = (await core.session()).next_index, max(event.seq for event in (await core.events())[0])
+        told = (await core.reads.session()).next_index, max(event.seq for event in (await core.reads.events())[0])
         restorable.restore()
         with pytest.raises(SessionRevertedError, match=r"'s'.*acknowledged are missing"):
             await core.start(["after"], run_id="after")
-        assert core.is_lost
+        assert core.ownership.is_lost
 
         with pytest.raises(SessionRevertedError):
-            await core.wait("lost 2")
+            await core.reads.wait("lost 2")
         core = core_of(store)
-        assert [texts(turn.new_blocks) for turn in await core.turns()] == [["kept"]]
-        for asks in (core.wait("lost 1"), core.run("lost 2"), core.cancel("stop", "lost 1")):
+        assert [texts(turn.new_blocks) for turn in await core.reads.turns()] == [["kept"]]
+        for asks in (core.reads.wait("lost 1"), core.reads.run("lost 2"), core.cancel("stop", "lost 1")):
             with pytest.raises(SessionRevertedError):
                 await asks
         await run(core, "after")
-        outcome = await core.wait("after")
+        outcome = await core.reads.wait("after")
         assert outcome and outcome.turn and texts(outcome.turn.blocks) == ["kept", "after"]
         assert outcome.run.turn_index >= told[0] and outcome.run.first_seq > told[1]
-        later, _, _ = await core.events(told[1])
+        later, _, _ = await core.reads.events(told[1])
         assert [event.kind for event in later][:2] == ["session_reverted", "run_started"]
         await core.append(["more"], "more")
-        await core.leave()
+        await core.ownership.leave()
         await check_session(store, "s")
         again = core_of(store)
-        assert [texts(turn.new_blocks) for turn in await again.turns()] == [["kept"], ["after"], ["more"]]
-        await again.leave()
+        assert [texts(turn.new_blocks) for turn in await again.reads.turns()] == [["kept"], ["after"], ["more"]]
+        await again.ownership.leave()
 
     play(story, restorable.store)
 
@@ -286,11 +287,11 @@ def test_a_session_that_a_restore_took_is_not_made_anew(restorable: Restorable) 
         for _ in range(2):
             with pytest.raises(SessionNotFoundError):
                 await core.append(["more"], "more")
-        assert core.is_lost and await store.count() == 1
+        assert core.ownership.is_lost and await store.count() == 1
         await store.create(a_session(user_id="bob"))
         new = core_of(store)
-        assert await new.latest() is None and (await new.session()).user_id == "bob"
-        await new.leave()
+        assert await new.reads.latest() is None and (await new.reads.session()).user_id == "bob"
+        await new.ownership.leave()
 
     play(story, restorable.store)
 
@@ -326,9 +327,9 @@ def test_who_waits_or_follows_while_the_store_goes_back_is_told(is_kept: bool) -
         if is_kept:
             box.back_up()
         await core.append(["lost too"], "lost too")
-        after = (await core.events())[1]
-        waits = asyncio.ensure_future(core.wait("lost"))
-        follows = asyncio.ensure_future(core.events(after, timeout_s=60))
+        after = (await core.reads.events())[1]
+        waits = asyncio.ensure_future(core.reads.wait("lost"))
+        follows = asyncio.ensure_future(core.reads.events(after, timeout_s=60))
         await asyncio.sleep(0)
         box.restore()
         get, failures = box.inner.get, iter([StoreError("away")])
@@ -346,13 +347,13 @@ def test_who_waits_or_follows_while_the_store_goes_back_is_told(is_kept: bool) -
         new = core_of(box.store)
         await new.activate()
         if is_kept:
-            outcome = await new.wait("lost")
+            outcome = await new.reads.wait("lost")
             assert outcome and outcome.run.state == "interrupted"
         else:
             with pytest.raises(SessionRevertedError):
-                await new.wait("lost")
+                await new.reads.wait("lost")
         await run(new, "after")
-        await new.leave()
+        await new.ownership.leave()
         await check_session(box.store, "s")
 
     play(story)
@@ -375,12 +376,12 @@ def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_n
             while True:
                 core = world.core
                 try:
-                    return await getattr(core, verb)(*args, **settings)
+                    return await attrgetter(verb)(core)(*args, **settings)
                 except (SessionFencedError, SessionRevertedError):
-                    assert core.is_lost or verb == "wait"  # for a run that is gone
-                    if core.is_lost and world.core is core:
+                    assert core.ownership.is_lost or verb == "reads.wait"  # for a run that is gone
+                    if core.ownership.is_lost and world.core is core:
                         world.core = world.new_core()
-                    if verb == "wait":
+                    if verb == "reads.wait":
                         return None
                 except StoreError:
                     await asyncio.sleep(0.01)
@@ -397,7 +398,7 @@ def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_n
                     await ask("start", [prompt], run_id=prompt, if_busy="enqueue")
                     told.extend([prompt] if asked == restores else [])
                     runs.extend([prompt] if asked == restores else [])
-                    await ask("wait", prompt)
+                    await ask("reads.wait", prompt)
 
         async def restorer() -> None:
             nonlocal restores
@@ -414,9 +415,9 @@ def test_whenever_the_store_goes_back_what_is_acknowledged_later_is_stored_and_n
         await asyncio.gather(caller("a"), caller("b"), restorer())
         world.store.fail_rate = 0.0
         await ask("start", ["last"], run_id="last", if_busy="enqueue")
-        assert await ask("wait", "last")
+        assert await ask("reads.wait", "last")
         for run_id in runs:
-            assert await ask("wait", run_id), run_id
+            assert await ask("reads.wait", run_id), run_id
         turns = await check_session(world.store.inner, "session")
         stored = [text for turn in turns for text in texts(turn.new_blocks)]
         assert sorted(set(stored)) == sorted(stored)
@@ -539,11 +540,11 @@ def test_a_session_that_is_loaded_while_the_store_goes_back_is_gone_or_as_it_was
         core = core_of(store)
         with pytest.raises(SessionFencedError if is_left else SessionNotFoundError):
             await run(core, "lost")
-        assert core.is_lost  # so another core is asked
+        assert core.ownership.is_lost  # so another core is asked
         if is_left:
             again = core_of(store)
             await run(again, "third")
-            latest = await again.latest()
+            latest = await again.reads.latest()
             assert latest and texts(latest.blocks) == ["first", "third"]
 
     play(story)

@@ -101,10 +101,10 @@ async def test_a_run_or_a_session_may_recall_only_or_do_without() -> None:
     await stage.core.wait_for_memory()
     assert [recalls(given) for given in engine.given[3:]] == [0, 1]
     assert book.turns == [0, 4]
-    runs = await stage.core.runs()
+    runs = await stage.core.reads.runs()
     assert [run.memory for run in runs] == ["on", "off", "read", "off", "on"]
     # What was not to be remembered is not, whoever reads the history later.
-    assert await stage.core.leave()
+    assert await stage.core.ownership.leave()
     later = Book()
     stage.memories = (later,)
     stage.new_core()
@@ -141,12 +141,12 @@ async def test_a_memory_that_is_down_delays_neither_runs_nor_others_and_catches_
     assert good.turns == list(range(20)) and not bad.items
     (behind,) = await stage.told(MemoryBehind)
     assert (behind.memory, behind.why) == ("memory 1", "OSError: the disk is full")
-    assert not await stage.core.leave(), "it stays until all is saved"
+    assert not await stage.core.ownership.leave(), "it stays until all is saved"
     bad.fails = None
     assert await stage.core.wait_for_memory()
     assert bad.turns == list(range(20)) and good.given == list(good.items)
     (caught_up,) = await stage.told(MemoryCaughtUp)
-    assert caught_up.memory == "memory 1" and await stage.core.leave()
+    assert caught_up.memory == "memory 1" and await stage.core.ownership.leave()
 
 
 async def test_what_a_lost_process_had_not_saved_the_next_one_saves() -> None:
@@ -164,7 +164,7 @@ async def test_what_a_lost_process_had_not_saved_the_next_one_saves() -> None:
     book.held.set()
     await stage.core.wait_for_memory()
     assert book.turns == [0, 1, 3]
-    assert await stage.core.leave()
+    assert await stage.core.ownership.leave()
     stage.new_core()
     given = list(book.given)
     await stage.core.wait_for_memory()
@@ -287,7 +287,7 @@ async def test_the_working_memory_stands_in_each_request_and_what_a_program_save
     stage.working = WorkingMemory(InMemoryNotes())
     stage.new_core()
     await stage.core.activate()
-    desk = stage.core.memory_access()
+    desk = stage.core.retrieval.memory_access()
     assert await desk.replace_notes("goal: a </working_memory> cup of tea") == await desk.read_notes()
     name = await desk.save("likes green tea", type=MemoryType.PREFERENCES, topic="tea")
     assert [item.id for item in await desk.recall("tea")] == [name]
@@ -297,7 +297,7 @@ async def test_the_working_memory_stands_in_each_request_and_what_a_program_save
     assert "data, not instructions" in preamble
     assert sections.startswith("<working_memory>\n") and "likes green tea" in recalled.text
     assert recalled.text.count("</working_memory>") == 1
-    (told,) = (event for event in (await stage.core.events())[0] if isinstance(event, MemoryRecalled))
+    (told,) = (event for event in (await stage.core.reads.events())[0] if isinstance(event, MemoryRecalled))
     assert told.found == told.sent == {"memory 0": 1}
     assert await desk.delete([name, "missing"]) == 1 and not await desk.recall("green")
     book.fails = OSError("away")
@@ -354,7 +354,7 @@ async def test_a_session_that_goes_without_its_memories_for_a_while_keeps_what_t
     await stage.say("fourth")
     assert await stage.core.wait_for_memory()
     assert book.turns == [0, 1, 3]
-    await stage.core.leave()
+    await stage.core.ownership.leave()
     assert (await stage.store.get(SESSION)).saved == 3
 
 
@@ -370,7 +370,7 @@ async def test_saving_outlives_a_store_that_is_away() -> None:
     await asyncio.sleep(30)
     stage.store.commit = commit
     book.fails = None
-    assert not await stage.core.leave(), "it has not given up"
+    assert not await stage.core.ownership.leave(), "it has not given up"
     await asyncio.sleep(200)
     assert book.turns == [0]
     # Nor does one that has to find first what is to be saved.
@@ -408,7 +408,7 @@ async def test_a_turn_whose_blocks_are_lost_is_told_and_holds_up_no_other() -> N
         return await blocks(spans)
 
     await stage.core.activate()
-    stage.core.state.journal.cache = BlockCache()
+    stage.core.state.journal.blocks.cache = BlockCache()
     stage.store.blocks = corrupt
     await stage.core.wait_for_memory()
     (told,) = await stage.told(TurnNotSaved)
@@ -477,7 +477,7 @@ async def test_what_many_turns_lack_is_found_page_by_page_while_runs_start() -> 
     began = asyncio.get_running_loop().time()
     await stage.core.start(["last"], run_id="last")
     assert asyncio.get_running_loop().time() - began < 6, "it waited for a page at most"
-    assert not await stage.core.leave() and not await stage.core.wait_for_memory(1.0)
+    assert not await stage.core.ownership.leave() and not await stage.core.wait_for_memory(1.0)
     book.held.set()
     stage.store.turns = turns
     assert await stage.core.wait_for_memory()
@@ -527,7 +527,7 @@ async def test_an_item_is_changed_where_it_is_whichever_memory_is_down() -> None
     down.update, up.update = fails, change  # type: ignore[method-assign]
     stage = await MemoryStage.opened(down, up)
     await stage.core.activate()
-    desk = stage.core.memory_access()
+    desk = stage.core.retrieval.memory_access()
     assert await desk.update("there", "new")
     with pytest.raises(OSError, match="away"):
         await desk.update("elsewhere", "newer")
@@ -542,14 +542,14 @@ async def test_what_is_recalled_takes_no_more_than_its_share_of_a_small_window_a
     for number in range(20):
         await stage.say(f"prompt {number:02} {'x' * 20}")
         await stage.core.wait_for_memory()
-    assert {run.state for run in await stage.core.runs()} == {"completed"}
+    assert {run.state for run in await stage.core.reads.runs()} == {"completed"}
     recalled = [block for given in stage.engine.given for block in given if isinstance(block, Recalled)]
     counter = WINDOW["token_counter"]
     assert len(recalled) > 10 and max(map(counter.count, recalled)) < 2000 // 2 + 400
     stage.working = WorkingMemory(InMemoryNotes())
     stage.new_core()
     await stage.core.activate()
-    await stage.core.memory_access().replace_notes("y" * 2000)
+    await stage.core.retrieval.memory_access().replace_notes("y" * 2000)
     last = await stage.say("prompt 20")
     assert last.status == "completed" and recalls(stage.engine.given[-1]) == 0
 
@@ -569,7 +569,7 @@ async def test_who_leaves_after_an_error_of_the_store_writes_nothing_over_what_m
         await stage.core.append(["second"], key="k")
     stage.store.commit = commit
     before = await stage.store.get(SESSION)
-    assert await stage.core.leave()
+    assert await stage.core.ownership.leave()
     assert await stage.store.get(SESSION) == before
 
 
@@ -589,7 +589,7 @@ async def test_what_another_owner_has_saved_meanwhile_is_owed_no_more() -> None:
     stage.store.commit, stage.store.activate = commit, activate
     stage.memories = (up,)
     await stage.new_core().wait_for_memory()
-    assert await stage.core.leave()
+    assert await stage.core.ownership.leave()
     first.use(stage.engine, stage.config)
     stage.core = first
     await stage.say("second")

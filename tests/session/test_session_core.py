@@ -53,7 +53,7 @@ async def new_core(
 
 async def turn_of(core: SessionCore, prompt: str, run_id: str = "run", **settings: Any) -> Outcome:
     await core.start([prompt], run_id=run_id, **settings)
-    outcome = await core.wait(run_id)
+    outcome = await core.reads.wait(run_id)
     assert outcome
     return outcome
 
@@ -100,17 +100,17 @@ async def test_many_waiters_get_the_same_result_and_a_wait_that_times_out_cancel
 
     core, _ = await new_core()
     await core.start(["slow 5"], run_id="run")
-    assert await core.wait("run", timeout_s=0.01) is None
-    waiter = asyncio.create_task(core.wait("run"))
+    assert await core.reads.wait("run", timeout_s=0.01) is None
+    waiter = asyncio.create_task(core.reads.wait("run"))
     await asyncio.sleep(0)
     waiter.cancel()
-    outcomes = await asyncio.gather(*(core.wait("run") for _ in range(20)))
+    outcomes = await asyncio.gather(*(core.reads.wait("run") for _ in range(20)))
     assert {outcome.run.state for outcome in outcomes if outcome} == {"completed"}
     assert len({outcome.turn for outcome in outcomes if outcome}) == 1
-    late = await core.wait("run")
+    late = await core.reads.wait("run")
     assert late == outcomes[0]
     with pytest.raises(RunNotFoundError, match="nobody"):
-        await core.wait("nobody")
+        await core.reads.wait("nobody")
 
 
 async def test_a_late_wait_works_after_the_run_has_left_memory() -> None:
@@ -119,8 +119,8 @@ async def test_a_late_wait_works_after_the_run_has_left_memory() -> None:
     core, store = await new_core()
     first = await turn_of(core, "hello", "first")
     other = SessionCore(SESSION, store, ScriptedEngine())
-    assert await other.wait("first") == first
-    assert (await other.run("first")).state == "completed"
+    assert await other.reads.wait("first") == first
+    assert (await other.reads.run("first")).state == "completed"
 
 
 async def test_a_cancelled_run_keeps_its_text_marked_and_closes_its_open_tool_calls() -> None:
@@ -131,7 +131,7 @@ async def test_a_cancelled_run_keeps_its_text_marked_and_closes_its_open_tool_ca
     await asyncio.sleep(0.05)
     assert await core.cancel("changed my mind") is True
     assert await core.cancel("again", "run") is True
-    outcome = await core.wait("run")
+    outcome = await core.reads.wait("run")
     assert outcome and outcome.turn and outcome.run.why == "changed my mind"
     assert outcome.turn.new_blocks[1:] == (
         blocks.Text(text="let me look"),
@@ -151,11 +151,11 @@ async def test_with_discard_the_history_equals_that_before_the_run() -> None:
     await core.start(["slow 500"], run_id="run")
     await asyncio.sleep(0.05)
     await core.cancel("no")
-    outcome = await core.wait("run")
+    outcome = await core.reads.wait("run")
     assert outcome and outcome.turn is None and outcome.run.state == "cancelled"
-    assert await core.latest() == before and await core.turns() == [before]
+    assert await core.reads.latest() == before and await core.reads.turns() == [before]
     with pytest.raises(TurnNotFoundError):
-        await core.turn(1)
+        await core.reads.turn(1)
     await check_session(store, SESSION)
 
 
@@ -187,9 +187,9 @@ async def test_an_engine_that_ignores_cancel_delays_nobody_and_its_late_result_r
     await ended.wait()
     for _ in range(100):
         await asyncio.sleep(0)
-    latest = await core.latest()
+    latest = await core.reads.latest()
     assert latest and "too late" not in str(latest.blocks)
-    assert not [event for event in (await core.events())[0] if "too late" in str(event)]
+    assert not [event for event in (await core.reads.events())[0] if "too late" in str(event)]
     await check_session(store, SESSION)
 
 
@@ -201,7 +201,7 @@ async def test_a_run_that_is_rolled_back_leaves_no_trace_though_it_is_then_inter
     await asyncio.sleep(0.02)
     await core.start(["second"], run_id="second", if_busy="rollback")
     await core.start(["third"], run_id="third", if_busy="interrupt")
-    outcome = await core.wait("third")
+    outcome = await core.reads.wait("third")
     assert outcome and outcome.turn and texts(outcome.turn.blocks) == ["second", "third"]
     await check_session(store, SESSION)
 
@@ -226,7 +226,7 @@ async def test_a_returned_turn_cannot_be_changed() -> None:
         turn.blocks[0].text = "other"  # type: ignore[union-attr]
     with pytest.raises(TypeError):
         turn.metadata["key"] = "value"
-    assert (await core.turn(0)).blocks == turn.blocks
+    assert (await core.reads.turn(0)).blocks == turn.blocks
 
 
 async def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alone() -> None:
@@ -235,7 +235,7 @@ async def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alon
     core, store = await new_core()
     for number in range(3):
         await turn_of(core, f"prompt {number}", f"run{number}")
-    before = await core.turns()
+    before = await core.reads.turns()
     fork = await core.fork(1, "fork")
     assert fork.parent == f"{SESSION}#1"
     assert await core.fork(1, "fork") == fork, "forking again under the same id is the same fork"
@@ -245,8 +245,8 @@ async def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alon
     outcome = await turn_of(forked, "another way", "forked")
     assert outcome.turn and texts(outcome.turn.blocks) == ["prompt 0", "prompt 1", "another way"]
     assert outcome.turn.index == 2 and outcome.turn.parent == "fork#1"
-    assert (await forked.turn(1)).parent == f"{SESSION}#1"
-    assert await core.turns() == before
+    assert (await forked.reads.turn(1)).parent == f"{SESSION}#1"
+    assert await core.reads.turns() == before
     latest = await core.fork(None, "latest")
     assert latest.parent == f"{SESSION}#2"
     for index in (3, -1, 99):
@@ -257,7 +257,7 @@ async def test_a_fork_continues_from_any_ended_turn_and_leaves_the_original_alon
         await core.fork(3, "none")
     await core.cancel("enough")
     await core.delete()
-    assert (await forked.turns())[-1].blocks == outcome.turn.blocks
+    assert (await forked.reads.turns())[-1].blocks == outcome.turn.blocks
     for session in (SESSION,):
         with pytest.raises(SessionNotFoundError):
             await store.get(session)
@@ -292,18 +292,18 @@ async def test_an_ended_session_refuses_runs_and_can_be_read_forked_and_deleted(
     await core.end("closing time")
     await core.end("closing time")
     for run_id in ("run", "queued"):
-        outcome = await core.wait(run_id)
+        outcome = await core.reads.wait(run_id)
         assert outcome and (outcome.run.state, outcome.run.why) == ("cancelled", "closing time")
     with pytest.raises(SessionEndedError):
         await core.start(["more"], run_id="more")
     with pytest.raises(SessionEndedError):
         await core.append(["more"], key="more")
-    assert (await core.turns())[0].status == "cancelled"
+    assert (await core.reads.turns())[0].status == "cancelled"
     assert (await core.fork(0, "fork")).status == "active"
     await check_session(store, SESSION)
     await core.delete()
     with pytest.raises(SessionNotFoundError):
-        await core.latest()
+        await core.reads.latest()
 
 
 async def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:
@@ -316,19 +316,19 @@ async def test_a_lost_run_is_interrupted_once_and_the_queue_goes_on() -> None:
     await core.append(["appended"], key="appended")
     # The process is gone here: another comes, and the first can do nothing any more.
     back = SessionCore(SESSION, store, ScriptedEngine())
-    outcome = await back.wait("lost")
+    outcome = await back.reads.wait("lost")
     assert outcome and outcome.run.state == "interrupted" and outcome.turn
-    queued = await back.wait("queued")
+    queued = await back.reads.wait("queued")
     assert queued and queued.run.state == "completed" and queued.turn
     assert texts(queued.turn.blocks) == ["first", "slow 500", "second"]
-    latest = await back.latest()
+    latest = await back.reads.latest()
     assert latest and texts(latest.blocks)[-1] == "appended"
     with pytest.raises(SessionFencedError):
         await core.append(["late"], key="late")
     with pytest.raises(SessionFencedError):
-        await core.wait("lost")
+        await core.reads.wait("lost")
     third = SessionCore(SESSION, store, ScriptedEngine())
-    assert await third.wait("lost") == outcome
+    assert await third.reads.wait("lost") == outcome
     await check_session(store, SESSION)
 
 
@@ -340,21 +340,21 @@ async def test_events_are_live_numbered_and_replayed_with_the_text() -> None:
     after, live = 0, []
     done = False
     while not done:
-        events, after, done = await core.events(after, limit=3, run_id="run", timeout_s=5)
+        events, after, done = await core.reads.events(after, limit=3, run_id="run", timeout_s=5)
         live += events
     assert isinstance(live[0], RunStarted) and isinstance(live[-1], RunCompleted)
     assert [event.seq for event in live] == sorted({event.seq for event in live})
     text = "".join(event.text for event in live if isinstance(event, TextDelta))
     assert text == "".join(f"{number} " for number in range(20))
-    again, _, done = await core.events(0, run_id="run")
+    again, _, done = await core.reads.events(0, run_id="run")
     assert again == live and done, "deltas are held while they are recent"
     later = SessionCore(SESSION, store, ScriptedEngine())
-    replayed, after, done = await later.events(0, run_id="run")
+    replayed, after, done = await later.reads.events(0, run_id="run")
     assert [event.kind for event in replayed] == ["run_started", "run_completed"] and done
     assert isinstance(replayed[-1], RunCompleted) and replayed[-1].text == "slow 20"
-    assert (await later.events(after, run_id="run"))[0] == []
+    assert (await later.reads.events(after, run_id="run"))[0] == []
     await turn_of(later, "next", "next")
-    numbers = [event.seq for event in (await later.events())[0]]
+    numbers = [event.seq for event in (await later.reads.events())[0]]
     assert numbers == sorted(set(numbers)) and numbers[-1] > live[-1].seq
 
 
@@ -365,7 +365,7 @@ async def test_prompts_that_are_no_text_are_refused() -> None:
             await core.start([prompt], run_id="run")  # type: ignore[list-item]
     with pytest.raises(InvalidPromptError, match="10000"):
         await core.append(["x" * 10_000_000], key="big")
-    assert await core.latest() is None
+    assert await core.reads.latest() is None
     assert isinstance((await turn_of(core, "hello")).turn, Turn)
 
 
@@ -423,7 +423,7 @@ async def test_live_events_after_a_store_error_get_numbers_that_no_later_owner_g
     core, store = await stumbling()
     await core.activate()
     await asyncio.sleep(0.1)
-    seen = [event.seq for event in (await core.events())[0]]
+    seen = [event.seq for event in (await core.reads.events())[0]]
     other = SessionCore(SESSION, store, ScriptedEngine())
     await other.activate()
     interrupted = (await store.events(SESSION))[-1]
@@ -440,8 +440,8 @@ async def test_live_events_of_a_run_that_another_owner_ended_are_not_published()
     store.refuses = False
     await SessionCore(SESSION, store, ScriptedEngine()).activate()
     await asyncio.sleep(0.1)  # deltas wait for what becomes of the commit
-    outcome = await core.wait("run")
+    outcome = await core.reads.wait("run")
     assert outcome and outcome.run.state == "interrupted"
     await asyncio.sleep(0.1)
-    events, _, _ = await core.events()
+    events, _, _ = await core.reads.events()
     assert events[-1].kind == "run_interrupted"

@@ -15,12 +15,16 @@ import pytest
 from engines import ScriptedEngine
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.session.cached_blocks import CachedBlocks
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.journal import Journal
+from turnwise.actors.session.plan_runner import PlanRunner
+from turnwise.actors.session.request_fitting import RequestFitting
 from turnwise.actors.session.saving_progress import SavingProgress
 from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.state import SessionState
+from turnwise.actors.session.stored_records import StoredRecords
 from turnwise.actors.session.transactor import Transactor, UnknownOutcome
 from turnwise.errors import SessionFencedError, StoreError
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -37,7 +41,7 @@ PARTS = sorted(
         for part in vars(SessionCore("s", InMemoryStore(), EchoEngine())).values()
         if type(part).__module__.startswith("turnwise.actors")
     }
-    | {SavingProgress, SessionTasks},
+    | {CachedBlocks, PlanRunner, RequestFitting, SavingProgress, SessionTasks, StoredRecords},
     key=lambda cls: cls.__name__,
 )
 
@@ -83,8 +87,8 @@ def test_a_session_that_was_left_is_freed_without_the_garbage_collector() -> Non
         await store.create(SessionRecord(session_id="s"))
         core = SessionCore("s", store, EchoEngine())
         await core.start(["hello"], run_id="run")
-        await core.wait("run")
-        assert await core.leave()
+        await core.reads.wait("run")
+        assert await core.ownership.leave()
         await asyncio.sleep(0)
         left = [weakref.ref(part) for part in (core, core.transactor, core.state, core.ingestion)]
         del core

@@ -52,9 +52,9 @@ async def talk(store: SessionStore, session_id: str, user_id: str = "ada") -> No
     await store.create(record)
     core = SessionCore(session_id, store, ScriptedEngine())
     run = await core.start([f"{SECRET} of {session_id}"], run_id=f"run of {session_id}", labels={SECRET: SECRET})
-    assert await core.wait(run.run_id)
+    assert await core.reads.wait(run.run_id)
     await core.append([SECRET], key="appended")
-    await core.leave()
+    await core.ownership.leave()
 
 
 async def read_all(store: SessionStore, session_id: str, log: str) -> list[TurnwiseError]:
@@ -78,7 +78,7 @@ async def read_all(store: SessionStore, session_id: str, log: str) -> list[Turnw
             errors.append(error)
     core = SessionCore(session_id, store, ScriptedEngine())
     try:
-        for turn in await core.turns():
+        for turn in await core.reads.turns():
             assert turn.blocks
     except TurnwiseError as error:
         check_quiet(error)

@@ -513,20 +513,20 @@ async def test_a_session_lives_on_in_an_encrypted_store_and_is_not_read_without_
     await EncryptedStore(inner, ENCRYPTION).create(SessionRecord(session_id="s", user_id="u"))
     first = core("s")
     await first.start(["rosebud"], run_id="r", idempotency_key="k")
-    await first.wait("r")
+    await first.reads.wait("r")
     await first.fork(None, "fork")
-    assert await first.leave()
+    assert await first.ownership.leave()
     later = core("s")
     assert (await later.start(["rosebud"], run_id="r2", idempotency_key="k")).run_id == "r"
     with pytest.raises(IdempotencyConflictError):
         await later.start(["other"], run_id="r3", idempotency_key="k")
-    assert [event.kind for event in (await later.events())[0]] == ["run_started", "run_completed"]
-    fork = await core("fork").latest()
+    assert [event.kind for event in (await later.reads.events())[0]] == ["run_started", "run_completed"]
+    fork = await core("fork").reads.latest()
     assert fork and fork.text == "rosebud"
-    assert await later.leave()
+    assert await later.ownership.leave()
     for session_id in ("s", "fork"):
         with pytest.raises(StillEncryptedError, match=f"session {session_id} "):
-            await core(session_id, sealed=False).latest()
+            await core(session_id, sealed=False).reads.latest()
     assert SECRET not in repr(inner._logs) + repr(inner._rows) + repr(history._sessions)
     assert "run_started" not in repr(history._sessions) and history._sessions["s"]
 

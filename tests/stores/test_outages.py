@@ -277,15 +277,15 @@ def test_sessions_on_a_full_disk_can_be_read_and_go_on_when_there_is_room(tmp_pa
         await store.create(SessionRecord(session_id="s"))
         core = SessionCore("s", store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
         first = await core.start(["hello"], run_id="first")
-        await core.wait(first.run_id)
+        await core.reads.wait(first.run_id)
         limit_pages(store, 1)
         with pytest.raises(StoreError, match=r"store\.db: database or disk is full; make room on its disk") as error:
             await core.start(["long " * 20_000], run_id="long")
         assert "nothing was written" in str(error.value)
-        assert [turn.text for turn in await core.turns()] == ["hello"]
+        assert [turn.text for turn in await core.reads.turns()] == ["hello"]
         limit_pages(store, 2**30)
         await core.start(["and on " * 20_000], run_id="next")
-        outcome = await core.wait("next")
+        outcome = await core.reads.wait("next")
         assert outcome and outcome.run.state == "completed"
         found = await audit(store, ["s"])
         found.check()
@@ -507,12 +507,12 @@ def test_who_follows_a_run_whose_end_cannot_be_stored_is_not_told_that_it_has_en
             done = False
             while not done:
                 after = seen[-1].seq if seen else 0
-                events, _, done = await core.events(after, run_id="run", timeout_s=0.3)
+                events, _, done = await core.reads.events(after, run_id="run", timeout_s=0.3)
                 seen.extend(events)
 
         following = asyncio.create_task(follow())
         with pytest.raises(StoreError, match="away"):
-            await core.wait("run")
+            await core.reads.wait("run")
         with pytest.raises(StoreError, match="away"):
             await following
         store.is_away = False

@@ -244,7 +244,7 @@ def test_a_turn_takes_at_most_twice_its_text_and_the_last_writes_as_many_rows_as
         rows = [database.total_changes]
         for number, prompt in enumerate(prompts):
             run = await core.start([prompt], run_id=f"{number:024}")
-            outcome = await core.wait(run.run_id)
+            outcome = await core.reads.wait(run.run_id)
             assert outcome and outcome.turn and outcome.turn.text == prompt
             rows.append(database.total_changes)
         return [after - before for before, after in pairwise(rows)]

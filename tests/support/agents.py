@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar, copy_context
+from operator import attrgetter
 from typing import Any
 
 from schedules import SESSION, DawdlingStore, inline, pause
@@ -238,13 +239,13 @@ class AgentWorld:
         while True:
             core, process = self.core, self.process
             try:
-                return await self.processes.call(process, getattr(core, verb)(*args, **kwargs))
+                return await self.processes.call(process, attrgetter(verb)(core)(*args, **kwargs))
             except (KilledError, StoreError):
                 await asyncio.sleep(0.01)
 
     async def decide(self, run_id: str) -> None:
         """Decide about one call of the run, if one waits."""
-        for call in (await self.ask("pending", run_id))[:1]:
+        for call in (await self.ask("reads.pending", run_id))[:1]:
             decision = self.random.choice(
                 [
                     ApprovalDecision(verdict="rejected", text="no"),

@@ -121,7 +121,7 @@ class MemoryStage(Stage):
         """Run a turn to its end."""
         run_id = f"run-{prompts}-{settings}"
         await self.core.start(prompts, run_id=run_id, **settings)
-        outcome = await self.core.wait(run_id)
+        outcome = await self.core.reads.wait(run_id)
         assert outcome and outcome.turn, outcome
         return outcome.turn
 

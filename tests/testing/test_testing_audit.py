@@ -23,7 +23,7 @@ async def lived() -> World:
     await world.append("appended")
     for prompt in ("one", "two"):
         await world.wait(await world.start(prompt))
-    events, *_ = await world.ask("events", 0, 1000)
+    events, *_ = await world.ask("reads.events", 0, 1000)
     world.told.followed("session", "two", [event.seq for event in events if event.run_id == "two"])
     return world
 

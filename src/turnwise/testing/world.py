@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from operator import attrgetter
 from typing import Any, cast
 
 from turnwise.actors.inference.engine import EngineBuilder
@@ -78,12 +79,12 @@ class World:
         self.process.kill()
 
     async def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Return what a verb of `SessionCore` answers, asked again and again with the same arguments."""
+        """Return the answer of a verb, such as `start` or `reads.wait`; repeat the call until a process answers."""
         while True:
             if self.process.is_dead:
                 self.process, self.core = self._begin()
             try:
-                return await self.process.call(getattr(self.core, verb)(*args, **kwargs))
+                return await self.process.call(attrgetter(verb)(self.core)(*args, **kwargs))
             except (CorruptRecordError, StoreClosedError):
                 raise  # it would be the same again
             except (SessionFencedError, SessionRevertedError):
@@ -109,7 +110,7 @@ class World:
 
     async def wait(self, run_id: str) -> str:
         """Wait for a run; return the state in which it ended."""
-        outcome = await self.ask("wait", run_id)
+        outcome = await self.ask("reads.wait", run_id)
         state = cast(str, outcome.run.state)
         self.told.ended(self.session_id, run_id, state, outcome.turn.blocks if outcome.turn else None)
         return state

@@ -1,0 +1,78 @@
+"""`CachedBlocks`: the blocks of a session that its process has in memory, and reads of those that it has not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.blocks import AnyBlock
+from turnwise.memory.conversation.events import Appending, Event
+from turnwise.memory.conversation.ids import new_id
+from turnwise.memory.conversation.spans import Span, Spans, union
+from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.stores.base import SessionStore
+
+TRIM_BYTES = 1 << 20
+"""How many bytes of blocks a process caches for a session before it drops those that it no longer needs."""
+
+
+class CachedBlocks:
+    """The blocks that the session's requests and open turns contain; other blocks are read from the store each time."""
+
+    def __init__(self, session_id: str, store: SessionStore) -> None:
+        self._session_id = session_id
+        self._store = store
+        self.cache = BlockCache(new_id())
+        self._trim_at_bytes = TRIM_BYTES
+        """The size at which blocks that are no longer needed are dropped next, in bytes."""
+
+    async def load(self, spans: Spans) -> None:
+        """Read the blocks of `spans` that are not cached into the cache."""
+        if missing := self.cache.missing(spans):
+            self.cache.add_spans(missing, await self._store.blocks(missing))
+
+    def trim(self, spans: Spans) -> bool:
+        """Drop all cached blocks except `spans`, if the cache has doubled since the last time; return whether it had.
+
+        So blocks that are no longer needed leave memory, at an amortised constant cost for each block.
+        """
+        if self.cache.size_bytes < self._trim_at_bytes:
+            return False
+        self.cache = self.cache.only(spans)
+        self._trim_at_bytes = max(TRIM_BYTES, 2 * self.cache.size_bytes)
+        return True
+
+    def turn(self, record: TurnRecord) -> Turn:
+        """Return a turn whose blocks are all cached."""
+        return Turn(self._session_id, record, self.cache)
+
+    async def read_turns(self, records: Sequence[TurnRecord]) -> list[Turn]:
+        """Return turns; blocks that are not cached are read for these turns only."""
+        spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
+        cache = await self._with(spans)
+        return [Turn(self._session_id, record, cache) for record in records]
+
+    async def read(self, spans: Spans) -> tuple[AnyBlock, ...]:
+        """Return blocks, in order; blocks that are read from the store are not added to the cache."""
+        return (await self._with(spans)).read(spans)
+
+    async def read_events(self, events: Sequence[Event], log: str) -> Sequence[Event]:
+        """Return stored events of a log with the blocks that they added, from the cache or by one read of the log."""
+        spans = [Span(log, *event.span) for event in events if isinstance(event, Appending) and event.span]
+        if not spans:
+            return events
+        cache = await self._with(spans)
+        return [
+            event.model_copy(update={"blocks": cache.read([Span(log, *event.span)])})
+            if isinstance(event, Appending) and event.span
+            else event
+            for event in events
+        ]
+
+    async def _with(self, spans: Iterable[Span]) -> BlockCache:
+        """Return a cache that has these blocks: the own one, or one of a single use, read from the store."""
+        if not self.cache.missing(spans):
+            return self.cache
+        cache, wanted = BlockCache(self.cache.source), union(spans)
+        cache.add_spans(wanted, await self._store.blocks(wanted))
+        return cache

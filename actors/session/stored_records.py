@@ -1,0 +1,85 @@
+"""`StoredRecords`: finds the turns and runs of a session in its store."""
+
+from __future__ import annotations
+
+from turnwise.errors import RunNotFoundError, TurnNotFoundError
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.spans import Span, Spans, join, overlap, subtract, union
+from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.longterm.turn_items import TurnBlocks
+from turnwise.memory.stores.base import SessionStore
+
+
+class StoredRecords:
+    """Reads the stored turns and runs of one session. Each method asks the store again."""
+
+    def __init__(self, session_id: str, store: SessionStore) -> None:
+        self._session_id = session_id
+        self._store = store
+
+    async def find_turn(self, index: int) -> TurnRecord:
+        """Return a turn's record.
+
+        Raises:
+            TurnNotFoundError: no turn has this index.
+        """
+        found = await self._store.turns(self._session_id, after=index - 1, limit=1) if index >= 0 else []
+        if not found or found[0].index != index:
+            raise TurnNotFoundError(self._session_id, index)
+        return found[0]
+
+    async def find_run(self, run_id: str) -> RunRecord:
+        """Return a run of this session.
+
+        Raises:
+            RunNotFoundError: the session has no run with this id.
+        """
+        try:
+            found = await self._store.run(run_id)
+        except RunNotFoundError:
+            found = None
+        if found is None or found.session_id != self._session_id:
+            raise RunNotFoundError(run_id, f"session {self._session_id!r}")
+        return found
+
+    async def find_turn_of(self, run: RunRecord) -> TurnRecord | None:
+        """Return the turn of a run that has ended; None if the turn was dropped."""
+        found = await self._store.turns(self._session_id, after=run.turn_index - 1, limit=1)
+        return next((turn for turn in found if turn.run_id == run.run_id), None)
+
+    async def find_turns_of_blocks(self, session: SessionRecord, spans: Spans) -> list[TurnBlocks]:
+        """Return the turns that added some of these blocks to the session's log, each with all blocks that it added.
+
+        Reads these turns and their runs, and some ten other turns to find the first one.
+
+        Args:
+            session: the session's row, which names its log.
+        """
+        wanted = union(span for span in spans if span.log == session.log)
+        found: list[TurnBlocks] = []
+        after = await self._index_before(wanted[0], session.next_index) if wanted else -1
+        while wanted and (page := await self._store.turns(self._session_id, after=after)):
+            runs = await self._store.runs(self._session_id, after=after, limit=page[-1].index - after)
+            private = {run.run_id for run in runs if run.memory != "on"}
+            for turn in page:
+                added = join(turn.prompt, turn.output)
+                if overlap(wanted, added):
+                    is_private = turn.forgotten or turn.run_id in private
+                    found.append(TurnBlocks(turn.index, added, turn.created_at, is_private))
+                    wanted = subtract(wanted, added)
+            after = page[-1].index
+        return found
+
+    async def _index_before(self, place: Span, next_index: int) -> int:
+        """Return an index below that of the turn whose prompt is at this place, by bisection: prompts are in order."""
+        low, high = 0, next_index
+        while low < high:
+            middle = (low + high) // 2
+            page = await self._store.turns(self._session_id, after=middle - 1, limit=1)
+            starts = [span.start for turn in page for span in turn.prompt if span.log == place.log]
+            if page and min(starts, default=-1) <= place.start:
+                low = page[0].index + 1
+            else:
+                high = middle
+        return low - 2

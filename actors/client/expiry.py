@@ -63,7 +63,7 @@ def _ask(
     except TurnwiseError as error:
         # Remove the file only if nothing was deleted; otherwise it may be the only copy of the session.
         if file and isinstance(error, _REFUSALS) and (yield Consult(partial(_is_there, store, session))):
-            yield Consult(partial(asyncio.to_thread, file.take_back))
+            yield Consult(partial(asyncio.to_thread, file.remove))
         return kept(session_id, error)
     shown = public_id(session_id)
     return Swept(deleted=(shown,), archived=(shown,) if file else ())

@@ -1,4 +1,4 @@
-"""The order of an archive's blocks: no turn hands on a call without its result, no summary stands for itself."""
+"""Checks the order of an archive's blocks: each tool call has its result, and no summary replaces itself."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.spans import Seen, Span, Spans, begins_with, cut, join, size
 
 AT_ONCE = 10_000
-"""How many blocks are read, or spans looked at, before the event loop goes on with other things."""
+"""How many blocks or spans are checked before the event loop may do other work."""
+
+_SPLIT = "it has one part of a pair that belongs together: a call and its result, or a thought and what follows it"
 
 _Code = Literal["apart", "asks", "says", "blank", "thinks", "calls", "answers"]
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads blocks in order, as a provider does, and says what it would refuse."""
+    """Reads blocks in order and finds what a provider would refuse."""
 
     calls: dict[str, int] = field(default_factory=dict)
-    """The places of those without a result so far, by id."""
+    """The positions of the calls that have no result yet, by id."""
     thoughts: list[int] = field(default_factory=list)
-    """The places of those that have led to nothing so far."""
+    """The positions of the thoughts that no text and no call follows yet."""
     is_answering: bool = False
-    """Whether some of the calls of the message have their results."""
+    """Whether some calls of the message have their results and others do not."""
     pairs: list[tuple[int, int]] = field(default_factory=list)
-    """The places of calls with those of their results, and of thoughts with those of what they led to."""
+    """Pairs of positions: a call and its result, or a thought and the text or call that follows it."""
 
     @property
     def is_done(self) -> bool:
         return not self.calls and not self.thoughts
 
     def read(self, at: int, code: _Code, call_id: str | None) -> str | None:
-        """Return why the next block, of this place, cannot stand here; None if it can."""
+        """Read the block at a position. Return why it must not follow the blocks before it; None if it may."""
         why: str | None = None
         if code == "answers":
             call_at = self.calls.pop(call_id or "", None)
@@ -58,7 +60,7 @@ class _Reader:
         elif code == "asks" or (code != "apart" and self.is_answering):
             why = self.why_not_done()
         elif code == "calls" and (not call_id or call_id in self.calls):
-            why = f"a call has no id, no name, or the id of another: {call_id!r}"
+            why = f"a call has no name, no id, or the id of another call: {call_id!r}"
         if code == "calls":
             self.calls[call_id or ""] = at
         if code in ("says", "calls"):
@@ -69,19 +71,21 @@ class _Reader:
         return why
 
     def why_not_done(self) -> str | None:
-        """Return why the conversation cannot go on with a prompt here; None if it can."""
+        """Return why no prompt may follow the blocks that were read; None if one may."""
         if self.calls:
             return f"call {min(self.calls)!r} has no result"
         return "thoughts lead to no text and no call" if self.thoughts else None
 
 
 class Order:
-    """The order of the blocks of a log, and of spans of it.
+    """Checks the order of the blocks of a log, and of conversations made of spans of it.
 
-    A span that begins and ends where nothing is open, and in which nothing is refused, is read in one step.
+    A position is complete if every call before it has its result and something follows every thought. A span between
+    two complete positions with nothing wrong in it is checked in one step.
 
-    What was read as a pair, a call and its result or a thought and what it led to, is one wherever it is read, and of
-    one turn: so the rest is valid when a turn is forgotten or a summary gives way to what it stands for.
+    A pair (a call and its result, or a thought and what follows it) must be the same pair in every conversation, and
+    one turn must have added both. So a conversation stays valid when a turn is forgotten, or when the blocks that a
+    summary replaces are shown instead of it.
     """
 
     def __init__(self) -> None:
@@ -89,25 +93,25 @@ class Order:
         self._call_ids: dict[int, str] = {}
         self._reader = _Reader()
         self._wrong = array("q")
-        """The places at which the log, read from the beginning, goes wrong, and is begun anew."""
+        """The positions of wrong blocks, when the log is read from its beginning. Reading starts anew after each."""
         self._done = array("q", [0])
-        """For each place the last one, up to it, at which nothing is open."""
+        """By position: the last complete position up to it."""
         self._of_runs = array("q", [0])
-        """For each place how many blocks before it are such as only a run adds."""
+        """By position: how many blocks before it are of kinds that only a run adds."""
         self._log_pairs: list[tuple[int, int]] = []
-        """Those of the log as it was read from the beginning."""
+        """The pairs of the log, when it is read from its beginning."""
         self._pairs: dict[int, int] = {}
-        """Those of what was checked, both ways for calls and results."""
+        """The pairs of the checked conversations, from the first to the second; of a call and its result also back."""
         self._read = Seen()
-        """What of the log was checked in one step."""
+        """The positions that were checked in one step."""
         self._checked: Spans = ()
         self._steps = 0
-        """How many blocks were read one by one."""
+        """How many blocks were checked one by one."""
         self._spans = 0
-        """How many spans were looked at since the event loop went on with other things."""
+        """How many spans were checked since the event loop last did other work."""
 
     def add(self, block: Block) -> None:
-        """Take the next block of the log."""
+        """Add the next block of the log."""
         code, at = _code(block), len(self._codes)
         self._codes.append(code)
         call_id = block.call_id if isinstance(block, ToolUse | ToolResult) else None
@@ -125,9 +129,9 @@ class Order:
         self._done.append(at + 1 if self._reader.is_done else self._done[at])
 
     async def check(self, spans: Spans) -> str | None:
-        """Return why a conversation of these blocks cannot go on with a prompt; None if it can.
+        """Return why a conversation of these blocks cannot be sent to a model with a new prompt; None if it can.
 
-        What begins with the spans that were checked before costs what is behind them.
+        If it begins with the spans of the previous check, only the blocks after them are checked.
         """
         rest = cut(spans, size(self._checked))[1] if begins_with(spans, self._checked) else spans
         reader = _Reader()
@@ -148,17 +152,18 @@ class Order:
                 if self._steps % AT_ONCE == 0:
                     await asyncio.sleep(0)
         if self._steps > 1_000_000 + 1000 * len(self._codes):
-            return "its turns are too tangled to be checked"
+            return "its turns share too many spans to be checked"
         if why := reader.why_not_done() or self._note(reader.pairs):
             return why
         self._checked = join(spans)
         return None
 
     async def check_pairs(self, owners: Sequence[tuple[Span, int]]) -> tuple[int, str] | None:
-        """Return the line of a turn that has a part of a pair (0 if no turn added any), and why that cannot be.
+        """Return the line of a turn that added only one part of a pair, and what is wrong; None if all is right.
 
         Args:
-            owners: the blocks that each turn added, sorted, with the turn's line.
+            owners: the blocks that each turn added, sorted, with the turn's line. Blocks that no turn added count as
+                added by line 0.
         """
         starts = [span.start for span, _ in owners]
 
@@ -171,26 +176,26 @@ class Order:
             return max(map(line_of, read[-1])), why
         for number, (before, at) in enumerate(self._pairs.items()):
             if line_of(before) != line_of(at):
-                return max(line_of(before), line_of(at)), "it has a part of what belongs together"
+                return max(line_of(before), line_of(at)), _SPLIT
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         return None
 
     def _note(self, pairs: Iterable[tuple[int, int]]) -> str | None:
-        """Return why pairs do not go with those that were read before; None if they do."""
+        """Add pairs. Return why they contradict earlier pairs; None if they do not."""
         for before, at in pairs:
             if self._pairs.setdefault(before, at) != at:
-                return "it has a part of what belongs together"
+                return _SPLIT
             if self._codes[at] == "answers" and self._pairs.setdefault(at, before) != before:
-                return "it has a part of what belongs together"
+                return _SPLIT
         return None
 
     def is_prompt(self, spans: Spans) -> bool:
-        """Return whether the blocks are such as a caller may add."""
+        """Return whether a caller may add blocks of these kinds."""
         return all(self._of_runs[stop] == self._of_runs[start] for _, start, stop in spans)
 
     def _done_by(self, at: int, stop: int) -> int:
-        """Return how far the log can be read from a place, with nothing open there; `at` if it is not known."""
+        """Return the last complete position up to `stop` with nothing wrong before it; `at` if there is none."""
         if self._done[at] < at:
             return at
         wrong = bisect_left(self._wrong, at)
@@ -214,47 +219,47 @@ def _code(block: Block) -> _Code:
 
 
 class References:
-    """What the summaries of a log stand for."""
+    """The blocks that each summary of a log replaces."""
 
     def __init__(self) -> None:
         self._places: list[int] = []
-        self._stands_for: list[list[tuple[int, int]]] = []
+        self._replaced: list[list[tuple[int, int]]] = []
         self._of: list[Spans] = []
         self._lines: list[int] = []
 
     def add(self, at: int, summary: Summary, line: int) -> None:
-        """Take the summary at a place of the log, behind those before."""
+        """Add the summary at a position, which is above those added before."""
         self._places.append(at)
         folded = ((place, place + 1) for _, place in summary.folded)
-        self._stands_for.append([*((start, stop) for _, start, stop in summary.of), *folded])
+        self._replaced.append([*((start, stop) for _, start, stop in summary.of), *folded])
         self._of.append(tuple(Span(*span) for span in summary.of))
         self._lines.append(line)
 
     def __iter__(self) -> Iterator[tuple[int, Spans]]:
-        """Yield the line of each summary, and what it stands for."""
+        """Yield the line of each summary, and the spans that it replaces."""
         yield from zip(self._lines, self._of, strict=True)
 
     async def circle(self) -> int | None:
-        """Return the line of a summary that stands for itself, be it by way of others; None if none does.
+        """Return the line of a summary that replaces itself, directly or through other summaries; None if none does.
 
-        Goes into each summary once: O(n log n).
+        Visits each summary once: O(n log n).
         """
         next_new = list(range(len(self._places) + 1))
 
         def new_from(number: int) -> int:
-            """Return the first summary from this one on that was not gone into."""
+            """Return the first summary from this one on that was not visited."""
             while next_new[number] != number:
                 next_new[number] = next_new[next_new[number]]
                 number = next_new[number]
             return number
 
         within: list[int] = []
-        """The summaries on the way to where it is, sorted."""
+        """The summaries on the current path, sorted."""
         for first in range(len(self._places)):
-            way = [first] if new_from(first) == first else []
+            path = [first] if new_from(first) == first else []
             left: list[list[tuple[int, int]]] = []
-            while way:
-                number = way[-1]
+            while path:
+                number = path[-1]
                 if next_new[number] == number:
                     next_new[number] = number + 1
                     insort(within, number)
@@ -266,15 +271,15 @@ class References:
                 while ranges and new_from(ranges[-1][0]) >= ranges[-1][1]:
                     ranges.pop()
                 if ranges:
-                    way.append(new_from(ranges[-1][0]))
+                    path.append(new_from(ranges[-1][0]))
                 else:
-                    del within[bisect_left(within, way.pop())], left[-1]
+                    del within[bisect_left(within, path.pop())], left[-1]
         return None
 
     def _ranges(self, number: int) -> list[tuple[int, int]]:
-        """Return the numbers of the summaries that a summary stands for, as ranges."""
+        """Return the numbers of the summaries that a summary replaces, as ranges."""
         places = self._places
-        return [(bisect_left(places, start), bisect_left(places, stop)) for start, stop in self._stands_for[number]]
+        return [(bisect_left(places, start), bisect_left(places, stop)) for start, stop in self._replaced[number]]
 
 
 def _has_one(numbers: list[int], start: int, stop: int) -> bool:

@@ -1,4 +1,4 @@
-"""Where the blocks of a session stand in its archive: in one log, those of other logs behind its own."""
+"""Positions of a session's blocks in its archive. It has one log: first the session's own, then borrowed ones."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import SessionStore
 
 PAGE = 256
-"""How many records of a kind are held at a time."""
+"""How many records of a kind are in memory at a time."""
 
 LOG = ""
-"""The name of an archive's one log. Each store gives it another."""
+"""The name of an archive's log. A store gives the log another name at the import."""
 
 Move = Callable[[Span], Span]
-"""Returns where the blocks of a span stand elsewhere."""
+"""Returns the position of a span's blocks after an export or an import."""
 
 
 class Places:
-    """Where blocks stand in the archive: those of the session's own log as they do there, then what it spans of others.
+    """The positions of blocks in the archive. Blocks of the session's own log keep theirs; others follow them.
 
     Args:
-        others: what the session spans of other logs.
+        others: the spans of other logs that the session uses.
     """
 
     def __init__(self, session: SessionRecord, others: Iterable[Span]) -> None:
         own = Span(session.log, 0, session.log_size)
         self.order: Spans = (own, *union(others))
-        """The spans whose blocks the archive has, in its order."""
+        """The spans of the archive's blocks, in the archive's order."""
         self._starts: list[int] = []
         self.size = 0
         for span in self.order:
@@ -42,19 +42,19 @@ class Places:
             self.size += span.stop - span.start
 
     def of(self, span: Span) -> Span:
-        """Return where a span stands.
+        """Return the position of a span in the archive.
 
         Raises:
-            CorruptRecordError: it has blocks that the session does not span.
+            CorruptRecordError: the span has blocks that the session does not use.
         """
         for held, start in zip(self.order, self._starts, strict=True):
             if held.log == span.log and held.start <= span.start and span.stop <= held.stop:
                 return Span(LOG, start + span.start - held.start, start + span.stop - held.start)
-        raise CorruptRecordError(f"block {span.log}:{span.start}", f"not among what {self.order[0]} and its turns span")
+        raise CorruptRecordError(f"block {span.log}:{span.start}", "neither the session's log nor its turns have it")
 
 
 async def find_places(store: SessionStore, session: SessionRecord) -> Places:
-    """Return where the session's blocks go: two more reads of a fork, which alone spans other logs."""
+    """Return the positions of the session's blocks. A fork is read twice for it, since only forks use other logs."""
     if session.parent is None:
         return Places(session, ())
     own = Span(session.log, 0, session.log_size)
@@ -66,7 +66,7 @@ async def find_places(store: SessionStore, session: SessionRecord) -> Places:
         found: list[Span] = []
         async for text in blocks_of(store, new):
             if summary := _summary(text):
-                found += _stands_for(summary)
+                found += _replaced_by(summary)
         new = subtract(found, (own, *others))
         others = union(others, new)
     return Places(session, others)
@@ -91,7 +91,7 @@ async def blocks_of(store: SessionStore, spans: Iterable[Span]) -> AsyncIterator
 
 
 def move_turn(turn: TurnRecord, move: Move) -> TurnRecord:
-    """Return the turn with each of its spans elsewhere."""
+    """Return the turn with all its spans moved."""
 
     def moved(spans: Spans) -> Spans:
         return tuple(map(move, spans))
@@ -107,13 +107,13 @@ def move_turn(turn: TurnRecord, move: Move) -> TurnRecord:
 
 
 def move_block(text: str, move: Move) -> str:
-    """Return an encoded block; if it is a summary, with where that stands what it stands for."""
+    """Return an encoded block; if it is a summary, with the spans that it replaces moved."""
     summary = _summary(text)
     return encode(move_summary(summary, move)) if summary else text
 
 
 def move_summary(summary: Summary, move: Move) -> Summary:
-    """Return a summary with where that stands what it stands for."""
+    """Return the summary with the spans that it replaces moved."""
     of = tuple(tuple(move(Span(*place))) for place in summary.of)
     folded = tuple(tuple(move(Span(log, at, at + 1)))[:2] for log, at in summary.folded)
     return summary.model_copy(update={"of": of, "folded": folded})
@@ -127,7 +127,7 @@ def _summary(text: str) -> Summary | None:
     return block if isinstance(block, Summary) else None
 
 
-def _stands_for(summary: Summary) -> Spans:
+def _replaced_by(summary: Summary) -> Spans:
     return union((Span(*place) for place in summary.of), (Span(log, at, at + 1) for log, at in summary.folded))
 
 

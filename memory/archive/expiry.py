@@ -40,11 +40,11 @@ class Swept:
     archived: tuple[str, ...] = ()
     """Deleted sessions that were exported to a file."""
     busy: tuple[str, ...] = ()
-    """Kept, since a run uses them."""
+    """Kept, because they have an open run."""
     used: tuple[str, ...] = ()
-    """Kept, since they were used meanwhile."""
+    """Kept, because they were used during the sweep."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Kept, and why they could not be exported or deleted."""
+    """Kept, with the reason why they could not be exported or deleted."""
 
     def __add__(self, other: Swept) -> Swept:
         failed = dict(self.failed)
@@ -72,7 +72,7 @@ def kept(session_id: str, error: TurnwiseError) -> Swept:
     if isinstance(error, SessionChangedError | SessionFencedError):
         return Swept(used=(session_id,))
     if isinstance(error, SessionNotFoundError):
-        return Swept()  # somebody else has deleted it
+        return Swept()  # another process deleted it
     return Swept(failed={session_id: str(error)})
 
 
@@ -85,18 +85,18 @@ def damaged(page: Page[SessionRecord]) -> Swept:
 async def sweep(
     store: SessionStore, now: float, archive: Path | None = None, history: HistoryStore | None = None
 ) -> Swept:
-    """Delete the sessions of a store that have expired by `now`, in seconds since the epoch; return which.
+    """Delete the sessions that have expired by `now`, in seconds since the epoch; return the outcome of each.
 
-    For stores of which no process is in use: one that has a session without using it finds out at its next commit. See
-    `SessionManager.sweep` for others. May be repeated.
+    For a store that no running process uses; otherwise call `SessionManager.sweep`. A process that holds a swept
+    session without using it notices the deletion at its next commit. May be repeated.
 
     Args:
-        archive: a folder to which each is exported first. A file is on disk before its session is deleted; its name has
-            the session's id and when it was created, in microseconds.
-        history: where the events are, if not in the store.
+        archive: a folder to which each session is exported first. The file is on disk before the session is deleted;
+            its name has the session's id and its time of creation, in microseconds.
+        history: the event store, if events are not in the session store.
 
     Raises:
-        StoreError: the store or the folder cannot be used. What `Swept` would have told is done all the same.
+        StoreError: the store or the folder cannot be used. Sessions that were swept before stay swept.
     """
     done, cursor = Swept(), None
     while True:
@@ -111,7 +111,7 @@ async def sweep(
 async def sweep_session(
     store: SessionStore, session: SessionRecord, archive: Path | None, history: HistoryStore | None = None
 ) -> Swept:
-    """Delete a session in its own epoch, so that a process which opens it meanwhile keeps it."""
+    """Delete a session under a new epoch, so that it is kept if another process opens it meanwhile."""
     session_id, file = session.session_id, None
     try:
         found = await store.activate(session_id)
@@ -129,7 +129,7 @@ async def sweep_session(
             await history.delete(session_id)
     except TurnwiseError as error:
         if isinstance(error, SessionFencedError) and file:
-            await asyncio.to_thread(file.take_back)
+            await asyncio.to_thread(file.remove)
         return kept(session_id, error)
     shown = public_id(session_id)
     return Swept(deleted=(shown,), archived=(shown,) if file else ())
@@ -138,13 +138,13 @@ async def sweep_session(
 async def archived(
     store: SessionStore, session: SessionRecord, folder: Path | None, history: HistoryStore | None = None
 ) -> ArchiveFile | None:
-    """Export a session to a folder, if one is given; return the file, which is on disk under its name.
+    """Export a session to a folder, if one is given; return the file, which is on disk under its final name.
 
-    What is there from an earlier try is taken, unless the session was used since: some of the session's events may be
-    deleted by now.
+    A file from an earlier try is reused, unless the session was used since, because some events of the session may be
+    deleted already.
 
     Raises:
-        SessionChangedError: somebody has used the session since it was read.
+        SessionChangedError: the session was used since it was read.
         StoreError: the folder cannot be written to.
     """
     if folder is None:
@@ -173,7 +173,7 @@ async def archived(
 
 
 def _is_of(path: Path, session: SessionRecord) -> bool:
-    """Return whether a file, which is whole if it is there, has the session as of its last commit."""
+    """Return whether a file has the session as of its last commit. A file under its final name is complete."""
     try:
         with path.open(encoding="ascii") as file:
             first = next(read_lines(file))

@@ -1,10 +1,10 @@
-"""Sessions as lines of JSON: all that a store has of one, for a file, for another store, for later.
+"""Exports sessions to archives and imports them. An archive is lines of JSON with everything a store has of a session.
 
-The first line has the version and the session's row. Then come its blocks, its turns, its runs and its events, each on
-a line of its own, and last how many lines there are and their checksum. An archive is whole on its own: of a fork it
-has what that spans of other sessions' logs too, behind its own log. It has no live run: what is open at the export
-stands in it as interrupted, settled, with its terminal event. Names of logs, and epochs, are a store's own and not in
-it.
+The first line has the version and the session's row. Blocks, turns, runs and events follow, one on each line. The last
+line has the number of lines and their checksum. An archive is complete: for a fork it also has the blocks of other
+sessions that the fork uses, after its own. It has no open runs: a run that is open at the export is stored as
+interrupted, with its output repaired and a terminal event. It has no names of logs and no epochs, since each store
+makes its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from turnwise.errors import ArchiveError, CorruptRecordError, InvalidIdError, SessionChangedError, SessionNotFoundError
 from turnwise.memory.archive.block_positions import PAGE, blocks_of, find_places, move_block, move_turn, turns_of
 from turnwise.memory.archive.format import OWN_ID, LineWriter, event_line, read_lines, record_line
-from turnwise.memory.archive.importer import Incoming
+from turnwise.memory.archive.importer import SessionImport
 from turnwise.memory.archive.open_ends import interrupt
 from turnwise.memory.archive.validation import check_session_line
 from turnwise.memory.conversation.events import Event
@@ -37,20 +37,21 @@ async def export_session(
     user_id: str | None = None,
     history: HistoryStore | None = None,
 ) -> None:
-    """Write a session to an archive, line by line, each with its newline.
+    """Export a session: call `write` for each line of the archive, newline included.
 
-    Reads in pages, holds one of them at a time and the output of an open run, and changes nothing. What a cancelled or
-    failed call has written has no end, and will not be imported.
+    Changes nothing. Has one page of records in memory at a time, and the output of open runs. If the call fails or is
+    cancelled, the archive has no last line and cannot be imported.
 
     Args:
-        user_id: whose it is; needed for a session that was made with `enforce_user`, whose id is its user's own.
-        history: where its events are, beside those in the store.
+        user_id: the session's user. Required for sessions made with `enforce_user`, whose ids are unique only within
+            their user.
+        history: the event store that has events of the session, beside those in the session store.
 
     Raises:
-        SessionNotFoundError: there is none of this id.
-        SessionChangedError: something was committed to it meanwhile.
-        CorruptRecordError: something of it cannot be read.
-        StillEncryptedError: it is encrypted, and this store has not opened it.
+        SessionNotFoundError: no session has this id.
+        SessionChangedError: the session was changed during the export.
+        CorruptRecordError: a record of the session cannot be read.
+        StillEncryptedError: the session is encrypted, and the store was opened without its keys.
     """
     if user_id is not None:
         found = await find_session(store, user_id, session_id)
@@ -62,7 +63,7 @@ async def export_session(
         lines = await _written(store, session, write, history)
     except (CorruptRecordError, LookupError) as error:
         if await store.get(session_id) != session:
-            raise SessionChangedError(session_id) from error  # what was read is not of one moment
+            raise SessionChangedError(session_id) from error  # what was read is of several states
         raise
     if await store.get(session_id) != session:
         raise SessionChangedError(session_id)
@@ -95,25 +96,27 @@ async def _written(
 async def import_session(
     store: SessionStore, lines: Iterable[str], *, session_id: str | None = None, now: float | None = None
 ) -> SessionRecord:
-    """Store the session of an archive, and return its row. The session can be continued like any other.
+    """Import the session of an archive and return its row. The session can be continued like any other.
 
-    What is in it is checked as if it came from a caller, so what is imported can be opened, read, expanded, forked and
+    Everything is checked as if it came from a caller, so the imported session can be opened, read, expanded, forked and
     run.
 
-    It comes in page by page, under an epoch of its own, and holds one page at a time. While it does, the session is an
-    ended one whose metadata is `{"turnwise.import": "unfinished"}`; one last commit makes it what it was. A call that
-    fails or is cancelled deletes what has come in. A kill in between leaves the unfinished session: delete it and
-    import again. All its events come into the store; one with a history store copies them there when it is opened.
+    The session is stored page by page, under an epoch of its own, with one page in memory at a time. Until the last
+    commit it is an ended session with the metadata `{"turnwise.import": "unfinished"}`. If the call fails or is
+    cancelled, it deletes what it has stored. A kill leaves the unfinished session: delete it and import again. All
+    events go to the session store; if the session has an event store, they are copied there when it is opened.
 
     Args:
-        lines: of the archive, each with or without its newline.
-        session_id: the id it is to have; the one that it had if left out. With another, its runs have other ids too.
-        now: seconds since the epoch: when it was last used, from which its `ttl_s` counts. As it was if left out.
+        lines: the lines of the archive, with or without newlines.
+        session_id: the session's new id; if left out, it keeps the id in the archive. With a new id, its runs get new
+            ids too.
+        now: the new time of its last use, from which its `ttl_s` counts, in seconds since the epoch; if left out, it
+            keeps the time in the archive.
 
     Raises:
-        ArchiveError: a line cannot be taken in, or is missing; names it.
-        SessionExistsError: the id is taken.
-        DuplicateKeyError: one of its runs is in the store, in another session: pass a `session_id`.
+        ArchiveError: a line is wrong or missing; has the line's number.
+        SessionExistsError: the store has a session with this id.
+        DuplicateKeyError: the store has one of its runs in another session: pass a `session_id`.
     """
     read = read_lines(lines)
     first = next(read)
@@ -129,17 +132,17 @@ async def import_session(
         session = replace(session, session_id=own_id(session.user_id, session.session_id))
     if is_sealed(session.metadata):
         first.refuse("its metadata says that it is encrypted")
-    incoming = Incoming(store, session if now is None else replace(session, updated_at=now), str(named))
-    begun = asyncio.ensure_future(incoming.begin())
+    new = SessionImport(store, session if now is None else replace(session, updated_at=now), str(named))
+    begun = asyncio.ensure_future(new.begin())
     try:
         await asyncio.shield(begun)
         line = first
         for line in read:
-            await incoming.take(line)
-        return public_record(await incoming.finish(line))
+            await new.add(line)
+        return public_record(await new.finish(line))
     except BaseException:
-        await asyncio.wait([begun])  # cancelled meanwhile, it may be there
-        await asyncio.shield(incoming.withdraw())
+        await asyncio.wait([begun])  # it may still create the session
+        await asyncio.shield(new.undo())
         raise
 
 
@@ -155,7 +158,7 @@ async def _events_of(store: SessionStore, session_id: str, history: HistoryStore
     after = 0
     while True:
         page = check_events(await store.events(session_id, after=after, limit=PAGE))
-        if history:  # asked last: what the store lets go of meanwhile is there
+        if history:  # read last, since events move there from the store
             merged = {event.seq: event for event in await history.events(session_id, after=after, limit=PAGE)}
             merged |= {event.seq: event for event in page}
             page = [merged[seq] for seq in sorted(merged)][:PAGE]

@@ -1,4 +1,4 @@
-"""Archive files in a folder that several sweeps may use at once."""
+"""`ArchiveFile`: an archive in a folder that several sweeps may use at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ArchiveFile:
 
     @classmethod
     def put(cls, part: Path, path: Path) -> Self:
-        """Rename a written file, replacing one of that name; return it when the rename is on disk too."""
+        """Give a written file its final name, replacing a file with this name; return when the rename is on disk."""
         identity = _identity(part)
         part.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -29,15 +29,15 @@ class ArchiveFile:
             os.close(folder)
         return cls(path, identity)
 
-    def take_back(self) -> None:
+    def remove(self) -> None:
         """Delete the file, unless another sweep has replaced it: that sweep may have deleted the session since."""
         aside = part_of(self.path)
         try:
-            self.path.rename(aside)  # first: whoever looks and then deletes may delete what came in between
+            self.path.rename(aside)  # first, since another sweep may replace it between a check and a deletion
         except FileNotFoundError:
             return
         if _identity(aside) != self._identity:
-            with suppress(FileExistsError):  # then a third one has come
+            with suppress(FileExistsError):  # a third sweep has written one
                 os.link(aside, self.path)
         aside.unlink()
 

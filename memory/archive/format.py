@@ -1,4 +1,4 @@
-"""The lines of an archive: what each holds, that they come in order, and that they are all there."""
+"""The lines of an archive: their content, their order, and the check that all are there."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
 
 VERSION = 1
-"""Goes up with every change of the lines that an older turnwise would take wrongly."""
+"""Raised with every change of the lines that older versions of turnwise would misread."""
 
 Kind = Literal["session", "block", "turn", "run", "event", "end"]
 
 MAX_LINE = 16 * 1024**2
-"""Characters of a line that is no block's."""
+"""The most characters of a line, except for the line of a block."""
 
 MAX_BLOCK_LINE = 16 * MAX_LINE
 
 MAX_DEPTH = 100
-"""How deeply values of a record may be nested."""
+"""How deep values of a record may be nested."""
 
 _ORDER: tuple[Kind, ...] = ("session", "block", "turn", "run", "event", "end")
 
 OWN_ID = "own_id"
-"""Stands in the first line if the session's id is its user's own; see `own_names`."""
+"""The key in the first line that says that the session's id is unique only within its user: see `ids.own_id`."""
 
 _OWN = ("session_id", "log", "epoch", "revision")
-"""What of records is the store's own, or in the first line."""
+"""Fields of records that each store makes for itself, or that are in the first line."""
 
 Record = TypeVar("Record", SessionRecord, TurnRecord, RunRecord)
 
@@ -54,31 +54,31 @@ class Line:
         raise ArchiveError(self.number, why)
 
     def record(self, cls: type[Record], **others: Any) -> Record:
-        """Return the record that it holds.
+        """Return the line's record.
 
         Raises:
-            ArchiveError: it holds something else.
+            ArchiveError: the line has no such record.
         """
         if not isinstance(self.value, dict) or not self.value.keys().isdisjoint(_OWN):
-            self.refuse(f"a {self.kind} is an object, without {', '.join(_OWN)}")
+            self.refuse(f"a {self.kind} must be an object without {', '.join(_OWN)}")
         try:
             return decoded(self.kind, lambda: record_of(cls, self.value, **others))
         except CorruptRecordError as error:
             raise ArchiveError(self.number, error.why) from error
 
     def text(self) -> str:
-        """Return the text that it holds.
+        """Return the line's text.
 
         Raises:
-            ArchiveError: it holds something else.
+            ArchiveError: the line has no text.
         """
-        return self.value if isinstance(self.value, str) else self.refuse(f"a {self.kind} is text")
+        return self.value if isinstance(self.value, str) else self.refuse(f"a {self.kind} must be text")
 
     def event(self, session_id: str) -> AnyEvent:
-        """Return the event that it holds.
+        """Return the line's event.
 
         Raises:
-            ArchiveError: it holds something else.
+            ArchiveError: the line has no event.
         """
         try:
             seq, at, turn_index, run_id, key, kind, body = self.value
@@ -90,17 +90,17 @@ class Line:
 
 
 def record_line(record: SessionRecord | TurnRecord | RunRecord) -> dict[str, Any]:
-    """Return a record as its line has it."""
+    """Return a record as the value of its line."""
     return record_values(record, [field.name for field in fields(record) if field.name not in _OWN])
 
 
 def event_line(event: Event) -> list[Any]:
-    """Return an event as its line has it."""
+    """Return an event as the value of its line."""
     return [event.seq, event.at, event.turn_index, event.run_id, event.key, *encode_body(event)]
 
 
 def places_of(event: Event) -> Iterator[tuple[int, int]]:
-    """Yield the places in the session's log that an event names."""
+    """Yield the positions in the session's log that an event names, as start and stop."""
     if isinstance(event, Appending) and event.span:
         yield event.span
     if isinstance(event, WindowCompacted) and event.summary:
@@ -108,7 +108,7 @@ def places_of(event: Event) -> Iterator[tuple[int, int]]:
 
 
 class LineWriter:
-    """Writes lines, and at the end how many there were and their checksum."""
+    """Writes the lines of an archive, with their number and checksum in the last one."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -131,7 +131,7 @@ class LineWriter:
         self._line({"end": {"lines": self._count, "sha256": self._digest.hexdigest()}})
 
     def _line(self, value: dict[str, Any]) -> None:
-        # In ASCII, so that no reader takes a character of somebody's text for the end of a line.
+        # In ASCII, so that no reader takes a character of the text for the end of a line.
         line = f"{json.dumps(value, separators=(',', ':'))}\n"
         self._digest.update(line.encode())
         self._count += 1
@@ -139,26 +139,26 @@ class LineWriter:
 
 
 def read_lines(lines: Iterable[str]) -> Iterator[Line]:
-    """Yield the lines of an archive up to its end; the value of the first is the whole line.
+    """Yield the lines of an archive; the value of the first is the whole line.
 
     Raises:
-        ArchiveError: a line is no JSON, of another version or kind, or out of order; lines are missing, changed or too
-            many.
+        ArchiveError: a line is no JSON, has an unknown version or kind, or is out of order; a line is missing, changed
+            or too much.
     """
     digest, number, place = hashlib.sha256(), 0, 0
     for number, text in enumerate(lines, 1):
         if place == len(_ORDER) - 1:
-            raise ArchiveError(number, "there is more behind its end")
+            raise ArchiveError(number, "it follows the last line")
         line = _parsed(number, text, is_first=number == 1)
         if (rank := _ORDER.index(line.kind)) < place or (number > 1 and rank == 0):
-            line.refuse(f"a {line.kind} behind a {_ORDER[place]}")
+            line.refuse(f"a {line.kind} follows a {_ORDER[place]}")
         place = rank
         if line.kind == "end" and line.value != {"lines": number - 1, "sha256": digest.hexdigest()}:
-            line.refuse("its checksum is another: lines before it were changed, or are missing")
+            line.refuse("its number of lines or checksum is wrong: lines before it were changed, or are missing")
         digest.update(f"{text.rstrip(_NEWLINES)}\n".encode(errors="surrogatepass"))
         yield line
     if place < len(_ORDER) - 1:
-        raise ArchiveError(number + 1, "it ends before its end: it was not written to the last line, or is cut off")
+        raise ArchiveError(number + 1, "it is missing: the export did not finish, or the archive was cut off")
 
 
 _NEWLINES = "\r\n"
@@ -166,15 +166,15 @@ _BLOCK = '{"block":"'
 
 
 def _block_line(text: str) -> dict[str, Any]:
-    """Return a line that holds one text. Of anything else, nothing is made before it is refused."""
+    """Return the line of a block, which is one text. Parses nothing else, since the line may be long."""
     value, end = json.decoder.scanstring(text, len(_BLOCK))  # type: ignore[attr-defined]
     if text[end:].rstrip() != "}":
-        raise ValueError("a line of a block holds one text and no more")
+        raise ValueError("the line of a block has one text and nothing else")
     return {"block": value}
 
 
 def _check_values(number: int, value: Any) -> None:
-    """Raise if a store could not keep what was parsed."""
+    """Raise ArchiveError if stores cannot keep the value."""
     level, depth = [value], 0
     while level:
         if depth > MAX_DEPTH:
@@ -188,7 +188,7 @@ def _check_values(number: int, value: Any) -> None:
             elif isinstance(found, str):
                 _check_text(number, found)
             elif isinstance(found, float) and not math.isfinite(found):
-                raise ArchiveError(number, f"{found} is no number that a session can have")
+                raise ArchiveError(number, f"{found} is no number that stores can keep")
             elif isinstance(found, int) and abs(found) >= 2**63:
                 raise ArchiveError(number, "a number has more than 64 bits")
         level, depth = inner, depth + 1
@@ -198,13 +198,13 @@ def _check_text(number: int, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ArchiveError(number, "a text holds half a character (a lone surrogate)") from error
+        raise ArchiveError(number, "a text has half a character (a lone surrogate)") from error
 
 
 def _parsed(number: int, text: str, *, is_first: bool) -> Line:
     is_block = text.startswith(_BLOCK)
     if len(text) > (MAX_BLOCK_LINE if is_block else MAX_LINE):
-        raise ArchiveError(number, f"it has {len(text)} characters")
+        raise ArchiveError(number, f"it has {len(text)} characters, which is too long")
     try:
         found = _block_line(text) if is_block else json.loads(text)
     except RecursionError as error:
@@ -217,10 +217,10 @@ def _parsed(number: int, text: str, *, is_first: bool) -> Line:
     if is_first:
         if (version := found.get("turnwise_archive")) != VERSION:
             known = f"this turnwise reads version {VERSION}"
-            told = "it is no archive of a session" if version is None else f"it is of version {version!r}"
+            told = "it is not the first line of an archive" if version is None else f"it has version {version!r}"
             raise ArchiveError(number, f"{told}, and {known}")
         return Line(number, "session", found)
     kind = next((kind for kind in _ORDER if found.keys() == {kind}), None)
     if kind is None:
-        raise ArchiveError(number, f"it is none of {', '.join(_ORDER)}")
+        raise ArchiveError(number, f"it has none of these keys, or several: {', '.join(_ORDER)}")
     return Line(number, kind, found[kind])

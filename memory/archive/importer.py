@@ -25,14 +25,14 @@ UNFINISHED: FrozenDict = freeze({"turnwise.import": "unfinished"})
 """The metadata of a session during its import. The session is ended and has no other metadata meanwhile."""
 
 
-class Incoming:
-    """Takes the archive's lines in order, and commits them in pages.
+class SessionImport:
+    """Checks and stores the lines of an archive in order, and commits them in pages.
 
     Until `finish` the session is an ended one whose metadata is `UNFINISHED`.
 
     Args:
-        session: its row when it has come in.
-        named: the id it has in the archive.
+        session: its row after the import.
+        named: its id in the archive.
     """
 
     def __init__(self, store: SessionStore, session: SessionRecord, named: str) -> None:
@@ -45,7 +45,7 @@ class Incoming:
         self._turns: list[TurnRecord] = []
         self._events: list[Event] = []
         self._size = 0
-        """Blocks so far."""
+        """How many blocks were read."""
         self._order = Order()
         self._references = References()
         self._is_open = True
@@ -54,14 +54,14 @@ class Incoming:
         """The spans that a turn after the last one would continue."""
         self._owned = Seen()
         self._owners: list[tuple[Span, int]] = []
-        """What turns have added, with their lines."""
+        """The blocks that each turn added, with the turn's line."""
         self._status: dict[int, tuple[str, str | None]] = {}
-        """Of turns, with the runs that they name."""
+        """By index: the turn's status, and the id of its run in the archive."""
         self._run_ids: set[str] = set()
         self._keys: set[str] = set()
         self._event_keys: set[str] = set()
         self._told = 0
-        """How many blocks events have named."""
+        """How many positions of blocks the events have named."""
         self._turn = self._run = -1
         self._seq = 0
 
@@ -74,11 +74,11 @@ class Incoming:
         self._row = await self._store.create(self._row)
         self._row = (await self._store.activate(self._row.session_id)).session
 
-    async def take(self, line: Line) -> None:
-        """Take a line in.
+    async def add(self, line: Line) -> None:
+        """Check a line, and store it with the next commit.
 
         Raises:
-            ArchiveError: it does not fit what came before it.
+            ArchiveError: it is wrong, or contradicts the lines before it.
         """
         if line.kind == "block":
             self._blocks.append(self._block(line))
@@ -86,12 +86,12 @@ class Incoming:
         elif self._is_open:
             self._is_open = False
             if self._size != self._session.log_size:
-                line.refuse(f"the session has {self._session.log_size} blocks, and {self._size} came")
+                line.refuse(f"the session has {self._session.log_size} blocks, and the archive {self._size}")
             if circle := await self._references.circle():
-                raise ArchiveError(circle, "a summary stands for itself, be it by way of others")
+                raise ArchiveError(circle, "a summary replaces itself, directly or through other summaries")
             for number, spans in self._references:
                 if why := await self._order.check(spans):
-                    raise ArchiveError(number, f"what it stands for cannot be sent to a model: {why}")
+                    raise ArchiveError(number, f"the blocks that a summary replaces cannot be sent to a model: {why}")
         if line.kind == "turn":
             self._turns.append(await self._turn_of(line))
         elif line.kind == "run":
@@ -105,7 +105,7 @@ class Incoming:
         """Commit the remaining lines and the session's final row; return the row.
 
         Raises:
-            ArchiveError: turns have parts of what belongs together.
+            ArchiveError: a turn added only one part of a pair: see `Order`.
         """
         if found := await self._order.check_pairs(sorted(self._owners)):
             raise ArchiveError(found[0] or line.number, found[1])
@@ -114,8 +114,8 @@ class Incoming:
         await self._store.commit(own.session_id, own.epoch, Commit(session=own))
         return own
 
-    async def withdraw(self) -> None:
-        """Delete the imported part, even if another process has opened the session; nothing if it no longer exists."""
+    async def undo(self) -> None:
+        """Delete what was stored, even if another process has opened the session; nothing if it no longer exists."""
         try:
             found = await self._store.get(self._row.session_id)
             if self._row.log and found.log == self._row.log:
@@ -141,17 +141,19 @@ class Incoming:
     def _place(self, line: Line, span: Span, size: int) -> Span:
         """Return the position of a span in the session's log."""
         if span.log != LOG or not 0 <= span.start <= span.stop <= size:
-            line.refuse(f"it spans {span.log!r} {span.start} to {span.stop}, and there are {size} blocks")
+            line.refuse(f"it names blocks {span.start} to {span.stop} of log {span.log!r}, and there are {size} blocks")
         return Span(self._row.log, span.start, span.stop)
 
     async def _turn_of(self, line: Line) -> TurnRecord:
         turn = line.record(TurnRecord)
         if not self._turn < turn.index < self._session.next_index:
-            line.refuse(f"turn {turn.index} behind turn {self._turn}, of {self._session.next_index}")
+            line.refuse(
+                f"turn {turn.index} follows turn {self._turn}, and new turns begin at {self._session.next_index}"
+            )
         if turn.status in ("queued", "running"):
-            line.refuse(f"a turn that is {turn.status}: an archive has no live run")
+            line.refuse(f"turn {turn.index} is {turn.status}, and an archive has no open runs")
         if self._status.get(self._turn, ("",))[0] == "pending":
-            line.refuse(f"turn {turn.index} behind turn {self._turn}, which is pending")
+            line.refuse(f"turn {turn.index} follows turn {self._turn}, which is pending")
         self._turn = turn.index
         self._status[turn.index] = turn.status, turn.run_id
         parent = turn.parent
@@ -161,13 +163,13 @@ class Incoming:
         turn = move_turn(turn, lambda span: self._place(line, span, self._size))
         check_turn(line, turn)
         if not self._order.is_prompt((*turn.prompt, *turn.appended)):
-            line.refuse(f"turn {turn.index} has a prompt that comes from a run, not from a caller")
+            line.refuse(f"turn {turn.index} has a prompt with blocks that only a run adds")
         for span in join(turn.prompt, turn.output):
             if self._owned.take(span) != [span]:
-                line.refuse(f"turn {turn.index} has added a block that another has added")
+                line.refuse(f"turn {turn.index} added a block that another turn added")
             self._owners.append((span, line.number))
         if turn.status == "pending" and overlap(turn.prompt, self._base):
-            line.refuse(f"turn {turn.index} has a prompt that was there before")
+            line.refuse(f"turn {turn.index} has a prompt that is also in the turn before")
         self._base = turn.base
         for spans in (turn.spans, turn.base):
             if why := await self._order.check(spans):
@@ -177,9 +179,9 @@ class Incoming:
     def _run_of(self, line: Line) -> RunRecord:
         run = line.record(RunRecord, session_id=self._session.session_id)
         if not self._run < run.turn_index < self._session.next_index:
-            line.refuse(f"the run of turn {run.turn_index} behind that of turn {self._run}")
+            line.refuse(f"the run of turn {run.turn_index} follows the run of turn {self._run}")
         if run.is_open:
-            line.refuse(f"a run that is {run.state}: an archive has no live run")
+            line.refuse(f"run {run.run_id!r} is {run.state}, and an archive has no open runs")
         check_run(line, run, self._status.get(run.turn_index), self._session.seq)
         check_new(line, "run", run.run_id, self._run_ids)
         check_new(line, "idempotency key", run.idempotency_key, self._keys)
@@ -189,14 +191,14 @@ class Incoming:
     def _event(self, line: Line) -> Event:
         event = line.event(self._session.session_id)
         if not self._seq < event.seq <= self._session.seq:
-            line.refuse(f"event {event.seq} behind event {self._seq}, of {self._session.seq}")
+            line.refuse(f"event {event.seq} follows event {self._seq}, and the session's last is {self._session.seq}")
         check_event(line, event)
         check_new(line, "event key", event.key, self._event_keys)
         if any(not 0 <= start <= stop <= self._size for start, stop in places_of(event)):
-            line.refuse(f"event {event.seq} names blocks that are not there")
+            line.refuse(f"event {event.seq} names blocks that do not exist")
         self._told += sum(stop - start for start, stop in places_of(event))
         if self._told > 4 * self._size:
-            line.refuse("events name blocks again and again")
+            line.refuse("its events name more than four times as many blocks as there are")
         self._seq = event.seq
         return event.model_copy(update={"run_id": self._run_id(event.run_id)})
 

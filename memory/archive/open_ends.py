@@ -1,4 +1,4 @@
-"""The end of what is open in a session: an archive has no live run."""
+"""Ends the open runs of a session for its archive. The session itself is not changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHY = "the session was exported while it was open"
 
 @dataclass(slots=True)
 class Ends:
-    """What stands in an archive in place of open runs and their turns, and behind the session's blocks and events."""
+    """The ended runs and turns that replace the open ones in an archive, and the blocks and events that are added."""
 
     session: SessionRecord
     turns: dict[int, TurnRecord] = field(default_factory=dict)
@@ -32,18 +32,18 @@ class Ends:
 
 
 async def interrupt(store: SessionStore, session: SessionRecord, places: Places) -> Ends:
-    """Return the session's open runs as interrupted, the queued ones too, which keep their prompts.
+    """Return the ends of a session's open runs. All become interrupted, queued ones too; they keep their prompts.
 
-    What a run has answered is settled, so that the conversation can go on.
+    The output of each run is repaired, so that the conversation can go on.
     """
     ends = Ends(replace(session, log_size=places.size))
     before: TurnRecord | None = None
     for run in await _open_runs(store, session.session_id):
         turn = next(iter(await store.turns(session.session_id, after=run.turn_index - 1, limit=1)), None)
         if turn is None or turn.index != run.turn_index:
-            raise CorruptRecordError(f"turn {session.session_id}#{run.turn_index}", "missing, and there is its run")
+            raise CorruptRecordError(f"turn {session.session_id}#{run.turn_index}", "missing, but its run exists")
         moved = move_turn(turn, places.of)
-        if turn.status == "queued":  # what it continues is settled only now
+        if turn.status == "queued":  # the turn that it continues has ended only now
             before = before or await _head(store, session.session_id, places)
             parent = f"{public_id(session.session_id)}#{before.index}" if before else None
             moved = replace(moved, parent=parent, input=join(before.base if before else (), moved.prompt))
@@ -57,10 +57,10 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
     output = [decode(text) for text in texts]
     spots = [Span(LOG, at, at + 1) for span in turn.output for at in range(span.start, span.stop)]
     known = {id(block): spot for block, spot in zip(output, spots, strict=True)}
-    settled = repair(output, why=WHY, interrupted=True)
+    repaired = repair(output, why=WHY, interrupted=True)
     first, size = session.log_size, session.log_size
     spans = []
-    for block in settled:
+    for block in repaired:
         if spot := known.get(id(block)):
             spans.append(spot)
             continue

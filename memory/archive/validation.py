@@ -1,4 +1,4 @@
-"""What the records of an archive may say: they are checked as if they came from a caller."""
+"""Checks the records of an archive as if they came from a caller."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 
 MAX_NUMBER = 2**52
-"""The largest index, number of an event or count: sessions count on from it, and every store keeps it exactly."""
+"""The largest index, sequence number or count. Sessions count on from these, and every store keeps them exactly."""
 
 MAX_SPANS = 4096
-"""Of a list, be it a turn's or a summary's."""
+"""The most spans in one list of a turn or a summary."""
 
 
 def check_session_line(line: Line, session: SessionRecord) -> None:
-    """Raise ArchiveError if no session can be like this."""
+    """Raise ArchiveError if the session has an impossible value."""
     _check_ids(line, {"user id": session.user_id, "agent": session.agent, "parent": _session_of(line, session.parent)})
     _check_asked(line, session)
     _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s")
@@ -41,7 +41,7 @@ def checked_block(line: Line) -> Block:
     """Return the block of a line.
 
     Raises:
-        ArchiveError: it is none, or of a kind that is never stored.
+        ArchiveError: the line has no block, or one that is never stored.
     """
     try:
         block = decode(line.text())
@@ -49,14 +49,14 @@ def checked_block(line: Line) -> Block:
     except (ValueError, RecursionError) as error:
         line.refuse(f"no block: {_said(error)}")
     if isinstance(block, Recalled):
-        line.refuse("a recalled block stands in requests, never in a history")
+        line.refuse("a recalled block is part of requests, never of a history")
     if isinstance(block, Summary) and max(len(block.of), len(block.folded)) > MAX_SPANS:
-        line.refuse(f"a summary stands for more than {MAX_SPANS} spans")
+        line.refuse(f"a summary replaces more than {MAX_SPANS} spans")
     return block
 
 
 def check_turn(line: Line, turn: TurnRecord) -> None:
-    """Raise ArchiveError if no turn can be like this."""
+    """Raise ArchiveError if the turn has an impossible value."""
     _check_ids(line, {"run id": turn.run_id, "parent": _session_of(line, turn.parent)})
     _check_numbers(line, turn, "index", "created_at")
     _check_usage(line, turn.usage)
@@ -65,39 +65,40 @@ def check_turn(line: Line, turn: TurnRecord) -> None:
     for spans in (turn.spans, turn.base):
         _check_once(line, spans)
     if subtract(turn.appended, turn.prompt):
-        line.refuse("what was appended is none of its prompts")
+        line.refuse("a block in `appended` is not in `prompt`")
     if turn.status == "pending" and (turn.run_id or turn.input or turn.output or turn.carried or not turn.prompt):
-        line.refuse("a pending turn has prompts, and neither a run nor an answer")
+        line.refuse("a pending turn must have prompts, and neither a run nor an answer")
 
 
 def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, last_seq: int) -> None:
-    """Raise ArchiveError if no run can be like this.
+    """Raise ArchiveError if the run has an impossible value.
 
     Args:
-        turn: the status of its turn, and the run that this names; None if the turn was discarded.
+        turn: the status and the run id of the turn with its index; None if the turn was discarded.
+        last_seq: the session's last sequence number.
     """
     _check_ids(line, {"run id": run.run_id, "idempotency key": run.idempotency_key})
     _check_asked(line, run)
     if run.output is not None and not OutputType.is_record(run.output):
-        line.refuse("the type of an answer is a schema and a number of retries")
+        line.refuse("the type of an answer must be a schema and a number of retries")
     _check_numbers(line, run, "turn_index", "first_seq", "created_at", "started_at", "ended_at", "timeout_s", "resumes")
     _check_usage(line, run.usage)
     if run.first_seq > last_seq:
-        line.refuse(f"its first event is {run.first_seq}, and the session's last is {last_seq}")
+        line.refuse(f"its first event is {run.first_seq}, and the session's last event is {last_seq}")
     if turn and turn != (run.state, run.run_id):
-        line.refuse(f"run {run.run_id!r} is {run.state}, and its turn is {turn[0]} and of run {turn[1]!r}")
+        line.refuse(f"run {run.run_id!r} is {run.state}, and its turn is {turn[0]}, of run {turn[1]!r}")
     if not all(isinstance(label, str | int | float) for label in run.labels.values()):
-        line.refuse("a label is text")
+        line.refuse("a label must be text or a number")
     try:
         for state in decode_calls(run.calls).values():
             if not isinstance(state.name, str) or not isinstance(state.digest, str | None):
-                line.refuse("the state of a call is none")
+                line.refuse("the state of a call has a wrong value")
     except TypeError as error:
-        line.refuse(f"the state of a call is none: {error}")
+        line.refuse(f"the state of a call is wrong: {error}")
 
 
 def check_event(line: Line, event: Event) -> None:
-    """Raise ArchiveError if no event can be like this."""
+    """Raise ArchiveError if the event has an impossible value."""
     _check_ids(line, {"run id": event.run_id, "event key": event.key})
     _check_numbers(line, event, "seq", "at", "turn_index")
     usage = getattr(event, "usage", None)
@@ -108,9 +109,9 @@ def check_event(line: Line, event: Event) -> None:
 
 
 def check_new(line: Line, kind: str, value: str | None, known: set[str]) -> None:
-    """Raise ArchiveError if a line before has the same value; else note it."""
+    """Add the value to the known ones. Raise ArchiveError if it is known already."""
     if value in known:
-        line.refuse(f"{kind} {value!r} is there twice")
+        line.refuse(f"{kind} {value!r} is in the archive twice")
     if value is not None:
         known.add(value)
 
@@ -141,7 +142,7 @@ def _check_asked(line: Line, record: SessionRecord | RunRecord) -> None:
     except InvalidInputError as error:
         line.refuse(str(error))
     if params != record.params or None in params.values():
-        line.refuse("its parameters are not as they are stored")
+        line.refuse("its parameters are not in the form in which they are stored")
 
 
 def _check_numbers(line: Line, record: Any, *names: str) -> None:
@@ -169,11 +170,11 @@ def _check_spans(line: Line, spans: Spans) -> None:
 def _check_once(line: Line, spans: Iterable[Span]) -> None:
     spans = tuple(spans)
     if size(union(spans)) != size(spans):
-        line.refuse("a block stands in a turn twice")
+        line.refuse("a turn has a block twice")
 
 
 def _said(error: Exception) -> str:
-    """Return why something is no block, without what it says."""
+    """Return why a line has no block. Does not quote the line."""
     if isinstance(error, TurnwiseError) or not hasattr(error, "errors"):
         return str(error)[:200]
     found = error.errors(include_input=False, include_url=False, include_context=False)

@@ -327,7 +327,7 @@ async def test_a_session_that_changes_while_it_is_exported_is_told_and_leaves_no
 
     with pytest.raises(SessionChangedError, match="'s'"):
         await export_session(Busy(), "s", lines.append)
-    with pytest.raises(ArchiveError, match="it ends before its end"):
+    with pytest.raises(ArchiveError, match="it is missing"):
         await import_session(InMemoryStore(), lines)
     with pytest.raises(SessionNotFoundError):
         await exported(store, "nobody")
@@ -387,43 +387,39 @@ def nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "change", "why"),
     [
-        ("turnwise_archive", lambda line: line.update(turnwise_archive=2), "of version 2, and this turnwise reads"),
-        ("turnwise_archive", lambda line: line.pop("turnwise_archive"), "no archive of a session"),
+        ("turnwise_archive", lambda line: line.update(turnwise_archive=2), "it has version 2, and this turnwise reads"),
+        ("turnwise_archive", lambda line: line.pop("turnwise_archive"), "not the first line of an archive"),
         ("turnwise_archive", lambda line: line.update(session_id=""), "it is blank"),
-        ("turnwise_archive", lambda line: line.update(session=[]), "is an object"),
+        ("turnwise_archive", lambda line: line.update(session=[]), "must be an object"),
         ("turnwise_archive", lambda line: line["session"].update(epoch=7), "without session_id, log, epoch"),
-        ("turnwise_archive", lambda line: line["session"].update(log_size=1), "stands|spans|not there|blocks"),
-        ("turnwise_archive", lambda line: line["session"].update(next_index=4), "turn .* behind turn 3, of 4"),
-        ("turnwise_archive", lambda line: line["session"].update(seq=4), "the session's last is 4"),
+        ("turnwise_archive", lambda line: line["session"].update(log_size=1), "replaces|names|blocks"),
+        (
+            "turnwise_archive",
+            lambda line: line["session"].update(next_index=4),
+            "turn .* follows turn 3, and new turns begin at 4",
+        ),
+        ("turnwise_archive", lambda line: line["session"].update(seq=4), "the session's last event is 4"),
         ("turnwise_archive", lambda line: line["session"].update(status="x"), "none of active, ended"),
-        (
-            "turnwise_archive",
-            lambda line: line["session"].update(created_at=math.inf),
-            "no number that a session",
-        ),
-        (
-            "turnwise_archive",
-            lambda line: line["session"].update(updated_at=math.nan),
-            "no number that a session",
-        ),
-        ("turnwise_archive", lambda line: line["session"].update(ttl_s=math.inf), "no number that a session"),
+        ("turnwise_archive", lambda line: line["session"].update(created_at=math.inf), "no number that stores"),
+        ("turnwise_archive", lambda line: line["session"].update(updated_at=math.nan), "no number that stores"),
+        ("turnwise_archive", lambda line: line["session"].update(ttl_s=math.inf), "no number that stores"),
         ("turnwise_archive", lambda line: line["session"].update(metadata={SEALED: "tw1:"}), "is encrypted"),
         ("turnwise_archive", lambda line: line["session"].update(metadata=nested(600)), "nested too deeply"),
-        ("block", lambda line: line.update(block=7), "a block is text"),
-        ("block", lambda line: line.update(extra=7), "it is none of"),
-        ("turn", lambda line: line["turn"].update(index=-1), "turn -1 behind"),
-        ("turn", lambda line: line["turn"].update(status="running"), "no live run"),
-        ("turn", lambda line: line["turn"].update(input=[["1", 0, 1]]), "spans '1' 0 to 1"),
+        ("block", lambda line: line.update(block=7), "a block must be text"),
+        ("block", lambda line: line.update(extra=7), "it has none of"),
+        ("turn", lambda line: line["turn"].update(index=-1), "turn -1 follows"),
+        ("turn", lambda line: line["turn"].update(status="running"), "no open runs"),
+        ("turn", lambda line: line["turn"].update(input=[["1", 0, 1]]), "blocks 0 to 1 of log '1'"),
         ("turn", lambda line: line["turn"].update(output=[["", 0, 10**6]]), "to 1000000"),
-        ("run", lambda line: line["run"].update(state="queued"), "no live run"),
+        ("run", lambda line: line["run"].update(state="queued"), "no open runs"),
         ("run", lambda line: line["run"].update(turn_index=10**6), "the run of turn 1000000"),
         ("run", lambda line: line["run"].pop("created_at"), "created_at"),
-        ("event", lambda line: line["event"].__setitem__(0, 0), "event 0 behind"),
+        ("event", lambda line: line["event"].__setitem__(0, 0), "event 0 follows"),
         ("event", lambda line: line["event"].pop(), "no event"),
         ("event", lambda line: line["event"].__setitem__(6, "{"), "no event"),
     ],
 )
-def test_a_line_that_cannot_be_is_refused_by_its_number(lines: list[str], kind: str, change: Change, why: str) -> None:
+def test_an_impossible_line_is_refused_by_its_number(lines: list[str], kind: str, change: Change, why: str) -> None:
     """Also when the checksum fits."""
     at = next(at for at, line in enumerate(lines) if line.startswith(f'{{"{kind}"'))
     changed = json.loads(lines[at])

@@ -221,26 +221,18 @@ PENDING = {"index": 0, "status": "pending", "prompt": [["", 0, 1]]}
 DEEP = "[" * 50_000 + "]" * 50_000
 
 ATTACKS: dict[str, tuple[list[str], int, str]] = {
-    "a summary that folds itself": (written([HI, summary((0, 2), folded=[1])]), 3, "stands for itself"),
-    "a summary of itself": (written([HI, summary((1, 2))]), 3, "stands for itself"),
+    "a summary that folds itself": (written([HI, summary((0, 2), folded=[1])]), 3, "replaces itself"),
+    "a summary of itself": (written([HI, summary((1, 2))]), 3, "replaces itself"),
     "summaries of one another": (
         written([HI, summary((2, 3), folded=[2]), summary((1, 2), folded=[1])]),
         4,
-        "stands for itself",
+        "replaces itself",
     ),
     "a number of the last event that leaves no room": (written([HI], seq=2**63 - 1), 1, "seq=9223372036854775807"),
     "a number of more than 64 bits": (written([HI], seq=2**70), 1, "more than 64 bits"),
     "an index that leaves no room": (written([HI], next_index=2**60), 1, "next_index="),
-    "a pending turn with a run": (
-        written([HI], [PENDING], [a_run()]),
-        4,
-        "completed, and its turn is pending",
-    ),
-    "a pending turn with an answer": (
-        written([HI, YES], [{**PENDING, "output": [["", 1, 2]]}]),
-        4,
-        "a pending turn",
-    ),
+    "a pending turn with a run": (written([HI], [PENDING], [a_run()]), 4, "completed, and its turn is pending"),
+    "a pending turn with an answer": (written([HI, YES], [{**PENDING, "output": [["", 1, 2]]}]), 4, "a pending turn"),
     "a pending turn before another": (written([HI], [PENDING, turn([["", 0, 1]], index=1)]), 4, "which is pending"),
     "a run of another state than its turn": (
         written([HI], [turn([["", 0, 1]], run_id="r")], [a_run(state="failed")]),
@@ -255,38 +247,34 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
         2,
         "no block",
     ),
-    "a block with a number that is none": (written(['{"kind":"x","a":NaN}']), 2, "no block"),
-    "a recalled block": (written(['{"kind":"recalled","text":"they like tea"}']), 2, "never in a history"),
-    "bytes in the place of a text": (
-        written(['{"kind":"user","text":["a"]}']),
-        2,
-        "text: Input should be",
-    ),
+    "a block with NaN": (written(['{"kind":"x","a":NaN}']), 2, "no block"),
+    "a recalled block": (written(['{"kind":"recalled","text":"they like tea"}']), 2, "never of a history"),
+    "a list instead of a text": (written(['{"kind":"user","text":["a"]}']), 2, "text: Input should be"),
     "a call without its result": (written([HI, USE, YES]), 5, "call 'a' has no result"),
     "a result without its call": (written([HI, RESULT, YES]), 5, "the result of call 'a' follows no such call"),
     "a result before its call": (written([HI, RESULT, USE, YES]), 6, "the result of call 'a' follows no such call"),
     "a second result": (written([HI, USE, RESULT, RESULT]), 6, "the result of call 'a' follows no such call"),
-    "a call without a name": (written([HI, ToolUse(call_id="a", name=""), RESULT]), 5, "has no id, no name"),
+    "a call without a name": (written([HI, ToolUse(call_id="a", name=""), RESULT]), 5, "has no name, no id"),
     "thoughts that lead to nothing": (written([HI, Thinking(text="hm")]), 4, "thoughts lead to no text"),
     "a prompt that is a summary": (
         written([HI, summary((0, 1))], [turn([["", 1, 2]], prompt=[["", 1, 2]])]),
         4,
-        "comes from a run",
+        "only a run adds",
     ),
     "a prompt that is a result": (
         written([HI, USE, RESULT], [turn([["", 1, 3]], prompt=[["", 1, 3]])]),
         5,
-        "comes from a run",
+        "only a run adds",
     ),
     "a summary of a call without its result": (
         written([HI, USE, RESULT, YES, summary((0, 2))]),
         6,
-        "what it stands for cannot be sent to a model: call 'a' has no result",
+        "the blocks that a summary replaces cannot be sent to a model: call 'a' has no result",
     ),
     "a call that has two results": (
         written([HI, USE, RESULT, RESULT, summary((0, 2), (3, 4))], [turn([["", 0, 1]], output=[["", 1, 3]])]),
         7,
-        "it has a part of what belongs together",
+        "it has one part of a pair",
     ),
     "a turn with the call and another with the result": (
         written(
@@ -298,7 +286,7 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
             ],
         ),
         7,
-        "has added a block that another has added",
+        "added a block that another turn added",
     ),
     "a turn that carries a call without its result": (
         written([HI, USE, RESULT, YES], [turn([["", 0, 1]], carried=[["", 0, 2]], output=[["", 3, 4]])]),
@@ -312,25 +300,25 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
     ),
     "a turn with a block twice": (written([HI], [turn([["", 0, 1], ["", 0, 1]])]), 3, "twice"),
     "a summary of 100,000 spans": (written([HI, summary(*[(0, 1)] * 100_000)]), 3, "more than 4096 spans"),
-    "a user whom nobody can be": (written([HI], user_id=""), 1, "user id '' cannot be used"),
-    "an agent that cannot be": (written([HI], agent="a\n"), 1, r"agent 'a\n' cannot be used"),
-    "a parent that cannot be": (written([HI], parent="#1"), 1, "names no turn"),
-    "a run of an id that cannot be": (
+    "a user id that is blank": (written([HI], user_id=""), 1, "user id '' cannot be used"),
+    "an invalid agent": (written([HI], agent="a\n"), 1, r"agent 'a\n' cannot be used"),
+    "an invalid parent": (written([HI], parent="#1"), 1, "names no turn"),
+    "a run with an invalid id": (
         written([HI], [turn([["", 0, 1]], run_id="a\0")], [a_run(run_id="a\0")]),
         3,
         r"run id 'a\x00' cannot be used",
     ),
-    "a key that cannot be": (written([HI], [], [a_run(idempotency_key=" ")]), 3, "it is blank"),
-    "two runs of an id": (written([HI], [], [a_run(), a_run(turn_index=1)]), 4, "run 'r' is there twice"),
+    "a blank idempotency key": (written([HI], [], [a_run(idempotency_key=" ")]), 3, "it is blank"),
+    "two runs of an id": (written([HI], [], [a_run(), a_run(turn_index=1)]), 4, "run 'r' is in the archive twice"),
     "two runs of a key": (
         written([HI], [], [a_run(idempotency_key="k"), a_run(run_id="q", turn_index=1, idempotency_key="k")]),
         4,
-        "idempotency key 'k' is there twice",
+        "idempotency key 'k' is in the archive twice",
     ),
     "two events of a key": (
         written([HI], [], [], [[1, 1.0, 0, None, "k", "prompt_appended", "{}"], [2, 1.0, 0, None, "k", "x", "{}"]]),
         4,
-        "event key 'k' is there twice",
+        "event key 'k' is in the archive twice",
     ),
     "negative usage": (written([HI], usage={"input_tokens": -1}), 1, "input_tokens=-1"),
     "negative usage of a turn": (written([HI], [turn([["", 0, 1]], usage={"cost": -0.1})]), 3, "cost=-0.1"),
@@ -339,11 +327,11 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
         3,
         "calls=-1",
     ),
-    "a time that is none": (written([HI], updated_at=math.nan), 1, "no number that a session can have"),
-    "an event that took no time that is": (
+    "a time that is NaN": (written([HI], updated_at=math.nan), 1, "no number that stores can keep"),
+    "an event with a duration that is NaN": (
         written([HI], [], [], [[1, 1.0, 0, "r", None, "tool_ended", '{"call_id":"a","name":"b","seconds":NaN}']]),
         3,
-        "no number that a session can have",
+        "no number that stores can keep",
     ),
     "an event that is never stored": (
         written([HI], [], [], [[1, 1.0, 0, "r", None, "text_delta", '{"text":"a"}']]),
@@ -355,7 +343,7 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
             [HI, YES] * 50, [], [], [[n, 1.0, 0, "r", None, "run_completed", '{"span":[0,100]}'] for n in range(1, 9)]
         ),
         106,
-        "again and again",
+        "four times as many blocks",
     ),
     "metadata that is nested 50,000 deep": (
         written([HI])[:1][0]
@@ -364,24 +352,20 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
         1,
         "nested too deeply",
     ),
-    "memories that are ahead of the session": (written([HI], saved=9), 1, "saved=9"),
-    "a parameter that there is not": (written([HI], params={"heat": 1}), 1, "params['heat']=1"),
+    "a saved turn that does not exist": (written([HI], saved=9), 1, "saved=9"),
+    "an unknown parameter": (written([HI], params={"heat": 1}), 1, "params['heat']=1"),
     "a parameter out of its range": (written([HI], [], [a_run(params={"top_p": 7})]), 3, "params['top_p']=7"),
-    "parameters that are large": (
-        written([HI], params={"stop": ["x" * 70_000]}),
-        1,
-        "must take at most 65536 bytes",
-    ),
-    "a parameter that none has": (written([HI], params={"seed": None}), 1, "not as they are stored"),
-    "a model that cannot be": (written([HI], [], [a_run(model="a\n")]), 3, "cannot be used"),
-    "a type of an answer that is none": (written([HI], [], [a_run(output={"name": 1})]), 3, "the type of an answer"),
-    "a call in a state that is none": (written([HI], [], [a_run(calls={"a": {"nam": "b"}})]), 3, "the state of a call"),
+    "parameters that are large": (written([HI], params={"stop": ["x" * 70_000]}), 1, "must take at most 65536 bytes"),
+    "a parameter that is None": (written([HI], params={"seed": None}), 1, "not in the form in which they are stored"),
+    "an invalid model": (written([HI], [], [a_run(model="a\n")]), 3, "cannot be used"),
+    "an invalid type of answer": (written([HI], [], [a_run(output={"name": 1})]), 3, "the type of an answer"),
+    "an invalid state of a call": (written([HI], [], [a_run(calls={"a": {"nam": "b"}})]), 3, "the state of a call"),
 }
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_archive_that_no_session_could_be_is_refused_by_its_line(attack: str) -> None:
+def test_an_archive_of_an_impossible_session_is_refused_and_its_line_is_named(attack: str) -> None:
     lines, line, why = ATTACKS[attack]
     error = play(try_archive(lines))
     assert error is not None, "it was imported, and the session worked"

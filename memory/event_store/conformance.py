@@ -1,9 +1,8 @@
-"""The laws of `HistoryStore`, shown on one that is empty at first; see `stores/conformance` for how to run them."""
+"""The laws of `HistoryStore`, which hold for every event store. See `stores/conformance` for how to check them."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,21 +21,25 @@ from turnwise.memory.conversation.events import (
 )
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.conformance.fixtures import IDS, NESTED, TEXT, USAGE
-from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
+from turnwise.memory.stores.conformance.laws import Law, check_laws, collector, equal, refuses
 
 
 async def check_event_store(make_history: Callable[[str], HistoryStore]) -> None:
-    """Check all laws, in order; `make_history` is as `make_store` of `check_contract`.
+    """Check all laws, in order.
+
+    Args:
+        make_history: returns an event store for a name. Stores of one name share their data, which is empty at first.
 
     Raises:
-        AssertionError: the history breaks a law; names it.
+        AssertionError: the event store breaks a law; names the law.
     """
-    for law in LAWS:
-        await check_law(law, functools.partial(make_history, law.__name__))
+    await check_laws(LAWS, make_history)
 
 
-_laws: list[Law] = []
-_law = collector(_laws)
+LAWS: list[Law] = []
+"""All laws of this file, in order."""
+
+_law = collector(LAWS)
 
 
 def _event(
@@ -54,12 +57,12 @@ async def _unchanged(history: HistoryStore, *session_ids: str) -> AsyncIterator[
     before = [await _all(history, session_id) for session_id in session_ids]
     yield
     for session_id, events in zip(session_ids, before, strict=True):
-        equal(await _all(history, session_id), events, f"the history of {session_id!r} after a verb that was refused")
+        equal(await _all(history, session_id), events, f"the history of {session_id!r} after a refused call")
 
 
 @_law
 async def check_an_event_comes_back_as_it_was_appended(history: HistoryStore) -> None:
-    """In all of its fields but the blocks; live ones and those of kinds that are not known, too."""
+    """In all fields except the blocks. Also live events and events of unknown kinds."""
     about: dict[str, Any] = {"session_id": "s", "at": 1763700000.123456, "turn_index": 7, "run_id": "r'%\"\\ü"}
     events: list[AnyEvent] = [
         PromptAppended(session_id="s", seq=1, at=0.1 + 0.2, key=""),
@@ -79,26 +82,26 @@ async def check_an_event_comes_back_as_it_was_appended(history: HistoryStore) ->
 
 @_law
 async def check_an_append_may_be_repeated(history: HistoryStore, other: HistoryStore) -> None:
-    """Whole, in part, with new ones among old ones, twice in one call, at once: each is stored once; acceptance 29."""
+    """Whole, in part, mixed with new events, twice in a call, or at once: each event is stored once; acceptance 29."""
     events = [_event(seq, f"e{seq}" if seq % 2 else None, f"r{seq % 3}") for seq in range(1, 21)]
     for at, (first, last, stored) in enumerate([(0, 5, 5), (0, 5, 5), (2, 4, 5), (3, 8, 8), (7, 8, 8), (0, 10, 10)]):
         await (history, other)[at % 2].append("s", events[first:last])
         equal(await _all(history), events[:stored], f"after append {at}")
     await history.append("s", [events[12], events[11], events[12], events[10], events[0]])
-    equal(await _all(other), events[:13], "after an append that says one twice")
+    equal(await _all(other), events[:13], "after an append with one event twice")
     await asyncio.gather(*((history, other)[at % 2].append("s", events[at % 5 :]) for at in range(10)))
     equal(await _all(history), events, "after ten appends at once")
     many = [_event(seq, session_id="many") for seq in range(1, 2502)]
     await history.append("many", many[1:-1])
     await history.append("many", many)
-    equal(await _all(history, "many"), many, "after a long append that was partly there")
+    equal(await _all(history, "many"), many, "after a long append that was partly stored")
     await history.append("s", [])
     equal(await _all(history), events, "after an append of nothing")
 
 
 @_law
-async def check_another_event_is_refused(history: HistoryStore) -> None:
-    """Under a number or a key that is taken, in the store or in the call itself: nothing of the call is written."""
+async def check_a_different_event_with_a_number_or_key_is_refused(history: HistoryStore) -> None:
+    """If an event of the store or of the call has the number or the key of another event, nothing is written."""
     events = [_event(1, "e1"), _event(2), _event(3, "e3", "r"), _event(3000)]
     await history.append("s", events)
     await history.append("other", [_event(9, "e9", session_id="other")])
@@ -126,8 +129,8 @@ async def check_another_event_is_refused(history: HistoryStore) -> None:
 
 
 @_law
-async def check_of_two_that_append_at_once_one_wins(history: HistoryStore, other: HistoryStore) -> None:
-    """Where they disagree: the other is refused whole."""
+async def check_one_of_two_conflicting_appends_at_once_is_refused(history: HistoryStore, other: HistoryStore) -> None:
+    """The other one is stored whole."""
     for at in range(10):
         first, second = [_event(1, "k"), _event(2)], [_event(2, at=1.25), _event(3)]
         appends = [history.append("s", first), other.append("s", second)]
@@ -140,7 +143,7 @@ async def check_of_two_that_append_at_once_one_wins(history: HistoryStore, other
 
 @_law
 async def check_events_come_in_pages(history: HistoryStore) -> None:
-    """By number, over all runs, strictly above `after`, up to `limit`, 1000 if not said; acceptance 30."""
+    """By sequence number, of all runs or of one, above `after`, at most `limit`, by default 1000; acceptance 30."""
     numbers = (1, 2, 9, 10, 11, 12, 10_000_001)
     events = [_event(seq, run_id=("r1", None, "r10")[at % 3]) for at, seq in enumerate(numbers)]
     for at in (3, 6, 0, 4, 1, 2, 5):
@@ -162,8 +165,8 @@ async def check_events_come_in_pages(history: HistoryStore) -> None:
 
 
 @_law
-async def check_a_cursor_goes_through_pages_of_any_size(history: HistoryStore) -> None:
-    """Fewer events than a page holds, exactly so many, one more, many more: none is left out, none comes twice."""
+async def check_pages_have_each_event_once(history: HistoryStore) -> None:
+    """Pages have each event once, whether there are fewer events than `limit`, as many, or more."""
     limit = 10
     for count in (0, 1, limit - 1, limit, limit + 1, 2 * limit, 5 * limit + 3):
         name = f"s{count}"
@@ -178,13 +181,15 @@ async def check_a_cursor_goes_through_pages_of_any_size(history: HistoryStore) -
 
 
 @_law
-async def check_a_session_is_its_own(history: HistoryStore) -> None:
-    """An id matches itself only, whoever reads, appends or deletes; a session without events has an empty history."""
+async def check_sessions_do_not_share_events(history: HistoryStore) -> None:
+    """Every call uses the events of exactly one session id. A session without events has an empty history."""
     for at, name in enumerate(IDS):
         await history.append(name, [_event(1, "k", "r", name, float(at)), _event(2, None, name, name)])
     for at, name in enumerate(IDS):
         found = await _all(history, name)
-        equal([(event.session_id, event.at) for event in found], [(name, float(at)), (name, 1.5)], "who has it")
+        equal(
+            [(event.session_id, event.at) for event in found], [(name, float(at)), (name, 1.5)], "the events of the id"
+        )
         equal(await _all(history, name, run_id=name), found[1:], "the events of a run of this id")
     for missing in ("user", "", "user-100"):
         equal(await _all(history, missing), [], f"the history of {missing!r}")
@@ -192,15 +197,15 @@ async def check_a_session_is_its_own(history: HistoryStore) -> None:
     left = list(IDS)
     while left:
         await history.delete(left.pop(0))
-        equal([name for name in IDS if await _all(history, name)], left, "who is left")
+        equal([name for name in IDS if await _all(history, name)], left, "the sessions that are left")
     again = [_event(1, "k", session_id=IDS[0], at=9.0)]
     await history.append(IDS[0], again)
-    equal(await _all(history, IDS[0]), again, "a history that begins anew")
+    equal(await _all(history, IDS[0]), again, "the events after the deletion")
 
 
 @_law
-async def check_a_cancelled_append_is_whole_or_not_there(history: HistoryStore) -> None:
-    """Whenever it is cancelled; repeating it makes it whole."""
+async def check_a_cancelled_append_is_stored_whole_or_not_at_all(history: HistoryStore) -> None:
+    """At whatever time it is cancelled. Repeating it stores it whole."""
     for number, wait_s in enumerate((None, 0, 0.0005, 0.002)):
         name = f"s{number}"
         events = [_event(seq, f"e{seq}", session_id=name) for seq in range(1, 201)]
@@ -209,14 +214,16 @@ async def check_a_cancelled_append_is_whole_or_not_there(history: HistoryStore) 
             await asyncio.sleep(wait_s)
         task.cancel()
         await asyncio.wait([task])
-        equal(len(await _all(history, name)) in (0, 200), True, "whether a cancelled append is whole or not there")
+        equal(
+            len(await _all(history, name)) in (0, 200), True, "whether a cancelled append is stored whole or not at all"
+        )
         await history.append(name, events)
         equal(await _all(history, name), events, "the events when it was repeated")
 
 
 @_law
-async def check_what_comes_out_is_independent_of_what_went_in(history: HistoryStore) -> None:
-    """Changing a list afterwards, on either side, changes nothing stored."""
+async def check_lists_of_callers_are_not_shared(history: HistoryStore) -> None:
+    """Changing a list that was passed to the store, or returned by it, changes nothing stored."""
     given = [_event(1), _event(2)]
     await history.append("s", given)
     before = list(given)
@@ -226,8 +233,8 @@ async def check_what_comes_out_is_independent_of_what_went_in(history: HistorySt
 
 
 @_law
-async def check_a_closed_history_says_so(history: HistoryStore) -> None:
-    """Closing twice is fine; every verb after it raises StoreClosedError."""
+async def check_a_closed_history_raises_store_closed_error(history: HistoryStore) -> None:
+    """Closing twice is fine. Every other call after it raises StoreClosedError."""
     await history.append("s", [_event(1)])
     await history.close()
     await history.close()
@@ -239,7 +246,3 @@ async def check_a_closed_history_says_so(history: HistoryStore) -> None:
         "delete": history.delete("s"),
     }.items():
         await refuses(StoreClosedError, call, f"{what} of a closed history")
-
-
-LAWS: tuple[Law, ...] = tuple(_laws)
-"""All laws, in order."""

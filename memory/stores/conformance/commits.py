@@ -1,4 +1,4 @@
-"""Laws of `SessionStore`: of owners and commits."""
+"""Laws of `SessionStore` about activations and commits."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ from turnwise.memory.stores.conformance.fixtures import (
 )
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 
-_laws: list[Law] = []
-_law = collector(_laws)
+LAWS: list[Law] = []
+"""All laws of this file, in order."""
+
+_law = collector(LAWS)
 
 
 @_law
-async def check_an_activation_returns_where_the_session_stands(store: SessionStore) -> None:
-    """The raised epoch, the last turn that has ended, and what is open, in order."""
+async def check_an_activation_returns_the_state_of_the_session(store: SessionStore) -> None:
+    """It returns the raised epoch, the last turn that has ended, and the open turns and runs in order."""
     await store.create(a_session())
     found = await store.activate("s")
     equal(found.session.epoch, 1, "the epoch of the first activation")
-    equal((found.head, found.open_turns, found.open_runs), (None, (), ()), "what an empty session has")
+    equal((found.head, found.open_turns, found.open_runs), (None, (), ()), "the turns and runs of a new session")
     owner = Owner(store, found.session)
     states: list[RunState] = ["awaiting_approval", "running", "queued"]
     statuses: list[TurnStatus] = ["completed", "failed", "running", "running", "queued", "pending"]
@@ -59,12 +61,16 @@ async def check_an_activation_returns_where_the_session_stands(store: SessionSto
         owner = Owner(store, found.session)
         await owner.commit(turns=[a_turn(9, status=ended)], runs=[replace(runs[0], state=ended)])
         found = await store.activate("s")
-        equal((found.head, found.open_runs), (a_turn(9, status=ended), tuple(runs[1:])), f"where {ended} leaves it")
+        equal(
+            (found.head, found.open_runs),
+            (a_turn(9, status=ended), tuple(runs[1:])),
+            f"the state after a run was {ended}",
+        )
 
 
 @_law
 async def check_epochs_count_up_by_one(store: SessionStore, other: SessionStore) -> None:
-    """However many activate at once, and only by activations."""
+    """Also when many activate at once. Nothing but an activation raises the epoch."""
     await store.create(a_session())
     found = await asyncio.gather(*((store, other)[at % 2].activate("s") for at in range(10)))
     epochs = sorted(activation.session.epoch for activation in found)
@@ -76,7 +82,7 @@ async def check_epochs_count_up_by_one(store: SessionStore, other: SessionStore)
 
 @_law
 async def check_a_commit_is_stored_whole(store: SessionStore) -> None:
-    """All of its parts are there on return; what it does not name stays."""
+    """All its parts can be read when the call returns. What it does not name stays."""
     owner = await eventful(store)
     commit = of_everything(owner)
     await store.commit("s", 1, commit)
@@ -87,8 +93,8 @@ async def check_a_commit_is_stored_whole(store: SessionStore) -> None:
 
 
 @_law
-async def check_a_commit_changes_nothing_that_a_session_keeps(store: SessionStore) -> None:
-    """Owner, creation time, parent and log are those of the creation."""
+async def check_a_commit_does_not_change_fields_of_the_creation(store: SessionStore) -> None:
+    """The user, agent, time of creation, parent and log of a session never change."""
     owner = await own(store, user_id="u", agent="a", created_at=1.0, parent="p#1")
     changed = replace(owner.session, user_id="x", agent=None, created_at=2.0, parent=None, updated_at=5.0)
     await store.commit("s", 1, owner.prepare(session=changed))
@@ -98,7 +104,7 @@ async def check_a_commit_changes_nothing_that_a_session_keeps(store: SessionStor
 
 @_law
 async def check_a_stale_owner_is_refused(store: SessionStore, other: SessionStore) -> None:
-    """A commit under any epoch but the last writes nothing; acceptance 47 and 64."""
+    """A commit under another epoch than the last writes nothing; acceptance 47 and 64."""
     old = await eventful(store)
     new = Owner(other, (await other.activate("s")).session)
     for epoch in (0, 1, 3):
@@ -113,8 +119,8 @@ async def check_a_stale_owner_is_refused(store: SessionStore, other: SessionStor
 
 
 @_law
-async def check_a_commit_follows_the_state_that_it_was_made_from(store: SessionStore) -> None:
-    """One that was made from an earlier, a later or another state writes nothing: the store may have been restored."""
+async def check_a_commit_for_another_state_is_refused(store: SessionStore) -> None:
+    """A commit for an earlier or a later state of the session writes nothing, as the store may have been restored."""
     owner = await eventful(store)
     whole = of_everything(owner)
     without_blocks = replace(whole, session=replace(whole.session, log_size=owner.session.log_size), blocks=())
@@ -134,8 +140,8 @@ async def check_a_commit_follows_the_state_that_it_was_made_from(store: SessionS
 
 
 @_law
-async def check_a_commit_enters_no_other_session(store: SessionStore) -> None:
-    """A commit to one session writes nothing where its log, epoch and place are those of another."""
+async def check_a_commit_changes_no_other_session(store: SessionStore) -> None:
+    """A commit that names a session, and the log of another one, writes nothing."""
     owner, another = await eventful(store), await own(store, "another")
     async with unchanged(store, "s", "another"):
         for session_id in ("another", "missing"):
@@ -144,8 +150,8 @@ async def check_a_commit_enters_no_other_session(store: SessionStore) -> None:
 
 
 @_law
-async def check_a_log_is_given_once(store: SessionStore, other: SessionStore) -> None:
-    """Whatever was deleted in between; later ones of a process are listed behind earlier ones."""
+async def check_a_log_is_never_used_again(store: SessionStore, other: SessionStore) -> None:
+    """Also after deletions. Sessions that one process creates are listed in the order of their creation."""
     logs: list[str] = []
     for at in range(20):
         created = await (store, other)[at % 2].create(a_session())
@@ -159,7 +165,7 @@ async def check_a_log_is_given_once(store: SessionStore, other: SessionStore) ->
 
 @_law
 async def check_an_owner_of_a_deleted_session_is_refused(store: SessionStore) -> None:
-    """Also when a session of the same id and epoch is there again; acceptance 47."""
+    """Also when a new session has the same id and epoch; acceptance 47."""
     old = await eventful(store)
     await store.delete("s")
     await refuses(SessionFencedError, old.commit("c"), "a commit to a deleted session")
@@ -173,8 +179,8 @@ async def check_an_owner_of_a_deleted_session_is_refused(store: SessionStore) ->
 
 
 @_law
-async def check_an_activation_and_a_commit_come_one_after_the_other(store: SessionStore, other: SessionStore) -> None:
-    """A commit that was not refused is in what the activation returns; one that was is not, ever."""
+async def check_an_activation_and_a_commit_at_once_are_in_some_order(store: SessionStore, other: SessionStore) -> None:
+    """If the commit succeeds, the activation returns its state; if it is refused, it is never stored."""
     await store.create(a_session())
     owner = Owner(store, (await store.activate("s")).session)
     for _ in range(10):
@@ -190,7 +196,7 @@ async def check_an_activation_and_a_commit_come_one_after_the_other(store: Sessi
 
 @_law
 async def check_a_key_is_stored_once(store: SessionStore) -> None:
-    """A commit with a run id, idempotency key or event key that is there already writes nothing; acceptance 29."""
+    """A commit with a run id, idempotency key or event key that is stored already writes nothing; acceptance 29."""
     owner = await eventful(store)
     another = await own(store, "another")
     run = a_run("r5", 0, session_id="another", idempotency_key="k5")
@@ -214,8 +220,8 @@ async def check_a_key_is_stored_once(store: SessionStore) -> None:
 
 
 @_law
-async def check_what_is_stored_is_not_written_over(store: SessionStore) -> None:
-    """A commit of blocks or events whose numbers are there already is refused, and so is one that comes twice."""
+async def check_stored_blocks_and_events_are_not_overwritten(store: SessionStore) -> None:
+    """A commit whose blocks or events have taken positions or numbers is refused. So is a repeated one."""
     owner = await eventful(store)
     whole = of_everything(owner)
     late = replace(owner.session, log_size=1)
@@ -226,15 +232,15 @@ async def check_what_is_stored_is_not_written_over(store: SessionStore) -> None:
         ("the first block", Owner(store, late).prepare("x", turns=[a_turn(9)])),
     ]:
         async with unchanged(store, "s"):
-            await refuses(StoreError, store.commit("s", 1, commit), f"{what} that is there")
+            await refuses(StoreError, store.commit("s", 1, commit), f"{what} that is stored already")
     await store.commit("s", 1, whole)
     async with unchanged(store, "s"):
         await refuses(StoreError, store.commit("s", 1, whole), "the same commit again")
 
 
 @_law
-async def check_a_cancelled_commit_is_whole_or_not_there(store: SessionStore) -> None:
-    """Whenever it is cancelled, and final once the session was activated anew."""
+async def check_a_cancelled_commit_is_stored_whole_or_not_at_all(store: SessionStore) -> None:
+    """At whatever time it is cancelled. After the next activation the outcome does not change."""
     for wait_s in (None, 0, 0.0005, 0.002):
         owner = await eventful(store)
         before, commit = await state_of(store, "s"), of_everything(owner)
@@ -250,7 +256,3 @@ async def check_a_cancelled_commit_is_whole_or_not_there(store: SessionStore) ->
         if found not in outcomes:
             raise AssertionError(f"a cancelled commit left {found!r}, expected one of {outcomes!r}")
         await store.delete("s")
-
-
-LAWS: tuple[Law, ...] = tuple(_laws)
-"""All of these, in order."""

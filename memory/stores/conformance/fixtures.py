@@ -1,4 +1,4 @@
-"""What the laws of stores are put with: records that are hard to keep, an owner, all that a store holds."""
+"""What the laws of stores use: records that are hard to store, an owner of a session, and the state of a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.conformance.laws import equal
 
 TEXT = "NUL \0, tab\t, line\r\n\u2028, 'single' \"double\" \\ %s %(x)s $1 ?1 :x {} ünïcödé e\u0301 文字 🦀 \U0010ffff"
-"""Has what stores are known to stumble over."""
+"""Text with characters that stores are known to get wrong."""
 
 USAGE = Usage(
     input_tokens=1,
@@ -39,7 +39,7 @@ IDS = (
     *("%", "_", "'", '"', "''", "\\", "\\'", "user\\-1", "user'-1", "'; DROP TABLE turnwise_sessions; --", "0", "00"),
     *("e\u0301", "é", "ß", "ss", "I", "i", "\u0131", "İ", "文字", "🦀" * 256, "null", "None"),
 )
-"""Each is another id, whatever a database makes of it."""
+"""Different ids, some of which databases are known to confuse."""
 
 
 def a_session(session_id: str = "s", **values: Any) -> SessionRecord:
@@ -60,7 +60,7 @@ def an_event(seq: int, key: str | None = None, session_id: str = "s") -> AnyEven
 
 
 class Owner:
-    """Commits to a session as its owner does: under its epoch, from the row of its last commit on."""
+    """Commits to a session as its owner does: under its epoch, and from the row of its last commit."""
 
     def __init__(self, store: SessionStore, session: SessionRecord) -> None:
         self.store = store
@@ -73,7 +73,7 @@ class Owner:
         return Commit(session=replace(parts.pop("session", own), **place), blocks=texts, **parts)
 
     async def commit(self, *texts: str, **parts: Any) -> Span:
-        """Append the texts as blocks and return where they are."""
+        """Append the texts as blocks and return their positions."""
         commit = self.prepare(*texts, **parts)
         await self.store.commit(self.session.session_id, self.session.epoch, commit)
         self.session, size = commit.session, self.session.log_size
@@ -81,13 +81,13 @@ class Owner:
 
 
 async def own(store: SessionStore, session_id: str = "s", turn: TurnRecord | None = None, **values: Any) -> Owner:
-    """Create a session and activate it."""
+    """Create and activate a session; return its owner."""
     await store.create(a_session(session_id, **values), turn)
     return Owner(store, (await store.activate(session_id)).session)
 
 
 async def held(store: SessionStore, span: Span) -> list[str]:
-    """Return the blocks of a span, one by one, and where there is none, that it is missing."""
+    """Return the blocks of a span, with `missing` for each that the store does not have."""
     found: list[str] = []
     for at in range(span.start, span.stop):
         try:
@@ -98,7 +98,7 @@ async def held(store: SessionStore, span: Span) -> list[str]:
 
 
 async def state_of(store: SessionStore, session_id: str) -> list[object]:
-    """Return all that the store holds of a session, and of the places that its next blocks would take."""
+    """Return everything that the store has of a session, and of the positions of its next two blocks."""
     session = await store.get(session_id)
     log = await held(store, Span(session.log, 0, session.log_size + 2))
     lists = [await store.turns(session_id), await store.runs(session_id), await store.events(session_id)]
@@ -107,14 +107,15 @@ async def state_of(store: SessionStore, session_id: str) -> list[object]:
 
 @asynccontextmanager
 async def unchanged(store: SessionStore, *session_ids: str) -> AsyncIterator[None]:
+    """Check that the block of code changes nothing in these sessions."""
     before = [await state_of(store, session_id) for session_id in session_ids]
     yield
     for session_id, state in zip(session_ids, before, strict=True):
-        equal(await state_of(store, session_id), state, f"session {session_id!r} after a verb that was refused")
+        equal(await state_of(store, session_id), state, f"session {session_id!r} after a refused call")
 
 
 async def eventful(store: SessionStore) -> Owner:
-    """Return the owner of a session that has something of everything."""
+    """Return the owner of a session that has blocks, turns, a run and events."""
     owner = await own(store)
     run, turns = a_run("r0", 0, idempotency_key="k0"), [a_turn(0, status="running"), a_turn(1)]
     await owner.commit("a", "b", turns=turns, new_run=run)
@@ -124,7 +125,7 @@ async def eventful(store: SessionStore) -> Owner:
 
 
 def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9", event_key: str = "e9") -> Commit:
-    """Return a commit that changes all there is of `eventful`."""
+    """Return a commit that changes every part of the session of `eventful`."""
     changed = {"status": "ended", "metadata": NESTED, "updated_at": 9.0, "next_index": 10, "seq": 9, "usage": USAGE}
     changed |= {"memory": "off", "saved": 9, "ttl_s": 2.5, "model": "m", "params": NESTED}
     return owner.prepare(
@@ -140,7 +141,7 @@ def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9",
 
 
 def state_after(commit: Commit) -> list[object]:
-    """Return the state that the commit `of_everything` leaves."""
+    """Return the state of the session after a commit of `of_everything`."""
     blocks = ["a", "b", "c", "d", "missing", "missing"]
     events = [an_event(1, "e1"), an_event(3), *commit.events]
     return [commit.session, blocks, list(commit.turns), [commit.runs[0], commit.new_run], events]

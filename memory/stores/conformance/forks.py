@@ -1,4 +1,4 @@
-"""Laws of `SessionStore`: of forks and deletes."""
+"""Laws of `SessionStore` about forks and deletions."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from turnwise.memory.stores.conformance.fixtures import (
 )
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 
-_laws: list[Law] = []
-_law = collector(_laws)
+LAWS: list[Law] = []
+"""All laws of this file, in order."""
+
+_law = collector(LAWS)
 
 
 async def _fork(store: SessionStore, session_id: str, *spans: Span, index: int = 0) -> SessionRecord:
-    """Create a fork whose first turn spans these: one as its prompt, one as its input, the others as its output."""
+    """Create a fork whose first turn has these spans: one as prompt, two as input, the others as output."""
     turn = a_turn(index, status="completed", parent=f"s#{index}", prompt=spans[:1], input=spans[:2], output=spans[2:])
     return await store.create(a_session(session_id, parent=f"s#{index}", next_index=index + 1), turn)
 
 
 @_law
 async def check_a_fork_starts_with_its_turn(store: SessionStore) -> None:
-    """It spans the other's blocks, appends to a log of its own, and leaves the other as it is; acceptance 13."""
+    """The turn uses blocks of the parent. The fork has its own log and does not change the parent; acceptance 13."""
     owner = await own(store)
     span = await owner.commit("a", "b", "c")
     async with unchanged(store, "s"):
@@ -54,8 +56,8 @@ async def check_a_fork_starts_with_its_turn(store: SessionStore) -> None:
 
 
 @_law
-async def check_a_fork_keeps_what_it_spans(store: SessionStore) -> None:
-    """Deleting the session that it came from keeps that and nothing else; the last fork frees it."""
+async def check_the_blocks_of_a_fork_outlive_its_parent(store: SessionStore) -> None:
+    """Deleting the parent keeps only the blocks that forks use. Deleting the last fork deletes these too."""
     owner = await own(store)
     log = (await owner.commit(*"abcdefgh")).log
     await _fork(store, "one", Span(log, 1, 2), Span(log, 3, 5), Span(log, 4, 5))
@@ -70,8 +72,8 @@ async def check_a_fork_keeps_what_it_spans(store: SessionStore) -> None:
 
 
 @_law
-async def check_a_fork_keeps_what_its_turn_carries_and_what_else_it_names(store: SessionStore) -> None:
-    """Beside what the turn spans, and until the last fork that does is deleted; its turn carries what it was given."""
+async def check_carried_and_summarised_blocks_of_a_fork_outlive_its_parent(store: SessionStore) -> None:
+    """The blocks of `carried` and `also` stay until the last fork that names them is deleted; `carried` comes back."""
     owner = await own(store)
     log = (await owner.commit(*"abcdefgh")).log
     one = a_turn(0, status="completed", input=(Span(log, 0, 1),), carried=(Span(log, 4, 5), Span(log, 2, 3)))
@@ -91,8 +93,8 @@ async def check_a_fork_keeps_what_its_turn_carries_and_what_else_it_names(store:
 
 
 @_law
-async def check_a_fork_of_what_is_gone_is_refused(store: SessionStore) -> None:
-    """As CorruptRecordError, and nothing is stored: the id is free."""
+async def check_a_fork_of_missing_blocks_is_refused(store: SessionStore) -> None:
+    """It raises CorruptRecordError and stores nothing, so the id can still be used."""
     owner = await own(store)
     log = (await owner.commit("a", "b")).log
     for span in (Span(log, 1, 3), Span("no such log", 0, 1)):
@@ -115,13 +117,13 @@ async def check_a_fork_of_what_is_gone_is_refused(store: SessionStore) -> None:
 
 
 @_law
-async def check_a_fork_and_a_delete_come_one_after_the_other(store: SessionStore, other: SessionStore) -> None:
-    """A fork that is not refused has all of its blocks, though what it came from is deleted meanwhile."""
+async def check_a_fork_and_a_deletion_at_once_are_in_some_order(store: SessionStore, other: SessionStore) -> None:
+    """A fork that is not refused has all its blocks, even if its parent is deleted at the same time."""
     for at in range(20):
         owner = await own(store, "s")
         span = await owner.commit("a", "b")
         delete = asyncio.ensure_future(store.delete("s"))
-        await asyncio.sleep(at * 0.0002)  # they are to meet at every point of the delete
+        await asyncio.sleep(at * 0.0002)  # so that the fork comes at different points of the deletion
         fork, _ = await asyncio.gather(_fork(other, f"fork{at}", span), delete, return_exceptions=True)
         refused = isinstance(fork, CorruptRecordError)
         if isinstance(fork, BaseException) and not refused:
@@ -131,8 +133,8 @@ async def check_a_fork_and_a_delete_come_one_after_the_other(store: SessionStore
 
 
 @_law
-async def check_a_delete_leaves_nothing(store: SessionStore) -> None:
-    """Of the session; others are left alone. Its ids and keys can be used again, and what uses them starts empty."""
+async def check_a_deletion_deletes_everything(store: SessionStore) -> None:
+    """It does not change other sessions. The ids and keys can be used again, and a session with the id starts empty."""
     another, owner = await own(store, "another"), await eventful(store)
     await another.commit("x", turns=[a_turn(0)], new_run=a_run("other", 0, session_id="another"), events=[an_event(1)])
     before = await state_of(store, "another")
@@ -155,7 +157,7 @@ async def check_a_delete_leaves_nothing(store: SessionStore) -> None:
 
 @_law
 async def check_a_stale_owner_deletes_nothing(store: SessionStore) -> None:
-    """A delete under any epoch but the last is refused; without an epoch it is not."""
+    """A deletion under another epoch than the last is refused. One without an epoch is carried out."""
     await eventful(store)
     await store.activate("s")
     for epoch in (0, 1, 3):
@@ -165,7 +167,3 @@ async def check_a_stale_owner_deletes_nothing(store: SessionStore) -> None:
     await eventful(store)
     await store.delete("s")
     equal(await store.count(), 0, "sessions")
-
-
-LAWS: tuple[Law, ...] = tuple(_laws)
-"""All of these, in order."""

@@ -1,31 +1,41 @@
-"""How the laws of an interface are put: checks without a test framework, each of which names what is broken."""
+"""Laws of an interface: checks that need no test framework. The error of a check names the law that is broken."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 Error = TypeVar("Error", bound=Exception)
 
 Law = Callable[..., Awaitable[None]]
-"""Takes objects that nobody has used yet, all of the same data, empty at first: as many as it has parameters.
+"""Checks one law. Takes one or more new objects that share their data, which is empty at first.
 
 Raises:
-    AssertionError: they break the law; names it.
+    AssertionError: the objects break the law; names it.
 """
 
 
 class Closeable(Protocol):
-    """What laws are checked on."""
+    """An object that laws are checked on."""
 
     async def close(self) -> None:
-        """Let go of what it holds."""
+        """Close connections and files."""
+
+
+async def check_laws(laws: Iterable[Law], make: Callable[[str], Closeable]) -> None:
+    """Check laws in order.
+
+    Args:
+        make: returns an object for a law's name. Objects of one name share their data.
+    """
+    for law in laws:
+        await check_law(law, functools.partial(make, law.__name__))
 
 
 async def check_law(law: Law, make: Callable[[], Closeable]) -> None:
-    """Check one law on as many objects as it takes, and close them."""
+    """Check one law on as many objects as it has parameters, and close them."""
     made = [make() for _ in inspect.signature(law).parameters]
     try:
         await law(*made)
@@ -35,7 +45,7 @@ async def check_law(law: Law, make: Callable[[], Closeable]) -> None:
 
 
 def collector(laws: list[Law]) -> Callable[[Law], Law]:
-    """Return a decorator that adds a law to these: whatever fails in it is an AssertionError that names it."""
+    """Return a decorator that adds a law to `laws` and turns its errors into an AssertionError that names the law."""
 
     def collect(check: Law) -> Law:
         @functools.wraps(check)
@@ -53,13 +63,17 @@ def collector(laws: list[Law]) -> Callable[[Law], Law]:
 
 
 def equal(found: object, expected: object, what: str) -> None:
-    """Raise AssertionError unless they are equal."""
+    """Raise AssertionError unless both are equal."""
     if found != expected:
         raise AssertionError(f"{what}: found {found!r}, expected {expected!r}")
 
 
 async def refuses(kind: type[Error], verb: Awaitable[object], what: str) -> Error:
-    """Return the error of this kind that the verb raises; AssertionError if it returns."""
+    """Return the error of this kind that the verb raises.
+
+    Raises:
+        AssertionError: the verb returns.
+    """
     try:
         found = await verb
     except kind as error:

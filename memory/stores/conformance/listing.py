@@ -1,4 +1,4 @@
-"""Laws of `SessionStore`: of pages, queries and sums; what waits for a process, what has expired."""
+"""Laws of `SessionStore` about lists: pages, queries, sums, sessions that need a process, and expired sessions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from turnwise.memory.stores.conformance.laws import Law, collector, equal, refus
 
 Item = TypeVar("Item")
 
-_laws: list[Law] = []
-_law = collector(_laws)
+LAWS: list[Law] = []
+"""All laws of this file, in order."""
+
+_law = collector(LAWS)
 
 
 async def _check_pages(
@@ -35,7 +37,7 @@ async def _check_pages(
 
 @_law
 async def check_turns_come_in_pages(store: SessionStore) -> None:
-    """By index, strictly above `after`, up to `limit`, 100 if not said; acceptance 30 and 44."""
+    """By index, above `after`, at most `limit`, by default 100; acceptance 30 and 44."""
     owner = await own(store)
     turns = [a_turn(index) for index in (0, 2, 3, 10, 11)]
     await owner.commit(turns=[turns[4], turns[0], turns[2]])
@@ -47,7 +49,7 @@ async def check_turns_come_in_pages(store: SessionStore) -> None:
 
 @_law
 async def check_runs_come_in_pages(store: SessionStore) -> None:
-    """By turn index, strictly above `after`, up to `limit`; acceptance 30 and 44."""
+    """By turn index, above `after`, at most `limit`; acceptance 30 and 44."""
     owner = await own(store)
     runs = [a_run(run_id, index) for run_id, index in zip("edcba", (0, 2, 3, 10, 11), strict=True)]
     for at in (3, 0, 4, 1, 2):
@@ -57,7 +59,7 @@ async def check_runs_come_in_pages(store: SessionStore) -> None:
 
 @_law
 async def check_events_come_in_pages(store: SessionStore) -> None:
-    """By number, strictly above `after`, up to `limit`, 1000 if not said; acceptance 30 and 44."""
+    """By sequence number, above `after`, at most `limit`, by default 1000; acceptance 30 and 44."""
     owner = await own(store)
     events = [an_event(seq) for seq in (1, 2, 9, 10, 10_000_001)]
     await owner.commit(events=events[:2])
@@ -71,7 +73,7 @@ async def check_events_come_in_pages(store: SessionStore) -> None:
 
 
 async def _listed(store: SessionStore, limit: int = 100, **query: Any) -> list[str]:
-    """Return the ids of all pages; each but the last is full, and only the last has no cursor."""
+    """Return the ids of all pages. Check that each page but the last is full and has a cursor."""
     ids: list[str] = []
     cursor = None
     while True:
@@ -86,7 +88,7 @@ async def _listed(store: SessionStore, limit: int = 100, **query: Any) -> list[s
 
 @_law
 async def check_sessions_are_listed_newest_first(store: SessionStore) -> None:
-    """Equal times by creation; pages leave none out and give none twice; acceptance 30 and 45."""
+    """Sessions with equal times are in the order of creation. Pages have each session once; acceptance 30 and 45."""
     equal(await _listed(store), [], "no sessions")
     for name, created_at, updated_at in [
         *(("a", 5.0, 1.0), ("b", 0.1 + 0.2, 7.0), ("c", 5.0, 7.0), ("d", 5.0, 7.0)),
@@ -110,7 +112,7 @@ async def check_sessions_are_listed_newest_first(store: SessionStore) -> None:
 
 @_law
 async def check_a_commit_moves_its_session_in_the_order_of_updates(store: SessionStore) -> None:
-    """`updated_at` is that of the last commit."""
+    """The order by `updated_at` follows the last commit."""
     owner = await own(store, "old", updated_at=1.0)
     await store.create(a_session("new", updated_at=2.0))
     await owner.commit(session=replace(owner.session, updated_at=3.0))
@@ -124,7 +126,7 @@ async def _check_query(store: SessionStore, expected: Sequence[str], **filters: 
 
 @_law
 async def check_filters_are_literal(store: SessionStore) -> None:
-    """An id matches itself only, and filters must all match; acceptance 46."""
+    """An id matches only itself, and all filters must match; acceptance 46."""
     for name in IDS:
         await store.create(a_session(name, user_id=name, agent=name))
     for name in IDS:
@@ -146,7 +148,7 @@ async def check_filters_are_literal(store: SessionStore) -> None:
 
 @_law
 async def check_usage_is_summed_up(store: SessionStore) -> None:
-    """Over the sessions of a user, of an agent, of both, or over all; an id matches itself only."""
+    """Of a user, an agent, both, or all sessions. An id matches only itself."""
 
     async def check(expected: Usage, **filters: Any) -> None:
         equal(repr(await store.usage(**filters)), repr(expected), f"usage of {filters}")
@@ -167,8 +169,8 @@ async def check_usage_is_summed_up(store: SessionStore) -> None:
 
 
 @_law
-async def check_a_session_keeps_what_it_has_spent(store: SessionStore) -> None:
-    """As of its last commit, in every unit; what a deleted one spent goes with it."""
+async def check_usage_is_that_of_the_last_commit(store: SessionStore) -> None:
+    """Sums and records have it exactly. The usage of a deleted session does not count."""
     first, second = await own(store, "first"), await own(store, "second", user_id="u", usage=Usage(calls=1))
     spent = replace(USAGE, seconds=0.25, cost=2.0**-40)
     for at in (1, 2):
@@ -187,7 +189,7 @@ async def check_a_session_keeps_what_it_has_spent(store: SessionStore) -> None:
 
 @_law
 async def check_a_broken_cursor_is_refused(store: SessionStore) -> None:
-    """As InvalidInputError, whatever it is."""
+    """Whatever is wrong with it, the call raises InvalidInputError."""
     for name in "abc":
         await store.create(a_session(name))
     good = (await store.query(limit=1)).cursor or ""
@@ -198,11 +200,11 @@ async def check_a_broken_cursor_is_refused(store: SessionStore) -> None:
         await refuses(InvalidInputError, store.expired(0.0, cursor=cursor), f"cursor {cursor!r} of expired ones")
 
 
-# What waits for a process, what has expired
+# Sessions that need a process, and expired sessions
 
 
 async def _all_pages(list_: Callable[..., Awaitable[Page[Item]]], expected: Sequence[Item], what: str) -> None:
-    """Check that pages of every size give these, in this order."""
+    """Check that pages of every size have the expected items, in order."""
     for limit in range(1, len(expected) + 2):
         found: list[Item] = []
         cursor = None
@@ -219,8 +221,8 @@ async def _all_pages(list_: Callable[..., Awaitable[Page[Item]]], expected: Sequ
 
 
 @_law
-async def check_sessions_with_a_run_to_be_carried_on_are_listed(store: SessionStore) -> None:
-    """Each once, in order of creation, while a run is queued or running; one that waits for a person is not."""
+async def check_sessions_with_unsettled_runs_are_listed(store: SessionStore) -> None:
+    """Once each, in order of creation, while a run is queued or running. Waiting for approval does not count."""
     await _all_pages(store.unsettled, [], "of no sessions")
     given: dict[str, list[RunState]] = {
         "z": ["completed", "running"],
@@ -251,7 +253,7 @@ async def check_sessions_with_a_run_to_be_carried_on_are_listed(store: SessionSt
 
 @_law
 async def check_expired_sessions_are_listed(store: SessionStore) -> None:
-    """In order of creation, from the very time on that is `ttl_s` behind the last commit; without `ttl_s` never."""
+    """In order of creation, from exactly `ttl_s` seconds after the last commit. Without `ttl_s` they never expire."""
 
     async def check(now: float, *expected: str) -> None:
         records = [await store.get(name) for name in expected]
@@ -278,7 +280,3 @@ async def check_expired_sessions_are_listed(store: SessionStore) -> None:
     await store.delete("b")
     await check(110.0, "never", "at once")
     await check(115.0, "z", "never", "at once")
-
-
-LAWS: tuple[Law, ...] = tuple(_laws)
-"""All of these, in order."""

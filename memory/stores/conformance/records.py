@@ -1,4 +1,4 @@
-"""Laws of `SessionStore`: what comes out is what went in."""
+"""Laws of `SessionStore` about records: they are read as they were written."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ from turnwise.memory.stores.conformance.fixtures import (
 )
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 
-_laws: list[Law] = []
-_law = collector(_laws)
+LAWS: list[Law] = []
+"""All laws of this file, in order."""
+
+_law = collector(LAWS)
 
 
 @_law
 async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
-    """And a turn that is put again is replaced in all of them."""
+    """A turn that is stored again replaces all fields of the earlier one."""
     owner, another = await own(store), await own(store, "another")
     span, far = await owner.commit("a", "b", "c"), await another.commit("d", "e")
     parts: dict[str, Spans] = {
@@ -55,8 +57,8 @@ async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
 
 
 @_law
-async def check_what_a_turn_carries_comes_back(store: SessionStore) -> None:
-    """From `turns` and `activate`, of turns that have ended and of open ones; what is put last, also if it is empty."""
+async def check_carried_spans_of_a_turn_come_back(store: SessionStore) -> None:
+    """`turns` and `activate` return the last stored `carried` of ended and of open turns, also if it is empty."""
     owner, another = await own(store), await own(store, "another")
     span, far = await owner.commit("a", "b", "c"), await another.commit("d", "e")
     statuses: list[TurnStatus] = ["completed", "running", "queued", "pending"]
@@ -80,7 +82,7 @@ async def check_what_a_turn_carries_comes_back(store: SessionStore) -> None:
 
 @_law
 async def check_turns_are_dropped(store: SessionStore) -> None:
-    """Those named, before others are put; one that is not there is no matter."""
+    """A commit drops turns before it stores others. Dropping a turn that does not exist does nothing."""
     owner = await own(store)
     await owner.commit(turns=[a_turn(index) for index in range(5)])
     await owner.commit(dropped_turns=[1, 3, 99], turns=[a_turn(3, status="queued"), a_turn(7)])
@@ -90,7 +92,7 @@ async def check_turns_are_dropped(store: SessionStore) -> None:
 
 @_law
 async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
-    """And what may change of it changes, in that run alone."""
+    """A commit changes the fields that may change, in the runs that it names."""
     owner = await own(store)
     times = {"created_at": 1763700000.123456, "started_at": 0.1 + 0.2, "ended_at": 9.0, "timeout_s": 0.25}
     spent = {"usage": USAGE, "stop_reason": TEXT, "code": "step_limit", "calls": NESTED, "resumes": 3}
@@ -170,7 +172,7 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
 
 @_law
 async def check_events_are_forgotten(store: SessionStore) -> None:
-    """Up to and including a number, of this session alone; those with a key stay and are found by it."""
+    """Up to and including a number, in this session only. Events with a key stay and can be read by it."""
     owner, another = await own(store), await own(store, "another")
     others = [an_event(seq, session_id="another") for seq in (1, 2, 3)]
     await another.commit(events=others)
@@ -201,7 +203,7 @@ async def check_events_are_forgotten(store: SessionStore) -> None:
 
 @_law
 async def check_blocks_are_read_by_spans(store: SessionStore) -> None:
-    """In the order of the spans, over several logs, as often as they name one; as they were written."""
+    """Blocks come in the order of the spans, from several logs, and repeatedly if spans overlap."""
     owner, another = await own(store), await own(store, "another")
     await owner.commit("a0", "a1")
     await another.commit("b0", "b1", "b2")
@@ -218,8 +220,8 @@ async def check_blocks_are_read_by_spans(store: SessionStore) -> None:
 
 
 @_law
-async def check_what_comes_out_is_independent_of_what_went_in(store: SessionStore) -> None:
-    """Changing a list afterwards, on either side, changes nothing stored; records refuse; acceptance 12 and 44."""
+async def check_lists_of_callers_are_not_shared(store: SessionStore) -> None:
+    """Changing a list that was passed or returned changes nothing. Records are immutable; acceptance 12 and 44."""
     deep = freeze({"deep": {"list": [{}]}})
     owner = await own(store, metadata=deep)
     blocks, turns, dropped = ["a"], [a_turn(0, metadata=deep)], [5]
@@ -249,7 +251,3 @@ def _refuses_change(change: Callable[..., object], record: object, *values: obje
     except (TypeError, AttributeError, ValueError):
         return
     raise AssertionError(f"{record!r} can be changed")
-
-
-LAWS: tuple[Law, ...] = tuple(_laws)
-"""All of these, in order."""

@@ -1,4 +1,4 @@
-"""Laws of `SessionStore`: of sessions as such, of many at once, and of a store's end."""
+"""Laws of `SessionStore` about sessions, concurrent calls, and closed stores."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ from turnwise.memory.stores.conformance.fixtures import (
 )
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 
-_laws: list[Law] = []
-_law = collector(_laws)
+LAWS: list[Law] = []
+"""All laws of this file, in order."""
+
+_law = collector(LAWS)
 
 
 @_law
 async def check_a_session_comes_back_as_it_was_created(store: SessionStore) -> None:
-    """`create` and `get` return every field as given, and a log that is the session's own."""
+    """`create` and `get` return every field as given, and a log that no other session has."""
     times: dict[str, Any] = {"created_at": 1763700000.123456, "updated_at": 0.1 + 0.2}
     owner = {"user_id": "ü'%\"\\", "agent": "a", "parent": "p#3"}
     memory: dict[str, Any] = {"memory": "read", "saved": 2, "ttl_s": 0.1 + 0.2}
@@ -63,16 +65,16 @@ async def check_an_id_is_taken_once(store: SessionStore) -> None:
 
 
 @_law
-async def check_all_are_told_the_time_by_one_clock(store: SessionStore, other: SessionStore) -> None:
-    """That of the store, which an activation tells too; to some seconds."""
+async def check_all_stores_have_one_clock(store: SessionStore, other: SessionStore) -> None:
+    """`now` and `activate` return the same time through every store, to a few seconds."""
     await store.create(a_session())
     times = [await store.now(), (await other.activate("s")).now, await other.now(), (await store.activate("s")).now]
     equal([round(time - times[0], -1) for time in times], [0.0] * len(times), f"how far {times} are apart")
 
 
 @_law
-async def check_what_is_not_there_is_refused_by_name(store: SessionStore) -> None:
-    """Verbs of a missing session or run name it; a commit to one is fenced; acceptance 44."""
+async def check_a_missing_session_or_run_is_named(store: SessionStore) -> None:
+    """Calls for a missing session or run raise an error that names it. A commit is fenced; acceptance 44."""
     owner = await own(store, "user-1")
     await owner.commit("block", new_run=a_run("run-1", 0, session_id="user-1"))
     for missing in ("user-10", "user-", "user_1", "USER-1", "%"):
@@ -94,7 +96,7 @@ async def check_what_is_not_there_is_refused_by_name(store: SessionStore) -> Non
 
 @_law
 async def check_first_use_at_once_loses_nothing(store: SessionStore, other: SessionStore) -> None:
-    """Stores that meet empty data at the same time, each for many callers; acceptance 45."""
+    """Two stores make their tables at the same time, each for many callers; acceptance 45."""
     names = [f"s{at}" for at in range(20)]
     stores = {name: (store, other)[at % 2] for at, name in enumerate(names)}
     created = await asyncio.gather(*(stores[name].create(a_session(name)) for name in names))
@@ -105,8 +107,8 @@ async def check_first_use_at_once_loses_nothing(store: SessionStore, other: Sess
 
 
 @_law
-async def check_an_id_goes_to_one_of_many(store: SessionStore, other: SessionStore) -> None:
-    """Of those that create it at once; the others get SessionExistsError; acceptance 45."""
+async def check_one_of_many_creates_a_session(store: SessionStore, other: SessionStore) -> None:
+    """If many create one id at once, one succeeds and the others get SessionExistsError; acceptance 45."""
     given = [a_session(user_id=f"u{at}") for at in range(10)]
     creates = [(store, other)[at % 2].create(session) for at, session in enumerate(given)]
     found = await asyncio.gather(*creates, return_exceptions=True)
@@ -118,7 +120,7 @@ async def check_an_id_goes_to_one_of_many(store: SessionStore, other: SessionSto
 
 @_law
 async def check_commits_at_once_lose_nothing(store: SessionStore, other: SessionStore) -> None:
-    """Many sessions through two stores; each reads what the other wrote; acceptance 45."""
+    """Many sessions are written through two stores, and each store reads what the other wrote; acceptance 45."""
 
     async def write(at: int) -> Owner:
         owner = await own((store, other)[at % 2], f"s{at}")
@@ -142,8 +144,8 @@ async def check_commits_at_once_lose_nothing(store: SessionStore, other: Session
 
 
 @_law
-async def check_a_closed_store_says_so(store: SessionStore) -> None:
-    """Closing twice is fine; every verb after it raises StoreClosedError; acceptance 45."""
+async def check_a_closed_store_raises_store_closed_error(store: SessionStore) -> None:
+    """Closing twice is fine. Every other call after it raises StoreClosedError; acceptance 45."""
     owner = await own(store)
     await store.close()
     await store.close()
@@ -164,7 +166,3 @@ async def check_a_closed_store_says_so(store: SessionStore) -> None:
         "expired": store.expired(0.0),
     }.items():
         await refuses(StoreClosedError, call, f"{what} of a closed store")
-
-
-LAWS: tuple[Law, ...] = tuple(_laws)
-"""All of these, in order."""

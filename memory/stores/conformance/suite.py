@@ -1,31 +1,18 @@
-"""The laws of `SessionStore`: what every store holds to, shown on one that is empty at first. Needs no test framework.
+"""The laws of `SessionStore`, which hold for every store. Needs no test framework.
 
-`await check_session_store(make_store)` runs them all; `LAWS`, with `check_law` of `laws.py`, is for those who would
-run each as a test of its own.
+`await check_session_store(make_store)` checks all laws. To check each law in a test of its own, call `check_law` with
+each of `LAWS`.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.conformance import (
-    commits as contract_commits,
-    forks as contract_forks,
-    listing as contract_listing,
-    records as contract_records,
-    sessions as contract_sessions,
-)
-from turnwise.memory.stores.conformance.laws import Law, check_law
+from turnwise.memory.stores.conformance import commits, forks, listing, records, sessions
+from turnwise.memory.stores.conformance.laws import Law, check_laws
 
-LAWS: tuple[Law, ...] = (
-    *contract_sessions.LAWS,
-    *contract_listing.LAWS,
-    *contract_commits.LAWS,
-    *contract_records.LAWS,
-    *contract_forks.LAWS,
-)
+LAWS: tuple[Law, ...] = (*sessions.LAWS, *listing.LAWS, *commits.LAWS, *records.LAWS, *forks.LAWS)
 """All laws, in order."""
 
 
@@ -33,14 +20,10 @@ async def check_session_store(make_store: Callable[[str], SessionStore]) -> None
     """Check all laws, in order.
 
     Args:
-        make_store: opens a store on the data of this name: nothing at first, the same for the same name. A store that
-            cannot be opened twice may be returned again.
+        make_store: returns a store for a name. Stores of one name share their data, which is empty at first. If a store
+            cannot be opened twice, it may return the same store again. The law closes the stores.
 
     Raises:
-        AssertionError: the store breaks a law; names it.
+        AssertionError: the store breaks a law; names the law.
     """
-    for law in LAWS:
-        await check_law(law, functools.partial(make_store, law.__name__))
-
-
-_laws: list[Law] = []
+    await check_laws(LAWS, make_store)

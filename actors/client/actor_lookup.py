@@ -25,7 +25,7 @@ MAX_CALLS = 1000
 NOTED = 1000
 """How many sessions' actors a process caches; others are looked up by name again."""
 
-FOLLOW_S = 10.0
+RETIRE_S = 10.0
 """How long a manager waits for replaced hosts to acknowledge the newer layout, in seconds."""
 
 LOOK_S = 0.1
@@ -166,9 +166,9 @@ class PackedLookup:
         for layout in layouts:
             if layout < self._layout:
                 actors = [find_actor(namespace, name) for name in layout.actor_names(store_id)]
-                notified += [actor.follow.options(max_task_retries=0).remote() for actor in actors if actor is not None]
+                notified += [actor.retire.options(max_task_retries=0).remote() for actor in actors if actor is not None]
         if notified:  # a host that does not answer has exited, or restarts and then finds the newer layout itself
-            ray.wait(notified, num_returns=len(notified), timeout=FOLLOW_S)
+            ray.wait(notified, num_returns=len(notified), timeout=RETIRE_S)
 
     def actor(self, session_id: str) -> Any:
         return self._actors[self._layout.index_of(session_id)]

@@ -34,7 +34,7 @@ from turnwise.actors.cluster.wire import (
     StillEnding,
     log_of,
 )
-from turnwise.actors.hosting.reader import READS, StoreReader, check_stored
+from turnwise.actors.hosting.reader import READS, Reader, check_stored
 from turnwise.actors.hosting.stored_session import StoredSession, UnattendedError
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.inference.engine import EngineBuilder
@@ -316,7 +316,7 @@ class ClusterClient:
             else:
                 answer = pickle.loads(packed)
                 if isinstance(answer, EngineWanted):
-                    request = _pack(session_id, "adopt", self._engine_id, self._engine, verb, args)
+                    request = _pack(session_id, "load_engine", self._engine_id, self._engine, verb, args)
                     search = _Search(session_id)
                     continue
                 if not isinstance(answer, Refused):
@@ -334,11 +334,11 @@ class ClusterClient:
         died: a new process of the session must end or resume that run first.
         """
         kept = by_public_id(session_id, *self.kit)
-        reader = StoreReader(StoredSession(*kept, may_settle=not self.read_only))
+        stored = StoredSession(*kept, raises_unattended=not self.read_only)
         try:
             if log := log_of(session_id):
                 yield Consult(partial(check_stored, kept[1], kept[0], log))
-            return ((yield Consult(partial(reader.answer, verb, args))),)
+            return ((yield Consult(partial(Reader(lambda: stored).answer, verb, args))),)
         except UnattendedError:
             return None
 

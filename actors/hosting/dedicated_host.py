@@ -9,7 +9,7 @@ from functools import partial
 
 from turnwise.actors.cluster.wire import Refused, log_of
 from turnwise.actors.hosting.engine_overrides import EngineOverride
-from turnwise.actors.hosting.session_service import Keep, SessionService
+from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.errors import (
@@ -31,12 +31,11 @@ class SessionHost:
     loaded what only a turn needs.
 
     Args:
-        adopted: the engines that the session had in its last process, if they were noted; if left out, it has that of
-            this process.
+        override: the engines that the session's last process saved; if omitted, the session has this process's engine.
         max_waits: see `Dedicated`.
-        keep: notes which engines the session and its open runs have, for its next process: when it takes one over from
-            a later manager, and when it leaves while a run waits.
-        leave: ends this process, for good; called when the session has been idle for `SessionConfig.idle_s`.
+        save_override: saves the engines of the session and of its open runs for the next process: when the session
+            switches to a later manager's engine, and when it leaves while a run waits.
+        leave: ends this process without restart; called when the session has been idle for `SessionConfig.idle_s`.
     """
 
     def __init__(
@@ -47,16 +46,16 @@ class SessionHost:
         max_waits: int,
         node_id: str,
         leave: Callable[[], None],
-        keep: Keep,
-        adopted: EngineOverride | None = None,
+        save_override: SaveOverride,
+        override: EngineOverride | None = None,
     ) -> None:
         self._session_id = session_id
         self._waits = Waits("max_waits", max_waits)
         self._resources = resources
         self._node_id = node_id
         self._leave = leave
-        self._keep = keep
-        self._adopted = adopted
+        self._save_override = save_override
+        self._override = override
         self._resident: SessionService | None = None
         self._calls = 0
         self._last_call_s = 0.0
@@ -113,10 +112,10 @@ class SessionHost:
         if self._resident is None:
             await self._resources.open()
         if self._resident is None:
-            adopted = self._adopted or EngineOverride(self._resources.engine_id)
-            core = self._resources.make_core(self._session_id, adopted)
-            keep = partial(self._keep, self._session_id)
-            self._resident = SessionService(core, adopted, self._resources, keep, self._node_id, waits=self._waits)
+            override = self._override or EngineOverride(self._resources.engine_id)
+            core = self._resources.make_core(self._session_id, override)
+            save = partial(self._save_override, self._session_id)
+            self._resident = SessionService(core, override, self._resources, save, self._node_id, waits=self._waits)
             self._resources.in_use = lambda: core.engines.ids().values()
             self._idle = asyncio.create_task(self._leave_when_idle(self._resident, self._resources.config.idle_s))
         return self._resident
@@ -126,15 +125,15 @@ class SessionHost:
             left_s = self._last_call_s + idle_s - asyncio.get_running_loop().time()
             if left_s > 0:
                 await asyncio.sleep(left_s)
-            elif self._calls or not await self._gives_up(resident):
+            elif self._calls or not await self._has_left(resident):
                 await asyncio.sleep(idle_s / 4)
             else:
                 return self._leave()
 
-    async def _gives_up(self, resident: SessionService) -> bool:
+    async def _has_left(self, resident: SessionService) -> bool:
         """Give the session up if it is idle; return whether this process no longer owns it."""
         try:
-            return resident.core.ownership.is_lost or await resident.core.ownership.leave(resident.note)
+            return resident.core.ownership.is_lost or await resident.core.ownership.leave(resident.save_waiting)
         except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
             log_failure(f"session {public_id(self._session_id)!r}: to leave", error, ", so it stays")
             return resident.core.ownership.is_lost

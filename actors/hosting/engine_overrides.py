@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 
 _log = logging.getLogger(__name__)
 
-_NAME = "turnwise/adoptions"
+_NAME = "turnwise/engine_overrides"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +42,34 @@ class EngineOverrides:
     """
 
     def __init__(self) -> None:
-        self._adopted: dict[str, dict[str, EngineOverride]] = {}
+        self._overrides: dict[str, dict[str, EngineOverride]] = {}
         """By actor key, then by session id."""
         self._engines: dict[str, bytes] = {}
 
-    async def keep(self, key: str, session_id: str, adopted: EngineOverride, engines: Mapping[str, bytes]) -> None:
+    async def save(self, key: str, session_id: str, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
         """Store the engine ids of a session, and the pickled engines by id."""
-        self._adopted.setdefault(key, {})[session_id] = adopted
+        self._overrides.setdefault(key, {})[session_id] = override
         self._engines.update(engines)
-        self._let_go()
+        self._drop_unused()
 
     async def find(self, key: str) -> tuple[dict[str, EngineOverride], dict[str, bytes]]:
         """Return the engine ids of an actor's sessions, by session, and the pickled engines by id."""
-        adopted = self._adopted.get(key, {})
-        wanted = {engine_id for each in adopted.values() for engine_id in each.engine_ids}
-        return adopted, {engine_id: self._engines[engine_id] for engine_id in wanted & self._engines.keys()}
+        overrides = self._overrides.get(key, {})
+        wanted = {engine_id for each in overrides.values() for engine_id in each.engine_ids}
+        return overrides, {engine_id: self._engines[engine_id] for engine_id in wanted & self._engines.keys()}
 
     async def drop(self, key: str, session_id: str | None = None) -> None:
         """Forget an actor that is not started again, or one of its sessions that has left."""
         if session_id is None:
-            self._adopted.pop(key, None)
-        elif sessions := self._adopted.get(key):
+            self._overrides.pop(key, None)
+        elif sessions := self._overrides.get(key):
             sessions.pop(session_id, None)
-        self._let_go()
+        self._drop_unused()
 
-    def _let_go(self) -> None:
+    def _drop_unused(self) -> None:
         """Drop engines that no session uses, once there are many."""
         if len(self._engines) > _MANY:
-            every = [each for sessions in self._adopted.values() for each in sessions.values()]
+            every = [each for sessions in self._overrides.values() for each in sessions.values()]
             used = {engine_id for each in every for engine_id in each.engine_ids}
             self._engines = {engine_id: engine for engine_id, engine in self._engines.items() if engine_id in used}
 
@@ -78,8 +78,8 @@ _MANY = 16
 """How many engines are stored before unused ones are dropped."""
 
 
-async def keep_adopted(
-    namespace: str, key: str, session_id: str, adopted: EngineOverride, engines: Mapping[str, bytes]
+async def save_override(
+    namespace: str, key: str, session_id: str, override: EngineOverride, engines: Mapping[str, bytes]
 ) -> None:
     """Store which engines a session has; after return this survives the session's process."""
     actor: Any = (
@@ -87,10 +87,10 @@ async def keep_adopted(
         .options(name=_NAME, namespace=namespace, lifetime="detached", get_if_exists=True, num_cpus=0)
         .remote()
     )
-    await actor.keep.remote(key, session_id, adopted, engines)
+    await actor.save.remote(key, session_id, override, engines)
 
 
-def find_adopted(namespace: str, key: str) -> tuple[dict[str, EngineOverride], dict[str, bytes]]:
+def find_overrides(namespace: str, key: str) -> tuple[dict[str, EngineOverride], dict[str, bytes]]:
     """Return the engines that an actor's sessions had switched to; see `EngineOverrides.find`. Blocks.
 
     If the engine actor was lost too, nothing is returned: sessions have the actor's original engine until the next run
@@ -105,7 +105,7 @@ def find_adopted(namespace: str, key: str) -> tuple[dict[str, EngineOverride], d
     return found
 
 
-def drop_adopted(namespace: str, key: str, session_id: str | None = None) -> Any:
+def drop_overrides(namespace: str, key: str, session_id: str | None = None) -> Any:
     """Forget an actor that leaves, or a session that has left it; return the call, or None if there is nothing."""
     actor = _find(namespace)
     return actor.drop.remote(key, session_id) if actor else None

@@ -18,7 +18,7 @@ from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.sharding import Layout, find_layouts
-from turnwise.actors.hosting.engine_overrides import drop_adopted, find_adopted, keep_adopted
+from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
 from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry, watch
@@ -54,7 +54,7 @@ class PackedActor:
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         self._actor_id = str(context.get_actor_id())
-        self._leave = Shutdown(partial(drop_adopted, post.namespace, self._actor_id))
+        self._leave = Shutdown(partial(drop_overrides, post.namespace, self._actor_id))
         self._host: asyncio.Task[PackedHost] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_back = context.was_current_actor_reconstructed
@@ -90,9 +90,9 @@ class PackedActor:
         """See `PackedHost.release`."""
         return await (await self._loaded()).release(session_id)
 
-    async def follow(self) -> None:
-        """See `PackedHost.follow`."""
-        await (await self._loaded()).follow()
+    async def retire(self) -> None:
+        """See `PackedHost.retire`."""
+        await (await self._loaded()).retire()
 
     async def resident_ids(self) -> list[str]:
         """See `PackedHost.resident_ids`."""
@@ -109,11 +109,11 @@ class PackedActor:
 
     async def _load(self) -> PackedHost:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="turnwise"))
-        host, is_followed = await asyncio.to_thread(self._make)
+        host, is_replaced = await asyncio.to_thread(self._make)
         if self._is_back:  # this before it hears that it was followed: it is not to leave first
             self._spawn(host.recover(self._is_mine), "to see to lost sessions")
-        if is_followed:
-            self._spawn(host.follow(), "to give its sessions up")
+        if is_replaced:
+            self._spawn(host.retire(), "to give its sessions up")
         return host
 
     def _is_mine(self, session_id: str) -> bool:
@@ -129,7 +129,7 @@ class PackedActor:
 
         post, making, namespace = self._post, self._making, self._post.namespace
         layouts = find_layouts(namespace, post.store_id)
-        adopted, engines = find_adopted(namespace, self._actor_id)
+        overrides, engines = find_overrides(namespace, self._actor_id)
         collect_rarely()
         host = PackedHost(
             WorkerResources(
@@ -141,11 +141,11 @@ class PackedActor:
             ),
             post.limits,
             node_id=self._node_id,
-            keep=partial(keep_adopted, namespace, self._actor_id),
-            drop=partial(drop_adopted, namespace, self._actor_id),
+            save_override=partial(save_override, namespace, self._actor_id),
+            drop_override=partial(drop_overrides, namespace, self._actor_id),
             leave=self._leave,
-            adopted=adopted,
-            elders=[
+            overrides=overrides,
+            previous_hosts=[
                 _EarlierHosts(namespace, post.store_id, previous) for previous in layouts if previous < post.layout
             ],
             next_hosts=_NewestHosts(namespace, post.store_id),

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import Refused, log_of
 from turnwise.actors.hosting.engine_overrides import EngineOverride
-from turnwise.actors.hosting.session_service import Keep, SessionService
+from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.attempt import reason
@@ -76,11 +76,11 @@ class PackedHost:
 
     Args:
         limits: how many sessions, calls and waits the host accepts.
-        adopted: the engines that sessions had switched to before the process was lost, by session.
-        elders: the hosts of earlier layouts. A session that is in use there stays there until its run ends; requests
-            for it are forwarded to that host.
+        overrides: the engines that sessions had switched to before the process was lost, by session.
+        previous_hosts: the hosts of earlier layouts. A session that is in use there stays there until its run ends;
+            requests for it are forwarded to that host.
         next_hosts: the hosts of the newest layout, which get the sessions when this host is replaced.
-        keep, drop: store the engines that a session switched to; forget them when none of its runs waits.
+        save_override, drop_override: save the engines that a session switched to; drop them once no run waits.
         leave: ends this process without restart; called when the host was replaced and its last session has left.
     """
 
@@ -90,30 +90,30 @@ class PackedHost:
         limits: Packed,
         *,
         node_id: str,
-        keep: Keep,
-        drop: Callable[[str], None],
+        save_override: SaveOverride,
+        drop_override: Callable[[str], None],
         leave: Callable[[], None],
-        adopted: dict[str, EngineOverride] | None = None,
-        elders: Sequence[PreviousHost] = (),
+        overrides: dict[str, EngineOverride] | None = None,
+        previous_hosts: Sequence[PreviousHost] = (),
         next_hosts: NextHosts | None = None,
     ) -> None:
         self._resources = resources
         self._limits = limits
         self._node_id = node_id
-        self._keep = keep
-        self._drop = drop
+        self._save_override = save_override
+        self._drop_override = drop_override
         self._leave = leave
-        self._adopted = adopted or {}
+        self._overrides = overrides or {}
         """The engines of sessions that are not loaded and had switched to another engine than the process's own."""
         resources.in_use = self._engines_in_use
-        self._elders = elders
+        self._previous_hosts = previous_hosts
         self._next_hosts = next_hosts
         self._residents: OrderedDict[str, SessionService] = OrderedDict()
         """The loaded sessions by id, least recently called first."""
         self._leaving: dict[str, asyncio.Task[bool]] = {}
         self._calls = 0
         self._waits = Waits("max_waits", limits.max_waits)
-        self._is_followed = False
+        self._is_replaced = False
         self._is_recovering = False
         self._sweeping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[bytes]] = set()
@@ -131,7 +131,7 @@ class PackedHost:
         self._calls += 1
         try:
             while True:
-                if previous := await self._elder_of(session_id):
+                if previous := await self._previous_host_of(session_id):
                     answer = await previous.call(request, session_id)
                     if not isinstance(refused := pickle.loads(answer), Refused) or not isinstance(
                         refused.error, SessionFencedError
@@ -170,10 +170,10 @@ class PackedHost:
             _log.exception("%s failed for session %s", verb, public_id(session_id))
             return _dumps(Refused(SessionLostError(session_id, f"{verb} failed there: {error!r}")))
 
-    async def follow(self) -> None:
+    async def retire(self) -> None:
         """Accept no more sessions, since newer hosts replace this one; give up each session once it is idle."""
-        if not self._is_followed:
-            self._is_followed = True
+        if not self._is_replaced:
+            self._is_replaced = True
             if self._sweeping:
                 self._sweeping.cancel()
             self._sweeping = asyncio.create_task(self._drain())
@@ -183,10 +183,10 @@ class PackedHost:
 
         A session that cannot leave because the store fails stays.
         """
-        await self.follow()
+        await self.retire()
         resident = self._residents.get(session_id)
         if resident and not resident.calls:
-            await self._try_to_let_go(session_id)
+            await self._try_to_unload(session_id)
         return session_id not in self._residents
 
     async def recover(self, is_mine: Callable[[str], bool]) -> None:
@@ -214,7 +214,7 @@ class PackedHost:
         failed: list[Exception] = []
         at_once = asyncio.Semaphore(RECOVERIES)
 
-        async def see_to(session_id: str) -> None:
+        async def recover_one(session_id: str) -> None:
             async with at_once:
                 try:
                     await self._warm(session_id)
@@ -222,42 +222,42 @@ class PackedHost:
                     return  # it was deleted
                 except (CorruptRecordError, EncryptionError) as error:
                     shown = public_id(session_id)
-                    _log.warning("lost session %s is not seen to, since it cannot be read: %s", shown, error)
+                    _log.warning("lost session %s is not recovered, since it cannot be read: %s", shown, error)
                 except TurnwiseError as error:
                     failed.append(error)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the session is tried again
-                    log_failure(f"lost session {public_id(session_id)!r}: to see to it", error)
+                    log_failure(f"recovery of session {public_id(session_id)!r}", error)
                     failed.append(error)
 
         try:
             store, cursor = await self._resources.open(), None
             while True:
                 page = await store.unsettled(cursor=cursor)
-                await asyncio.gather(*(see_to(session_id) for session_id in page if is_mine(session_id)))
+                await asyncio.gather(*(recover_one(session_id) for session_id in page if is_mine(session_id)))
                 if (cursor := page.cursor) is None:
                     return failed
         except TurnwiseError as error:
             return [error]
         except Exception as error:  # noqa: BLE001 - it is logged, and tried again
-            log_failure("to find lost sessions", error)
+            log_failure("the search for lost sessions", error)
             return [error]
 
     async def _warm(self, session_id: str) -> None:
-        if not self._is_followed:
+        if not self._is_replaced:
             try:
-                if not await self._elder_of(session_id):
+                if not await self._previous_host_of(session_id):
                     await self._carry_out(session_id, "warm", ())
                 return
             except SessionFencedError:
-                if not self._is_followed:
+                if not self._is_replaced:
                     return  # another process recovers it
         if self._next_hosts:
             await self._next_hosts.warm(session_id)
 
-    async def _elder_of(self, session_id: str) -> PreviousHost | None:
+    async def _previous_host_of(self, session_id: str) -> PreviousHost | None:
         """Return the host of an earlier layout on which the session is in use, or None."""
         if session_id not in self._residents:
-            for previous in self._elders:
+            for previous in self._previous_hosts:
                 if not await previous.release(session_id):
                     return previous
         return None
@@ -286,11 +286,11 @@ class PackedHost:
                     self._forget(session_id, resident)
 
     async def _resident(self, session_id: str) -> SessionService:
-        """Return the session, made resident if it is not.
+        """Return the session; load it if it is not resident.
 
         Raises:
-            OverloadedError: there is no place, and none can be made.
-            SessionFencedError: others have followed, and have it.
+            OverloadedError: there is no free place, and no session can be unloaded.
+            SessionFencedError: newer hosts have replaced this one.
         """
         if not self._resources.is_open:
             await self._resources.open()
@@ -301,7 +301,7 @@ class PackedHost:
                 await asyncio.wait({task})
             elif resident := self._residents.get(session_id):
                 return resident
-            elif self._is_followed:
+            elif self._is_replaced:
                 raise SessionFencedError(session_id, 0)
             elif len(self._residents) < self._limits.max_resident:
                 return self._admit(session_id)
@@ -309,40 +309,40 @@ class PackedHost:
                 await self._make_room(session_id)
 
     def _admit(self, session_id: str) -> SessionService:
-        adopted = self._adopted.pop(session_id, None) or EngineOverride(self._resources.engine_id)
-        core = self._resources.make_core(session_id, adopted)
-        keep = partial(self._keep, session_id)
+        override = self._overrides.pop(session_id, None) or EngineOverride(self._resources.engine_id)
+        core = self._resources.make_core(session_id, override)
+        save = partial(self._save_override, session_id)
         waits = Waits("max_session_waits", self._limits.max_session_waits, self._waits)
-        resident = SessionService(core, adopted, self._resources, keep, self._node_id, waits=waits)
+        resident = SessionService(core, override, self._resources, save, self._node_id, waits=waits)
         self._residents[session_id] = resident
         return resident
 
     async def _make_room(self, session_id: str) -> None:
-        """Let the session go that is idle and was used least lately.
+        """Unload the idle session that was used least recently.
 
         Raises:
-            OverloadedError: all are in use.
-            StoreError: none can leave, since the store fails.
+            OverloadedError: all sessions are in use.
+            StoreError: no session can leave, since the store fails.
         """
         if self._leaving:
             await asyncio.wait(self._leaving.values(), return_when=asyncio.FIRST_COMPLETED)
             return
         for idle in [name for name, resident in self._residents.items() if resident.is_idle]:
-            if self._residents.get(idle) and idle not in self._leaving and await self._let_go(idle):
+            if self._residents.get(idle) and idle not in self._leaving and await self._unload(idle):
                 return
             if len(self._residents) < self._limits.max_resident:
                 return
         raise OverloadedError(session_id, "max_resident", self._limits.max_resident)
 
-    async def _let_go(self, session_id: str) -> bool:
+    async def _unload(self, session_id: str) -> bool:
         """Unload a session; return whether it left. Concurrent callers share one attempt, which is never cancelled."""
         task = self._leaving.get(session_id)
         if task is None:
-            task = asyncio.create_task(self._depart(session_id, self._residents[session_id]))
+            task = asyncio.create_task(self._leave_session(session_id, self._residents[session_id]))
             self._leaving[session_id] = task
         return await shielded(task, f"session {public_id(session_id)!r}: to leave")
 
-    async def _depart(self, session_id: str, resident: SessionService) -> bool:
+    async def _leave_session(self, session_id: str, resident: SessionService) -> bool:
         try:
             if not await resident.core.ownership.leave():
                 self._touch(session_id, resident)
@@ -361,13 +361,13 @@ class PackedHost:
         if self._residents.get(session_id) is resident:
             del self._residents[session_id]
             if left := resident.left:  # its runs go on with the engines that they began with
-                self._adopted[session_id] = left
-            elif resident.is_noted:
-                self._drop(session_id)
+                self._overrides[session_id] = left
+            elif resident.is_saved:
+                self._drop_override(session_id)
 
     def _engines_in_use(self) -> set[str]:
         """Return the ids of the engines of runs that have not ended."""
-        away = {engine_id for adopted in self._adopted.values() for engine_id in adopted.engine_ids}
+        away = {engine_id for override in self._overrides.values() for engine_id in override.engine_ids}
         here = (resident.core.engines.ids().values() for resident in self._residents.values())
         return away.union(*here)
 
@@ -375,22 +375,22 @@ class PackedHost:
         """Unload sessions that have been idle for `idle_s`; checked every quarter of that time."""
         while True:
             await asyncio.sleep(idle_s / 4)
-            await self._let_idle_go(asyncio.get_running_loop().time() - idle_s)
+            await self._unload_idle(asyncio.get_running_loop().time() - idle_s)
 
-    async def _let_idle_go(self, since: float) -> bool:
+    async def _unload_idle(self, since: float) -> bool:
         """Unload the sessions that have been idle since that time; return whether nothing failed."""
-        is_well = True
+        has_succeeded = True
         for session_id, resident in list(self._residents.items()):
             if resident.last_call_s > since:
                 break
             if resident.is_idle and self._residents.get(session_id) is resident and session_id not in self._leaving:
-                is_well = await self._try_to_let_go(session_id) and is_well
-        return is_well
+                has_succeeded = await self._try_to_unload(session_id) and has_succeeded
+        return has_succeeded
 
-    async def _try_to_let_go(self, session_id: str) -> bool:
+    async def _try_to_unload(self, session_id: str) -> bool:
         """Unload a session, or log why it stays; return whether nothing failed."""
         try:
-            await self._let_go(session_id)
+            await self._unload(session_id)
         except Exception as error:  # noqa: BLE001 - logged; this session is retried later, the others go on
             log_failure(f"session {public_id(session_id)!r}: to leave", error, ", so it stays")
             return False
@@ -399,8 +399,8 @@ class PackedHost:
     async def _drain(self) -> None:
         pause_s = DRAIN_S
         while self._residents or self._is_recovering:
-            is_well = await self._let_idle_go(asyncio.get_running_loop().time())
-            pause_s = DRAIN_S if is_well else min(2 * pause_s, MAX_PAUSE_S)
+            has_succeeded = await self._unload_idle(asyncio.get_running_loop().time())
+            pause_s = DRAIN_S if has_succeeded else min(2 * pause_s, MAX_PAUSE_S)
             await asyncio.sleep(pause_s)
         self._leave()
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from turnwise.actors.cluster.wire import PackedOutcome, PackedTurn, SessionInfo
@@ -18,88 +17,74 @@ from turnwise.memory.stores.base import SessionStore
 READS = frozenset(("events", "expand", "info", "latest", "pending", "run", "runs", "turn", "turns", "wait"))
 """The names of the verbs."""
 
-_AS_READ = frozenset(("expand", "pending", "run", "runs"))
+_UNPACKED = frozenset(("expand", "pending", "run", "runs"))
 """The verbs whose answers are those of `SessionReads`, unchanged."""
 
 
 class Reader:
-    """Answers reads from a session in memory, or from its store."""
+    """Answers reads of one session; each verb has a method of the same name, here or in `SessionReads`.
 
-    __slots__ = ()
+    Args:
+        source: returns the object that answers at this moment: a core's reads, or those of the store.
+        pid: the process that hosts the session, and `node_id` its node; None if the session has no process.
+    """
 
-    @property
-    @abstractmethod
-    def _source(self) -> SessionReads | StoredSession:
-        """Answers reads that may wait for a run or for events."""
+    __slots__ = ("_node_id", "_pid", "_source")
 
-    @property
-    def _reads(self) -> SessionReads:
-        """Answers reads that do not wait."""
-        source = self._source
-        return source.reads if isinstance(source, StoredSession) else source
-
-    @property
-    @abstractmethod
-    def _process(self) -> tuple[int | None, str | None]:
-        """The process id and the node id of the session's process."""
+    def __init__(
+        self,
+        source: Callable[[], SessionReads | StoredSession],
+        pid: int | None = None,
+        node_id: str | None = None,
+    ) -> None:
+        self._source = source
+        self._pid = pid
+        self._node_id = node_id
 
     def answer(self, verb: str, args: Sequence[Any]) -> Awaitable[Any]:
         """Carry out a verb and return its answer, or raise its error."""
-        if verb in _AS_READ:
-            return cast(Awaitable[Any], getattr(self._reads, verb)(*args))
-        return cast(Awaitable[Any], getattr(self, f"do_{verb}")(*args))
+        answers = self._reads if verb in _UNPACKED else self
+        return cast(Awaitable[Any], getattr(answers, verb)(*args))
 
-    async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
-        outcome = await self._source.wait(run_id, timeout_s)
+    @property
+    def _reads(self) -> SessionReads:
+        """Answers reads that wait neither for a run nor for events."""
+        source = self._source()
+        return source.reads if isinstance(source, StoredSession) else source
+
+    async def wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
+        outcome = await self._source().wait(run_id, timeout_s)
         return PackedOutcome.pack(outcome, held) if outcome else None
 
-    async def do_latest(self, held: Spans) -> PackedTurn | None:
+    async def latest(self, held: Spans) -> PackedTurn | None:
         turn = await self._reads.latest()
         return PackedTurn.pack(turn, held) if turn else None
 
-    async def do_turn(self, index: int, held: Spans) -> PackedTurn:
+    async def turn(self, index: int, held: Spans) -> PackedTurn:
         return PackedTurn.pack(await self._reads.turn(index), held)
 
-    async def do_turns(self, after: int, limit: int, held: Spans) -> list[PackedTurn]:
+    async def turns(self, after: int, limit: int, held: Spans) -> list[PackedTurn]:
         packed = []
         for turn in await self._reads.turns(after, limit):
             packed.append(PackedTurn.pack(turn, held))
             held = _with(held, turn)
         return packed
 
-    async def do_events(
+    async def events(
         self, after: int, limit: int, run_id: str | None, timeout_s: float
     ) -> tuple[list[Event], int, bool]:
-        return await self._source.events(after, limit, run_id=run_id, timeout_s=timeout_s)
+        return await self._source().events(after, limit, run_id=run_id, timeout_s=timeout_s)
 
-    async def do_info(self) -> SessionInfo:
+    async def info(self) -> SessionInfo:
         reads = self._reads
         session = await reads.session()
-        pid, node_id = self._process
         return SessionInfo(
             session=session,
             active_run_id=reads.active_run_id,
             queued_run_ids=tuple(reads.queued_run_ids),
-            pid=pid,
-            node_id=node_id,
+            pid=self._pid,
+            node_id=self._node_id,
         )
-
-
-class StoreReader(Reader):
-    """Answers from the store, for a session that has no process on this Ray."""
-
-    __slots__ = ("_stored",)
-
-    def __init__(self, stored: StoredSession) -> None:
-        self._stored = stored
-
-    @property
-    def _source(self) -> StoredSession:
-        return self._stored
-
-    @property
-    def _process(self) -> tuple[None, None]:
-        return None, None
 
 
 async def check_stored(store: SessionStore, session_id: str, log: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from turnwise.actors.hosting.engine_overrides import drop_adopted, find_adopted, keep_adopted
+from turnwise.actors.hosting.engine_overrides import drop_overrides, find_overrides, save_override
 from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.shutdown import Shutdown, where
 from turnwise.memory.background import retry
@@ -74,7 +74,7 @@ class SessionActor:
         if self._host is not None and self._host.result().left_waiting:
             return None
         _, namespace, _ = self._settings
-        return drop_adopted(namespace, self._key)
+        return drop_overrides(namespace, self._key)
 
     def _load(self) -> SessionHost:
         from turnwise.actors.hosting.dedicated_host import SessionHost
@@ -83,13 +83,13 @@ class SessionActor:
         collect_rarely()
         session_id, namespace, making = self._settings
         place, engine_id, engine = making.place, making.engine_id, making.engine
-        adopted, engines = find_adopted(namespace, self._key)
+        overrides, engines = find_overrides(namespace, self._key)
         return SessionHost(
             session_id,
             WorkerResources(partial(place.open_store, namespace), place.open_history, engine_id, engine, more=engines),
-            adopted=adopted.get(session_id),
+            override=overrides.get(session_id),
             max_waits=self._max_waits,
             node_id=self._node_id,
             leave=self._leave,
-            keep=partial(keep_adopted, namespace, self._key),
+            save_override=partial(save_override, namespace, self._key),
         )

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from turnwise.actors.cluster.wire import EngineWanted, PackedOutcome, StartAnswer, StillEnding
@@ -24,43 +25,46 @@ from turnwise.memory.longterm.deletion_report import Forgotten
 from turnwise.strategies.compaction import Compaction
 
 ENGINE_TICKS = 3
-"""How many turns of the event loop an engine has to answer before its start is acknowledged without its end."""
+"""How many iterations of the event loop an engine may take to answer so that the start is answered with the end."""
 
 END_COMMIT_S = 2.0
-"""How long the acknowledgement of such a start waits for the end to be stored."""
+"""How long the answer to such a start waits until the end is stored, in seconds."""
 
-NOTE_S = 5.0
-"""How long a process that is to leave waits for a note of the engines of runs that wait, in seconds."""
+SAVE_S = 5.0
+"""How long a process that leaves waits until the engines of waiting runs are saved, in seconds."""
 
-Keep = Callable[[str, EngineOverride, Mapping[str, bytes]], Awaitable[None]]
-"""Stores, for the next process, which engines a session has: session id, engine ids, pickled engines by id."""
+SaveOverride = Callable[[str, EngineOverride, Mapping[str, bytes]], Awaitable[None]]
+"""Saves the engines of a session for its next process: session id, engine ids, pickled engines by id."""
 
-KeepOwn = Callable[[EngineOverride, Mapping[str, bytes]], Awaitable[None]]
+SaveOwnOverride = Callable[[EngineOverride, Mapping[str, bytes]], Awaitable[None]]
 """The same for one session: engine ids, pickled engines by id."""
 
 
 _AS_CORE = frozenset(("append", "decide", "fork", "refresh", "use_memory"))
-"""The verbs that are those of `SessionCore`, with its arguments and answers."""
+"""The verbs that have the arguments and answers of the method of `SessionCore`."""
+
+_WAITS = frozenset(("events", "wait"))
+"""The reads that wait, whose callers are counted."""
 
 _WITH_ENGINE = frozenset(("compact", "delete", "forget_turn", "memory", "wait_for_memory"))
-"""The verbs that work with the caller's engine, strategy and memories, whose id comes first; `start` sees to it itself,
-since no other caller's may take its place before the run has it."""
+"""The verbs that use the caller's engine, strategy and memories; their first argument is its id. `start` is not among
+them: it switches the engine itself, so that no other caller's engine is switched to before the run has begun."""
 
 
-class SessionService(Reader):
+class SessionService:
     """One session on its process's event loop. Verbs may arrive in any order, so none relies on an earlier one."""
 
     __slots__ = (
         "_engine",
         "_engine_id",
-        "_keep",
-        "_node_id",
+        "_reader",
         "_resources",
+        "_save_override",
         "_switching",
         "calls",
         "core",
         "is_deleted",
-        "is_noted",
+        "is_saved",
         "last_call_s",
         "waits",
     )
@@ -68,9 +72,9 @@ class SessionService(Reader):
     def __init__(
         self,
         core: SessionCore,
-        adopted: EngineOverride,
+        override: EngineOverride,
         resources: WorkerResources,
-        keep: KeepOwn,
+        save_override: SaveOwnOverride,
         node_id: str,
         *,
         waits: Waits,
@@ -84,28 +88,28 @@ class SessionService(Reader):
         """When the last one began or ended, by the clock of the event loop."""
         self.is_deleted = False
         """Whether the session was deleted here; a new core must find out whether its id exists again."""
-        self.is_noted = bool(adopted.engine_ids - {resources.engine_id})
-        """Whether `keep` was told of the session, by this or an earlier process."""
-        self._engine_id = adopted.engine_id
-        self._engine = resources.given(adopted.engine_id)
+        self.is_saved = bool(override.engine_ids - {resources.engine_id})
+        """Whether this or an earlier process has saved an override for the session."""
+        self._engine_id = override.engine_id
+        self._engine = resources.get(override.engine_id)
         self._switching = asyncio.Lock()
         """Held while a run starts with its manager's engine, so that no other manager's takes its place."""
         self._resources = resources
-        self._keep = keep
-        self._node_id = node_id
+        self._save_override = save_override
+        self._reader = Reader(partial(_read_source, core), os.getpid(), node_id)
 
     @property
     def left(self) -> EngineOverride | None:
         """The engines of waiting runs when the session left, if any differs from the process's own engine."""
         waiting = self.core.ownership.left_waiting
-        adopted = _adopted(self._engine_id, waiting)
-        return adopted if waiting and adopted.engine_ids != {self._resources.engine_id} else None
+        override = _override_of(self._engine_id, waiting)
+        return override if waiting and override.engine_ids != {self._resources.engine_id} else None
 
-    async def note(self, waiting: Mapping[str, str]) -> None:
+    async def save_waiting(self, waiting: Mapping[str, str]) -> None:
         """Store the engines of waiting runs, by run id, so that the next process of the session has them."""
         if waiting:
-            adopted = _adopted(self._engine_id, waiting)
-            await asyncio.wait_for(self._keep(adopted, self._engines(adopted)), NOTE_S)
+            override = _override_of(self._engine_id, waiting)
+            await asyncio.wait_for(self._save_override(override, self._engines(override)), SAVE_S)
 
     @property
     def is_idle(self) -> bool:
@@ -127,32 +131,22 @@ class SessionService(Reader):
             if not await self._has(engine_id):
                 return EngineWanted()
         try:
-            return await self.answer(verb, args)
+            return await self._answer(verb, args)
         except UnattendedError:
             await self.core.activate()  # which ends or resumes the run that the caller waits for
         except CorruptRecordError:
             await self.core.ownership.check_own()  # the store may have been reverted between two reads
-        return await self.answer(verb, args)
+        return await self._answer(verb, args)
 
-    def answer(self, verb: str, args: Sequence[Any]) -> Awaitable[Any]:
-        """See `Reader.answer`."""
-        if verb in _AS_CORE:
-            return cast(Awaitable[Any], getattr(self.core, verb)(*args))
-        return super().answer(verb, args)
+    def _answer(self, verb: str, args: Sequence[Any]) -> Awaitable[Any]:
+        if verb in READS and verb not in _WAITS:
+            return self._reader.answer(verb, args)
+        answer = getattr(self.core, verb) if verb in _AS_CORE else getattr(self, f"do_{verb}")
+        return cast(Awaitable[Any], answer(*args))
 
-    @property
-    def _source(self) -> SessionReads | StoredSession:
-        """The core, once it has activated the session; before that the store, since a read must not activate it."""
-        reads = self.core.reads
-        return reads if reads.is_activated else StoredSession(self.core.session_id, *reads.stores)
-
-    @property
-    def _process(self) -> tuple[int, str]:
-        return os.getpid(), self._node_id
-
-    async def do_adopt(self, engine_id: str, engine: bytes, verb: str = "", args: Sequence[Any] = ()) -> Any:
+    async def do_load_engine(self, engine_id: str, engine: bytes, verb: str = "", args: Sequence[Any] = ()) -> Any:
         """Load an engine, then carry out a verb with it, in one call, so that no other manager's engine intervenes."""
-        await self._resources.take(self.core.session_id, engine_id, engine)
+        await self._resources.load(self.core.session_id, engine_id, engine)
         return await self.carry_out(verb, (engine_id, *args)) if verb else await self._has(engine_id)
 
     async def do_warm(self) -> None:
@@ -176,10 +170,9 @@ class SessionService(Reader):
         return StartAnswer(started.run_id, started.turn_index, packed)
 
     async def do_wait(self, run_id: str, timeout_s: float | None, held: Spans) -> PackedOutcome | None:
-        outcome = await self.waits.patiently(
-            self.core.session_id, timeout_s, lambda slice_s: self._source.wait(run_id, slice_s), bool
+        return await self.waits.wait(
+            self.core.session_id, timeout_s, lambda slice_s: self._reader.wait(run_id, slice_s, held), bool
         )
-        return PackedOutcome.pack(outcome, held) if outcome else None
 
     async def do_cancel(self, reason: str, run_id: str | None) -> bool | StillEnding:
         await self.core.activate()
@@ -204,7 +197,7 @@ class SessionService(Reader):
 
     async def do_wait_for_memory(self, timeout_s: float | None) -> tuple[bool | None]:
         ask = self.core.wait_for_memory
-        return (await self.waits.patiently(self.core.session_id, timeout_s, ask, lambda done: done is not None),)
+        return (await self.waits.wait(self.core.session_id, timeout_s, ask, lambda done: done is not None),)
 
     async def do_compact(self, explain: bool) -> tuple[Compaction | None]:
         return (await self.core.compact(explain=explain),)
@@ -212,10 +205,10 @@ class SessionService(Reader):
     async def do_events(
         self, after: int, limit: int, run_id: str | None, timeout_s: float
     ) -> tuple[list[Event], int, bool]:
-        return await self.waits.patiently(
+        return await self.waits.wait(
             self.core.session_id,
             timeout_s,
-            lambda slice_s: self._source.events(after, limit, run_id=run_id, timeout_s=slice_s),
+            lambda slice_s: self._reader.events(after, limit, run_id, slice_s),
             lambda page: page[2] or page[1] > after,
         )
 
@@ -227,23 +220,29 @@ class SessionService(Reader):
     async def _switch(self, engine_id: str) -> bool:
         if engine_id in ("", self._engine_id):
             if not self._resources.has(self._engine_id):  # it made room for others' while the session was idle
-                self._resources.hold(self.core.session_id, self._engine_id, *self._engine)
+                self._resources.cache(self.core.session_id, self._engine_id, *self._engine)
             return True
         if not self._resources.has(engine_id):
             return False
-        equipment, engine = self._resources.given(engine_id)
-        await self.core.activate()  # so that the runs that are open keep the engines that they have
-        adopted = _adopted(engine_id, self.core.engines.ids())
-        self.is_noted = True
-        await self._keep(adopted, self._engines(adopted))
+        equipment, engine = self._resources.get(engine_id)
+        await self.core.activate()  # so that open runs keep their engines
+        override = _override_of(engine_id, self.core.engines.ids())
+        self.is_saved = True
+        await self._save_override(override, self._engines(override))
         self.core.use(*equipment, engine_id=engine_id)
         self._engine_id, self._engine = engine_id, (equipment, engine)
         return True
 
-    def _engines(self, adopted: EngineOverride) -> dict[str, bytes]:
+    def _engines(self, override: EngineOverride) -> dict[str, bytes]:
         own = {self._engine_id: self._engine[1]}  # others may have taken its place in the process
-        return {each: own.get(each) or self._resources.given(each)[1] for each in adopted.engine_ids}
+        return {each: own.get(each) or self._resources.get(each)[1] for each in override.engine_ids}
 
 
-def _adopted(engine_id: str, runs: Mapping[str, str]) -> EngineOverride:
+def _override_of(engine_id: str, runs: Mapping[str, str]) -> EngineOverride:
     return EngineOverride(engine_id, {run_id: other for run_id, other in runs.items() if other != engine_id})
+
+
+def _read_source(core: SessionCore) -> SessionReads | StoredSession:
+    """Return the core's reads if it has activated the session, else the store's: a read activates nothing."""
+    reads = core.reads
+    return reads if reads.is_activated else StoredSession(core.session_id, *reads.stores)

@@ -36,7 +36,7 @@ OPEN = ("pending", "queued", "running")
 _ABOVE_ALL = 2**63 - 2
 """No event has a number as high."""
 
-_NO_GEAR: Any = None
+_NO_RESOURCES: Any = None
 """The run resources of a session that is only read: its runs are not run here."""
 
 
@@ -50,16 +50,17 @@ class StoredSession:
     Each read queries the store again. The store has no live events, and no usage since a run's last commit.
 
     Args:
-        may_settle: if true, a wait raises UnattendedError when no other Ray has the store open; if false, it waits on.
+        raises_unattended: if true, a wait raises UnattendedError when no other Ray has the store open; if false, it
+            continues.
     """
 
     def __init__(
-        self, session_id: str, store: SessionStore, history: HistoryStore | None, *, may_settle: bool = True
+        self, session_id: str, store: SessionStore, history: HistoryStore | None, *, raises_unattended: bool = True
     ) -> None:
         self.session_id = session_id
         self._journal = Journal(session_id, store, time.time, history)
         self._state = SessionState(session_id, self._journal)
-        self._may_settle = may_settle
+        self._raises_unattended = raises_unattended
         self.reads = SessionReads(self._state, self._load)
         """The reads that wait for nothing; `wait` and `events` below wait for others, who have the session."""
 
@@ -94,7 +95,7 @@ class StoredSession:
 
     async def _poll(self, deadline: float | None) -> bool:
         """Wait until the store is to be asked again; return whether there is time to."""
-        if self._may_settle and not await rivals(self._journal.store):
+        if self._raises_unattended and not await rivals(self._journal.store):
             raise UnattendedError
         left_s = POLL_S if deadline is None else min(POLL_S, deadline - asyncio.get_running_loop().time())
         await asyncio.sleep(max(0.0, left_s))
@@ -129,7 +130,7 @@ class StoredSession:
         first, last = min(waiting), max(waiting)
         for record in await journal.store.runs(self.session_id, after=first - 1, limit=last - first + 1):
             if record.is_open and record.turn_index in waiting:
-                run = ActiveRun(self._state.view(), record, waiting[record.turn_index], _NO_GEAR)
+                run = ActiveRun(self._state.view(), record, waiting[record.turn_index], _NO_RESOURCES)
                 run.output = RecordedOutput.read(run.turn.output, journal.blocks.cache)
                 if record.state == "queued":
                     self._state.run_queue.add(run)

@@ -36,7 +36,7 @@ class Waits:
         self.limits: tuple[Waits, ...] = (self, *(host.limits if host else ()))
         """All limits that apply to a waiting caller, this one first."""
 
-    async def patiently(
+    async def wait(
         self,
         session_id: str,
         timeout_s: float | None,

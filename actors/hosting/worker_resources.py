@@ -19,7 +19,7 @@ from turnwise.memory.user_ids import by_public_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
-KEPT = 8
+MAX_CACHED = 8
 """How many managers' equipment a process holds, its own among them."""
 
 Equipment = tuple[EngineBuilder, SessionConfig, OverflowStrategy | None, Sequence[MemorySlot], WorkingMemory | None]
@@ -71,9 +71,9 @@ class WorkerResources:
         except Exception:
             self._opening = None
             raise
-        return self._kit[0]
+        return self._stores[0]
 
-    async def take(self, session_id: str, engine_id: str, engine: bytes) -> None:
+    async def load(self, session_id: str, engine_id: str, engine: bytes) -> None:
         """Unpickle and cache equipment for a session.
 
         Raises:
@@ -81,36 +81,36 @@ class WorkerResources:
             EngineLimitError: open runs use as many other engines as a process may cache.
         """
         if engine_id not in self._equipment:
-            self.hold(session_id, engine_id, await asyncio.to_thread(_unpickle, engine), engine)
+            self.cache(session_id, engine_id, await asyncio.to_thread(_unpickle, engine), engine)
 
     def has(self, engine_id: str) -> bool:
         """Return whether the equipment is held."""
         return engine_id in self._equipment
 
-    def given(self, engine_id: str) -> tuple[Equipment, bytes]:
+    def get(self, engine_id: str) -> tuple[Equipment, bytes]:
         """Return equipment that is held, and its pickle."""
         self._equipment.move_to_end(engine_id)
         return self._equipment[engine_id], self._pickled[engine_id]
 
-    def hold(self, session_id: str, engine_id: str, equipment: Equipment, engine: bytes) -> None:
+    def cache(self, session_id: str, engine_id: str, equipment: Equipment, engine: bytes) -> None:
         """Cache equipment; if the cache is full, evict the least recently used one that no open run uses.
 
         Raises:
             EngineLimitError: open runs use all cached equipment.
         """
-        if engine_id not in self._equipment and len(self._equipment) >= KEPT:
+        if engine_id not in self._equipment and len(self._equipment) >= MAX_CACHED:
             kept = {self.engine_id, *self.in_use()}
             gone = next((name for name in self._equipment if name not in kept), None)
             if gone is None:
-                raise EngineLimitError(session_id, "engines", KEPT)
+                raise EngineLimitError(session_id, "engines", MAX_CACHED)
             del self._equipment[gone], self._pickled[gone]
         self._equipment[engine_id], self._pickled[engine_id] = equipment, engine
 
-    def make_core(self, session_id: str, adopted: EngineOverride) -> SessionCore:
+    def make_core(self, session_id: str, override: EngineOverride) -> SessionCore:
         """Return a new core of a session, with equipment that is held. `open` has returned."""
-        store, history = self._kit
+        store, history = self._stores
         session_id, store, history = by_public_id(session_id, store, history)
-        builder, config, overflow, memories, working = self.given(adopted.engine_id)[0]
+        builder, config, overflow, memories, working = self.get(override.engine_id)[0]
         core = SessionCore(
             session_id,
             store,
@@ -120,24 +120,24 @@ class WorkerResources:
             memories=memories,
             working=working,
             history=history,
-            engine_id=adopted.engine_id,
+            engine_id=override.engine_id,
         )
-        self.give_runs(core, adopted)
+        self.assign_runs(core, override)
         return core
 
-    def give_runs(self, core: SessionCore, adopted: EngineOverride) -> None:
+    def assign_runs(self, core: SessionCore, override: EngineOverride) -> None:
         """Assign the engines of an earlier process to the runs that it left open."""
-        for engine_id in set(adopted.runs.values()):
-            runs = [run_id for run_id, other in adopted.runs.items() if other == engine_id]
-            core.use(*self.given(engine_id)[0], engine_id=engine_id, runs=runs)
+        for engine_id in set(override.runs.values()):
+            runs = [run_id for run_id, other in override.runs.items() if other == engine_id]
+            core.use(*self.get(engine_id)[0], engine_id=engine_id, runs=runs)
 
     @property
     def config(self) -> SessionConfig:
         """The settings of the manager that made the process."""
-        return self.given(self.engine_id)[0][1]
+        return self.get(self.engine_id)[0][1]
 
     @property
-    def _kit(self) -> tuple[SessionStore, HistoryStore | None]:
+    def _stores(self) -> tuple[SessionStore, HistoryStore | None]:
         if self._opened is None:
             raise RuntimeError("open() has not returned")
         return self._opened

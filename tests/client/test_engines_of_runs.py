@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from packed_hosts import Hosting, OpenSupplies, refused
+from packed_hosts import Hosting, OpenResources, refused
 from schedules import DawdlingStore, explore
 from session_memories import Book
 from test_packed_host import Asking, Named
@@ -19,7 +19,7 @@ from turnwise.actors.cluster.placement import Packed
 from turnwise.actors.cluster.wire import EngineWanted
 from turnwise.actors.hosting.dedicated_host import SessionHost
 from turnwise.actors.hosting.engine_overrides import EngineOverride, EngineOverrides
-from turnwise.actors.hosting.worker_resources import KEPT, Equipment
+from turnwise.actors.hosting.worker_resources import MAX_CACHED, Equipment
 from turnwise.actors.inference.engine import EngineBuilder, RunContext, SessionView
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.approvals import ApprovalDecision
@@ -52,7 +52,7 @@ class Manager:
             self.calls += 1
             self.hosting.sent[b"sent " + self.engine_id.encode()] = self.equipment
             answer = await self.hosting.ask(
-                session_id, "adopt", self.engine_id, b"sent " + self.engine_id.encode(), "start", args
+                session_id, "load_engine", self.engine_id, b"sent " + self.engine_id.encode(), "start", args
             )
         return answer
 
@@ -128,7 +128,7 @@ def test_a_run_that_waits_and_one_behind_it_have_the_engines_of_their_managers(l
             await Manager(hosting, engine_id, Asking(engine_id)).start("a", engine_id, if_busy="enqueue")
         if lost:
             others = {name: Asking(name) for name in ("second", "third")}
-            hosting = Hosting(store, Asking("first"), others=others, adopted=hosting.adopted)
+            hosting = Hosting(store, Asking("first"), others=others, overrides=hosting.overrides)
             await hosting.ask("a", "warm")
             await Manager(hosting, "fourth", Named("fourth")).start("a", "fourth", if_busy="enqueue")
         for engine_id in ("second", "third", "first"):
@@ -154,9 +154,9 @@ def test_a_session_that_is_admitted_anew_gives_its_waiting_runs_their_engines_be
         for name in ("first", "second"):
             await approve(hosting, "a", name)
         assert await said(store, "a") == {"first": "first", "second": "second"}
-        assert hosting.adopted == {"a": EngineOverride("second", {"first": "first"})}
+        assert hosting.overrides == {"a": EngineOverride("second", {"first": "first"})}
         await hosting.ask("b", "info")
-        assert not hosting.adopted, "nothing waits any more"
+        assert not hosting.overrides, "nothing waits any more"
 
     assert explore(1, life)
 
@@ -165,15 +165,17 @@ def test_engines_of_open_runs_are_held_and_one_more_than_a_process_holds_is_refu
     async def life(seed: int) -> None:
         store = InMemoryStore()
         hosting = Hosting(store, Asking("own"), Packed(hosts=1, max_resident=3))
-        names = [f"session {number}" for number in range(KEPT)]
+        names = [f"session {number}" for number in range(MAX_CACHED)]
         await hosting.create(*names, "last")
-        managers = [Manager(hosting, f"engine {number}", Asking(f"engine {number}")) for number in range(KEPT)]
+        managers = [Manager(hosting, f"engine {number}", Asking(f"engine {number}")) for number in range(MAX_CACHED)]
         for name, manager in zip(names[1:], managers[1:], strict=True):
             await manager.start(name, f"run of {name}")
             await asyncio.sleep(1)
         late = Manager(hosting, "late", Asking("late"))
         error = await refused(EngineLimitError, late.start("last", "late"))
-        assert "'last'" in str(error) and f"{KEPT} different engines" in str(error) and "engine_name" in str(error)
+        assert (
+            "'last'" in str(error) and f"{MAX_CACHED} different engines" in str(error) and "engine_name" in str(error)
+        )
         assert not await store.turns("last"), "nothing was done"
         await Manager(hosting, "first", Asking("own")).start("last", "own")
         await approve(hosting, "last", "own")
@@ -195,7 +197,7 @@ def test_an_engine_that_made_room_for_others_is_held_again_when_its_session_goes
         asking = Manager(hosting, "asking", Asking("asking"))
         await asking.start("a", "first")
         await approve(hosting, "a", "first")
-        for number in range(2 * KEPT):
+        for number in range(2 * MAX_CACHED):
             hosting.bring(f"newer {number}", Named("newer"))
         await hosting.start("a", "hello", "second")
         await asyncio.sleep(1)
@@ -208,12 +210,12 @@ def test_an_engine_that_made_room_for_others_is_held_again_when_its_session_goes
 
 async def test_what_is_noted_holds_each_engine_while_a_session_or_a_run_has_it() -> None:
     notes = EngineOverrides()
-    await notes.keep("actor", "a", EngineOverride("engine 0"), {"engine 0": b"0"})
-    await notes.keep("actor", "a", EngineOverride("engine 1", {"run": "engine 0"}), {"engine 1": b"1"})
+    await notes.save("actor", "a", EngineOverride("engine 0"), {"engine 0": b"0"})
+    await notes.save("actor", "a", EngineOverride("engine 1", {"run": "engine 0"}), {"engine 1": b"1"})
     for number in range(100):
-        await notes.keep("actor", "b", EngineOverride(f"other {number}"), {f"other {number}": b"other"})
-    adopted, engines = await notes.find("actor")
-    assert adopted["a"].runs["run"] == "engine 0"
+        await notes.save("actor", "b", EngineOverride(f"other {number}"), {f"other {number}": b"other"})
+    overrides, engines = await notes.find("actor")
+    assert overrides["a"].runs["run"] == "engine 0"
     assert engines == {"engine 0": b"0", "engine 1": b"1", "other 99": b"other"}
     assert len(notes._engines) < 30
 
@@ -224,19 +226,25 @@ def test_a_run_that_waits_has_its_engine_though_its_idle_process_left_and_anothe
         await store.create(SessionRecord(session_id="s"))
         engines = {name: Asking(name) for name in ("first", "second")}
 
-        async def keep(session_id: str, adopted: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        async def keep(session_id: str, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
             if failures:
                 raise failures.pop()
-            await notes.keep("the actor's name", session_id, adopted, engines)
+            await notes.save("the actor's name", session_id, override, engines)
 
         async def process(made_by: str, idle_s: float) -> tuple[SessionHost, asyncio.Event]:
-            adopted, noted = await notes.find("the actor's name")
+            overrides, noted = await notes.find("the actor's name")
             equipment: dict[str, Equipment] = {
                 name: (engines[name], SessionConfig(idle_s=idle_s), None, (), None) for name in {made_by, *noted}
             }
-            resources, has_left = OpenSupplies(store, equipment, made_by), asyncio.Event()
+            resources, has_left = OpenResources(store, equipment, made_by), asyncio.Event()
             host = SessionHost(
-                "s", resources, node_id="here", max_waits=10, leave=has_left.set, keep=keep, adopted=adopted.get("s")
+                "s",
+                resources,
+                node_id="here",
+                max_waits=10,
+                leave=has_left.set,
+                save_override=keep,
+                override=overrides.get("s"),
             )
             return host, has_left
 

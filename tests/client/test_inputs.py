@@ -118,7 +118,7 @@ class LocalRealm(ClusterClient):
             parts = {"memories": self.memories, "working": self.working_memory}
             core = SessionCore(session_id, self.store, self.engine, self.config, **parts)  # type: ignore[arg-type]
             waits = Waits("max_waits", 10)
-            resources: Any = SimpleNamespace(engine_id="", given=lambda _: ((), b""), has=lambda _: True)
+            resources: Any = SimpleNamespace(engine_id="", get=lambda _: ((), b""), has=lambda _: True)
             resident = SessionService(core, EngineOverride(""), resources, _nothing, "node", waits=waits)  # type: ignore[arg-type]
             self.residents[session_id] = resident
         return self.residents[session_id]

@@ -180,7 +180,7 @@ async def test_a_run_that_nobody_can_be_running_is_the_owners_to_settle(verb: st
     }
     with pytest.raises(UnattendedError):
         await asks[verb](stored)
-    reading = asyncio.create_task(asks[verb](StoredSession("chat", store, None, may_settle=False)))
+    reading = asyncio.create_task(asks[verb](StoredSession("chat", store, None, raises_unattended=False)))
     await core.cancel("enough")
     await reading
 
@@ -222,7 +222,9 @@ def packed_host(store: SessionStore) -> PackedHost:
 
     engine = pickle.dumps((ScriptedEngine(), SessionConfig(), None, (), None))
     resources = WorkerResources(lambda: store, lambda: None, "engine", engine)
-    return PackedHost(resources, Packed(), node_id="node", keep=keep, drop=lambda _: None, leave=lambda: None)
+    return PackedHost(
+        resources, Packed(), node_id="node", save_override=keep, drop_override=lambda _: None, leave=lambda: None
+    )
 
 
 async def test_a_packed_host_reads_a_session_that_another_ray_has_and_takes_it_with_the_first_change() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
-from packed_hosts import Hosting, OpenSupplies
+from packed_hosts import Hosting, OpenResources
 from schedules import SESSION
 from session_memories import Book, MemoryStage
 from test_packed_host import Patient
@@ -205,8 +205,8 @@ def host_of(store: InMemoryStore, engine: Any, has_left: asyncio.Event, idle_s: 
     async def keep(*_: object) -> None:
         pass
 
-    resources = OpenSupplies(store, {"first": (engine, SessionConfig(idle_s=idle_s), None, (), None)}, "first")
-    return SessionHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, keep=keep)
+    resources = OpenResources(store, {"first": (engine, SessionConfig(idle_s=idle_s), None, (), None)}, "first")
+    return SessionHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep)
 
 
 def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(
@@ -246,7 +246,7 @@ def test_a_host_that_was_followed_leaves_though_a_session_meets_an_error(caplog:
         for name in "ab":
             await hosting.run(name, SECRET, f"run-{name}")
         fail_once(hosting.host._residents["a"].core.ownership, "leave")
-        await hosting.host.follow()
+        await hosting.host.retire()
         await asyncio.wait_for(hosting.has_left.wait(), 100)
         assert hosting.host.resident_ids == []
 
@@ -277,7 +277,7 @@ def test_lost_sessions_are_seen_to_though_the_store_and_ray_raise_errors_of_thei
 
     play(story())
     logged(caplog, "lost session", "RuntimeError", "Traceback")
-    logged(caplog, "to find lost sessions", "OSError")
+    logged(caplog, "the search for lost sessions", "OSError")
 
 
 class Upkeep(Book):

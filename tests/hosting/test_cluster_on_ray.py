@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from ray.exceptions import RayActorError
 
-from turnwise.actors.hosting import engine_overrides as adoptions
+from turnwise.actors.hosting import engine_overrides
 from vector_memories import free_port
 
 pytestmark = pytest.mark.timeout(420)
@@ -166,9 +166,9 @@ def test_a_session_starts_again_though_what_it_had_taken_over_is_lost_with_its_n
     def lost(_: object) -> None:
         raise RayActorError
 
-    monkeypatch.setattr(adoptions, "_find", lambda _: Mock())
+    monkeypatch.setattr(engine_overrides, "_find", lambda _: Mock())
     monkeypatch.setattr("ray.get", lost)
-    assert adoptions.find_adopted("namespace", "actor") == ({}, {})
+    assert engine_overrides.find_overrides("namespace", "actor") == ({}, {})
     assert "is lost with its node" in caplog.text
 
 

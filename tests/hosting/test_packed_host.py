@@ -18,7 +18,7 @@ from turnwise.actors.cluster.placement import Dedicated, Packed
 from turnwise.actors.cluster.sharding import Layout
 from turnwise.actors.hosting.engine_overrides import EngineOverride
 from turnwise.actors.hosting.packed_actor import _EarlierHosts
-from turnwise.actors.hosting.worker_resources import KEPT
+from turnwise.actors.hosting.worker_resources import MAX_CACHED
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import (
     EngineBuilder,
@@ -396,16 +396,18 @@ def test_what_a_session_took_over_is_its_own_and_outlives_the_process_until_it_l
         store, others = InMemoryStore(), {"second": Named("second")}
         hosting = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others)
         await hosting.create("a", "b", "c")
-        await hosting.ask("a", "adopt", "second", b"")
-        assert hosting.adopted == {"a": EngineOverride("second")}
-        again = Hosting(store, Named("first"), Packed(hosts=1, max_resident=2), others=others, adopted=hosting.adopted)
+        await hosting.ask("a", "load_engine", "second", b"")
+        assert hosting.overrides == {"a": EngineOverride("second")}
+        again = Hosting(
+            store, Named("first"), Packed(hosts=1, max_resident=2), others=others, overrides=hosting.overrides
+        )
         for name in "ab":
             await again.run(name, "who is there?", f"run-{name}")
         heads = [(await store.turns(name))[-1] for name in "ab"]
         said = [await store.blocks(turn.output) for turn in heads]
         assert ["second" in said[0][0], "first" in said[1][0]] == [True, True]
         await again.ask("c", "info")
-        assert again.host.resident_ids == ["b", "c"] and again.adopted == {}
+        assert again.host.resident_ids == ["b", "c"] and again.overrides == {}
 
     assert explore(1, life)
 
@@ -415,28 +417,28 @@ def test_a_run_that_waits_for_leave_goes_on_with_its_engine_whoever_had_to_leave
 
     async def life(seed: int) -> None:
         store, limits = InMemoryStore(), Packed(hosts=1, max_resident=1)
-        engines: dict[str, EngineBuilder] = {f"later {number}": Named("later") for number in range(KEPT)}
+        engines: dict[str, EngineBuilder] = {f"later {number}": Named("later") for number in range(MAX_CACHED)}
         engines["second"] = Asking("second")
         hosting = Hosting(store, Asking("first"), limits, others=engines)
         await hosting.create("a", "b", "c")
         for name in "ab":
-            await hosting.ask(name, "adopt", "second", b"")
+            await hosting.ask(name, "load_engine", "second", b"")
             await hosting.start(name, "hello", f"run-{name}", "second")
             await asyncio.sleep(1)
         await hosting.ask("c", "info")
-        assert hosting.host.resident_ids == ["c"] and hosting.adopted == {
+        assert hosting.host.resident_ids == ["c"] and hosting.overrides == {
             name: EngineOverride("second") for name in "ab"
         }
-        again = Hosting(store, Asking("first"), limits, others=engines, adopted=hosting.adopted)
+        again = Hosting(store, Asking("first"), limits, others=engines, overrides=hosting.overrides)
         for each, name in ((hosting, "a"), (again, "b")):
-            for number in range(2 * KEPT):
+            for number in range(2 * MAX_CACHED):
                 each.bring(f"newer {number}", EchoEngine())
             await each.ask(name, "decide", f"run-{name}", "call", ApprovalDecision(verdict="approved"))
             assert (await each.ask(name, "wait", f"run-{name}", None, ())).state == "completed"
             (turn,) = await store.turns(name)
             assert "second" in (await store.blocks(turn.output))[0]
             await each.ask("c", "info")
-            assert name not in each.adopted, "nothing waits any more"
+            assert name not in each.overrides, "nothing waits any more"
 
     assert explore(1, life)
 
@@ -462,9 +464,9 @@ def test_what_nobody_can_read_keeps_no_host_from_leaving(caplog: pytest.LogCaptu
             again = Hosting(store, EchoEngine())
             await asyncio.wait_for(again.host.recover(lambda name: True), 1)
             assert (await store.run("run-chat")).state == "interrupted"
-            await again.host.follow()
+            await again.host.retire()
             await asyncio.wait_for(again.has_left.wait(), 10)
-        assert "session deleted is not seen to" in caplog.text and "'user' has no key" in caplog.text
+        assert "session deleted is not recovered" in caplog.text and "'user' has no key" in caplog.text
 
     assert explore(1, life)
 
@@ -511,7 +513,7 @@ def test_after_others_have_followed_each_session_moves_when_nobody_uses_it_and_n
                 await asyncio.sleep(dice.random() * 0.01)
                 return await old.host.call(request)
 
-        new = Hosting(store, engine, elders=[Earlier()])
+        new = Hosting(store, engine, previous_hosts=[Earlier()])
         told = Acknowledged(clock=asyncio.get_running_loop().time)
 
         async def caller(number: int) -> None:
@@ -533,7 +535,7 @@ def test_after_others_have_followed_each_session_moves_when_nobody_uses_it_and_n
 
         callers = [asyncio.ensure_future(caller(number)) for number in range(8)]
         await asyncio.sleep(dice.random() * 0.3)
-        await old.host.follow()
+        await old.host.retire()
         await asyncio.gather(*callers)
         await asyncio.wait_for(old.has_left.wait(), 60)
         assert old.host.resident_ids == []
@@ -547,7 +549,7 @@ def test_hosts_that_were_followed_take_no_session_on() -> None:
     async def life(seed: int) -> None:
         hosting = Hosting(InMemoryStore(), EchoEngine())
         await hosting.create("a")
-        await hosting.host.follow()
+        await hosting.host.retire()
         await refused(SessionFencedError, hosting.ask("a", "latest", ()))
         await asyncio.wait_for(hosting.has_left.wait(), 60)
 

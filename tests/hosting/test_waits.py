@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines import Asking
-from packed_hosts import Hosting, OpenSupplies, refused
+from packed_hosts import Hosting, OpenResources, refused
 from turnwise.actors.client import cluster_client as realm_module
 from turnwise.actors.client.cluster_client import ANSWER_S, MOST_PAUSE_S, REFUSED_S, ClusterClient
 from turnwise.actors.client.execution import ExecutionHandle
@@ -57,11 +57,11 @@ class Alone:
         self.has_left = asyncio.Event()
         self.host = SessionHost(
             "a",
-            OpenSupplies(self.store, {"first": equipment}, "first"),
+            OpenResources(self.store, {"first": equipment}, "first"),
             max_waits=max_waits,
             node_id="here",
             leave=self.has_left.set,
-            keep=keep_nothing,
+            save_override=keep_nothing,
         )
 
     async def ask(self, session_id: str, verb: str, *args: Any) -> Any:

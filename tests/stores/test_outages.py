@@ -22,7 +22,7 @@ import pytest
 import sqlalchemy as sa
 
 from engines import ScriptedEngine
-from packed_hosts import OpenSupplies
+from packed_hosts import OpenResources
 from postgres_server import PostgresServer
 from test_sql_store import stored_turns, using, whole_turn
 from turnwise.actors.hosting.dedicated_host import SessionHost
@@ -530,8 +530,8 @@ def test_a_process_that_cannot_leave_while_its_store_is_away_leaves_when_it_is_b
         store, has_left = AwayStore(), asyncio.Event()
         await store.create(SessionRecord(session_id="s"))
         equipment: Equipment = (ScriptedEngine(), SessionConfig(idle_s=0.05), None, (), None)
-        resources = OpenSupplies(store, {"first": equipment}, "first")
-        host = SessionHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, keep=keep_nothing)
+        resources = OpenResources(store, {"first": equipment}, "first")
+        host = SessionHost("s", resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep_nothing)
         await host.call(pickle.dumps(("s", "info")))
         assert host._resident
         core, tried = host._resident.core, asyncio.Event()

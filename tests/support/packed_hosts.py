@@ -20,7 +20,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.testing.schedules import inline
 
 
-class OpenSupplies(WorkerResources):
+class OpenResources(WorkerResources):
     """Resources that are there already, so that no thread is needed."""
 
     def __init__(self, store: Any, equipment: dict[str, Equipment], engine_id: str) -> None:
@@ -33,21 +33,21 @@ class OpenSupplies(WorkerResources):
         """What a manager sends, by what stands for its pickle."""
 
     async def open(self) -> Any:
-        return self._kit[0]
+        return self._stores[0]
 
-    async def take(self, session_id: str, engine_id: str, engine: bytes) -> None:
+    async def load(self, session_id: str, engine_id: str, engine: bytes) -> None:
         if not self.has(engine_id):
             await asyncio.sleep(0)
-            self.hold(session_id, engine_id, self.sent[engine], engine)
+            self.cache(session_id, engine_id, self.sent[engine], engine)
 
-    def make_core(self, session_id: str, adopted: EngineOverride) -> SessionCore:
-        store, _ = self._kit
-        builder, config, *_ = self.given(adopted.engine_id)[0]
+    def make_core(self, session_id: str, override: EngineOverride) -> SessionCore:
+        store, _ = self._stores
+        builder, config, *_ = self.get(override.engine_id)[0]
         clock = asyncio.get_running_loop().time
         core = SessionCore(
-            session_id, store, builder, config, clock=clock, off_loop=inline, engine_id=adopted.engine_id
+            session_id, store, builder, config, clock=clock, off_loop=inline, engine_id=override.engine_id
         )
-        self.give_runs(core, adopted)
+        self.assign_runs(core, override)
         return core
 
 
@@ -62,31 +62,31 @@ class Hosting:
         *,
         config: SessionConfig | None = None,
         others: Mapping[str, EngineBuilder] | None = None,
-        elders: Sequence[PreviousHost] = (),
-        adopted: dict[str, EngineOverride] | None = None,
+        previous_hosts: Sequence[PreviousHost] = (),
+        overrides: dict[str, EngineOverride] | None = None,
     ) -> None:
         self.store = store
         self.config = config or SessionConfig(idle_s=1e9, cancel_grace_s=0.5)
         engines = {"first": engine, **(others or {})}
         equipment: dict[str, Equipment] = {name: (each, self.config, None, (), None) for name, each in engines.items()}
-        self.adopted: dict[str, EngineOverride] = adopted if adopted is not None else {}
+        self.overrides: dict[str, EngineOverride] = overrides if overrides is not None else {}
         self.has_left = asyncio.Event()
-        self._resources = OpenSupplies(store, equipment, "first")
+        self._resources = OpenResources(store, equipment, "first")
         self.sent = self._resources.sent
         self.host = PackedHost(
             self._resources,
             limits or Packed(hosts=1),
             node_id="here",
-            keep=self._keep,
-            drop=self._drop,
+            save_override=self._save_override,
+            drop_override=self._drop,
             leave=self.has_left.set,
-            adopted=dict(self.adopted),
-            elders=elders,
+            overrides=dict(self.overrides),
+            previous_hosts=previous_hosts,
         )
 
     def bring(self, engine_id: str, engine: EngineBuilder) -> None:
         """Have another manager's engine come by, as for a session that takes it over."""
-        self._resources.hold("another", engine_id, (engine, self.config, None, (), None), b"")
+        self._resources.cache("another", engine_id, (engine, self.config, None, (), None), b"")
 
     async def create(self, *session_ids: str) -> None:
         for session_id in session_ids:
@@ -108,10 +108,10 @@ class Hosting:
         return await self.ask(session_id, "wait", run_id, None, ())
 
     def _drop(self, session_id: str) -> None:
-        self.adopted.pop(session_id, None)
+        self.overrides.pop(session_id, None)
 
-    async def _keep(self, session_id: str, adopted: EngineOverride, engines: Mapping[str, bytes]) -> None:
-        self.adopted[session_id] = adopted
+    async def _save_override(self, session_id: str, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        self.overrides[session_id] = override
 
 
 async def refused(kind: type[TurnwiseError], answer: Any) -> TurnwiseError:

@@ -273,7 +273,7 @@ async def test_a_call_asks_the_desk_and_tells_what_came_of_it() -> None:
     (found,) = (await told(memory, "recall_memories", query="canoe"))["memories"]
     assert found["topic"] == "boats" and not found.keys() & {"name", "aliases", "until"}
     nothing = await call(memory, "update_memory", id=kept)
-    assert nothing.is_error and "nothing is to be changed" in nothing.text
+    assert nothing.is_error and "no change was given" in nothing.text
     assert await told(memory, "update_memory", id=kept, status="resolved") == {"updated": kept}
     assert await told(memory, "recall_memories", query="canoe") == {"memories": []}
 

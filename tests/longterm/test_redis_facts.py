@@ -214,7 +214,7 @@ async def test_a_name_that_utf_8_cannot_say_is_nobody_s(facts: RedisFacts) -> No
 
 def test_a_time_that_is_none_is_refused_and_nothing_is_written(redis_url: str, redis_server: RedisServer) -> None:
     nan = float("nan")
-    with pytest.raises(ConfigError, match="at=nan: is no time"):
+    with pytest.raises(ConfigError, match="at=nan: is not a time"):
         using(redis_url, lambda facts: facts.put(USER, items(2), at=nan))
     assert audit(redis_server) == 0
     assert using(redis_url, lambda facts: facts.put(USER, items(2), at=1.0)) == ["0", "1"]

@@ -17,36 +17,37 @@ from turnwise.memory.stores.base import Page
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactFilter:
-    """A filter of facts. A fact matches if it matches all fields."""
+    """A filter of facts. A fact matches if it fits all fields."""
 
     types: Collection[MemoryType] | None = None
-    """The types of facts; all if left out."""
+    """Only facts of these types; all types if left out."""
     session_id: str | None = None
-    """Facts from this session."""
+    """Only facts from this session."""
     turn_index: int | None = None
-    """Facts from a turn with this index."""
+    """Only facts from a turn with this index."""
     as_of: float | None = None
-    """Facts that existed at this time, in seconds since the epoch, and were not superseded by then. None for now."""
+    """Only facts that existed at this time, in seconds since the epoch, and were not yet superseded. If None, facts
+    that are not superseded now."""
     superseded: bool = False
-    """Whether superseded facts match too."""
+    """Whether superseded facts match as well."""
     used_since: float | None = None
-    """Facts that were put, changed, superseded or touched at this time or later."""
+    """Only facts that were put, changed, superseded or touched at this time or later."""
     live_at: float | None = None
-    """Facts that have not expired by this time, in seconds since the epoch, and, without `as_of`, are not resolved. If
-    None, expired and resolved facts match too."""
+    """Only facts that have not expired by this time, in seconds since the epoch, and that, without `as_of`, are not
+    resolved. If None, expired and resolved facts match as well."""
 
 
 ALL = FactFilter()
-"""All that holds now."""
+"""All facts that are not superseded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """An item and its owner."""
+    """A stored item and its owner."""
 
     user_id: str
     agent: str | None
-    """None for items of all of the user's agents, as all semantic items are."""
+    """The agent that owns the item; None if all of the user's agents see it, as they see every semantic item."""
     item: MemoryItem
 
 
@@ -54,40 +55,43 @@ class Fact:
 class FactStore(Protocol):
     """Durable storage of memory items. `memory/longterm/items/conformance.py` has its laws; run them on your own store.
 
-    An item belongs to a user, and one that is not semantic to the scope's agent if the scope names one. A scope sees
-    what is the user's and what is its agent's, nothing of another's; its session plays no part. Every verb is one
-    transaction; a cancelled call may have been carried out or not, never in part. Items come out as they went in,
-    without blocks and score. Verbs raise `StoreError` if the store cannot be reached, read or written.
+    A semantic item belongs to the scope's user. Any other item belongs to the scope's agent or, if the scope names no
+    agent, to the user. A scope sees the items of its user and of its agent, and no others; its session plays no part.
+    Each call is one transaction: a cancelled call was carried out completely or not at all. An item is returned as it
+    was put, without blocks and score. All methods raise `StoreError` if the store cannot be reached, read or written.
     """
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
-        """Make items durable, all on return or none; return the ids of those that are new, in order.
+        """Store all of these items or none; return the ids of the new ones, in order. They are durable on return.
 
-        The user's items that are there already, and those that were deleted, stay as they are: a call may be repeated,
-        also late.
+        An item whose id the user has, or has deleted, is not changed. So a call may be repeated at any later time.
 
         Args:
-            at: when they were last used, in seconds since the epoch; now if left out. See `sweep`.
+            at: the time of their last use, in seconds since the epoch; now if left out. See `sweep`.
 
         Raises:
-            InvalidMemoryError: an item cannot be kept; nothing is written.
+            InvalidMemoryError: an item is invalid; nothing is written.
         """
 
     async def get(self, scope: Scope, ids: Collection[str]) -> dict[str, MemoryItem]:
-        """Return those of these items that the scope sees, superseded ones too, by id."""
+        """Return the items with these ids that the scope sees, superseded ones included, by id."""
 
     async def query(
         self, scope: Scope, which: FactFilter = ALL, *, cursor: str | None = None, limit: int = 100
     ) -> Page[MemoryItem]:
-        """Return up to `limit` items that the scope sees, newest first; equal times by insertion, newest first.
+        """Return a page of items that the scope sees, the newest first; of equally old items the last inserted first.
+
+        Args:
+            cursor: the cursor of the previous page; None for the first page.
+            limit: the most items of the page.
 
         Raises:
-            InvalidInputError: the limit is below 1, or the cursor is not one of a page.
-            CorruptRecordError: one cannot be read; names it.
+            InvalidInputError: the limit is below 1, or the cursor is invalid.
+            CorruptRecordError: an item cannot be read; the error names it.
         """
 
     async def count(self, scope: Scope, which: FactFilter = ALL) -> int:
-        """Return how many items the scope sees."""
+        """Return how many items match that the scope sees."""
 
     async def update(
         self,
@@ -99,86 +103,88 @@ class FactStore(Protocol):
         type: MemoryType | None = None,
         **changes: Unpack[ItemChanges],
     ) -> bool:
-        """Change the given fields of an item that the scope sees; return whether the item exists.
+        """Change the given fields of an item that the scope sees; return whether it exists and is not superseded.
 
-        One that becomes semantic is its user's then, and one that ceases to be the scope's agent's. What was superseded
-        is history, and stays. A name or topic that the old text has and the new one does not is taken away: `changed`.
+        A superseded item is history and is not changed. An item whose type becomes semantic belongs to the user from
+        then on; one whose type ceases to be semantic belongs to the scope's agent. A name or topic that occurs only in
+        the old text is removed with that text: see `changed`.
 
         Args:
-            at: the time of it, kept as `updated_at`.
+            at: the time of the change, in seconds since the epoch, stored as `updated_at`.
 
         Raises:
-            InvalidMemoryError: it could not be kept, or nothing is given; nothing is written.
+            InvalidMemoryError: the changed item would be invalid, or no change is given; nothing is written.
         """
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """Pin or unpin an item that the scope sees; return whether it exists and is not superseded.
 
-        Changes nothing else of it. What was superseded is history, and stays.
+        Nothing else of it changes. A superseded item is history and is not changed.
         """
 
     async def supersede(self, scope: Scope, id: str, item: MemoryItem) -> bool:
-        """Replace an item that the scope sees by `item`; return whether it is replaced now.
+        """Supersede an item that the scope sees by `item`; return whether `item` supersedes it on return.
 
-        The old one is kept: it held until the new one was created, and was used then. False if it is not there, was
-        superseded by another, or the new one was deleted; nothing is written then. May be repeated.
+        The old item stays as history: it was valid until the creation of the new one, which counts as its last use.
+        Returns False, and writes nothing, if the old item does not exist or was superseded by another one, or if the
+        new item was deleted before. A call may be repeated.
 
         Raises:
-            InvalidMemoryError: the item cannot be kept, has the old one's id, or no time; nothing is written.
+            InvalidMemoryError: the new item is invalid, has the old one's id, or has no time; nothing is written.
         """
 
     async def delete(self, scope: Scope, ids: Collection[str]) -> list[str]:
-        """Delete those of these items that the scope sees, superseded ones too; return their ids.
+        """Delete the items with these ids that the scope sees, superseded ones included; return their ids.
 
-        An id that nobody has yet is deleted too: an item that is given under it later, as by a repeated flush, is not
-        kept, for `BURIED_S`. What a deleted item stood in the place of takes over its end, whichever agent's it is: it
-        holds again, or was superseded when, and by which, the deleted one was. `purge` and `sweep` see to that too.
+        Deleted ids, and ids that do not exist yet, are refused by `put` for `BURIED_S`, so a repeated flush does not
+        bring a deleted item back. An item that a deleted one superseded, of whichever agent, takes over the end of the
+        deleted one: it is valid again, or is superseded by what superseded the deleted one. All of this applies to
+        `purge` and `sweep` too.
         """
 
     async def purge(self, user_id: str, *, session_id: str | None = None, turn_index: int | None = None) -> list[str]:
-        """Delete all of a user's items, or those from a session or a turn of it, of every agent; return their ids.
+        """Delete all items of a user, or of one session or turn, of all agents; return their ids.
 
         Raises:
-            InvalidInputError: a turn without its session.
+            InvalidInputError: a turn is given without its session.
         """
 
     async def touch(self, user_id: str, ids: Collection[str], at: float, *, counts: bool = False) -> None:
-        """Record that the user's items with these ids were used at this time, unless later. Unknown ids are ignored.
+        """Record that the user's items with these ids were used at this time. Unknown ids are ignored.
 
-        Changes nothing that is read back but `uses`. An item that was used at this time or later is not counted, so a
-        call may be repeated.
+        An item that was used at this time or later is not changed, so a call may be repeated.
 
         Args:
-            counts: whether `uses` of each is raised by one.
+            at: the time of the use, in seconds since the epoch.
+            counts: whether `uses` of each item is raised by one.
         """
 
     async def sweep(self, before: float, *, types: Collection[MemoryType] | None = None, limit: int = 1000) -> int:
-        """Delete up to `limit` items, of all users, that were last used before this time; return how many.
+        """Delete up to `limit` items of all users that were last used before this time; return how many.
 
-        The longest unused first, superseded ones too; as `delete` does, so they do not come back. Again until it
-        returns 0.
+        The longest unused items go first, superseded ones included. Call it until it returns 0. See `delete`.
 
         Args:
-            types: only those; all if left out.
+            types: only items of these types; all if left out.
         """
 
     async def scan(self, user_id: str | None = None, *, cursor: str | None = None, limit: int = 1000) -> Page[Fact]:
-        """Return up to `limit` facts of a user, or of all, in the order in which they were put, superseded ones too.
+        """Return a page of the facts of a user, or of all users, in the order of insertion, superseded ones included.
 
-        For those who copy, convert or index everything. What is put meanwhile may be among them or not.
+        For callers that copy, convert or index everything. Facts that are put meanwhile may be missing.
         """
 
     async def close(self) -> None:
-        """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
+        """Close connections and files. A second call does nothing; any other method then raises StoreClosedError."""
 
 
 def owner_of(scope: Scope, type: MemoryType) -> str | None:
-    """Return the agent that an item of this type belongs to; None for all of the user's."""
+    """Return the agent that owns a new item of this type; None if all of the user's agents see it."""
     return None if type.category is MemoryCategory.SEMANTIC else scope.agent
 
 
 def owner_after(scope: Scope, agent: str | None, before: str, after: MemoryType) -> str | None:
-    """Return the agent that an item belongs to after a change of its type, which was that of an agent or of all."""
+    """Return the agent that owns an item after a change of its type, given its agent and type before."""
     stays = before not in SEMANTIC and after not in SEMANTIC
     return agent if stays else owner_of(scope, after)
 
@@ -187,10 +193,10 @@ SEMANTIC = frozenset(kind for kind in MemoryType if kind.category is MemoryCateg
 
 
 BURIED_S = 90 * 86_400.0
-"""How long a store knows the ids of deleted items, so that what is given again under them is not kept, in seconds.
+"""How long a store knows the ids of deleted items and refuses items with these ids, in seconds.
 
-Who gives an item late is a session whose process was lost before it had noted that it gave it: it does so when somebody
-next uses the session. After so long nobody is expected to, and what was deleted would else add up for ever.
+A session whose process was lost may save an item again, when somebody next uses the session. Ids are dropped after this
+time, since they would accumulate otherwise.
 """
 
 
@@ -217,21 +223,21 @@ End: TypeAlias = tuple[float | None, str | None]
 """The time when an item was superseded, and the id of the item that replaced it."""
 
 HOLDS: End = (None, None)
-"""The end of an item that was not superseded."""
+"""The end of an item that is not superseded."""
 
 
 def end_without(ends: Mapping[str, End], id: str, successor: str) -> End:
-    """Return the end of an item whose successor is deleted: that of the successor, or of whose end that was.
+    """Return the new end of an item whose successor is deleted: the end of the first successor that stays.
 
     Args:
-        ends: those of all that is deleted at once, by id.
+        ends: the ends of all items that are deleted together, by id.
     """
     at, by = ends[successor]
     for _ in ends:
         if by is None or by not in ends:
             return HOLDS if by == id else (at, by)
         at, by = ends[by]
-    return HOLDS  # they stood in each other's places
+    return HOLDS  # the deleted items superseded each other
 
 
 async def all_items(facts: FactStore, scope: Scope, which: FactFilter = ALL) -> list[MemoryItem]:
@@ -259,10 +265,10 @@ _PAGE = 1000
 
 
 def kept(scope: Scope, item: MemoryItem) -> MemoryItem:
-    """Return the item as it is stored: without blocks and score.
+    """Return the item as it is stored: checked, and without blocks and score.
 
     Raises:
-        InvalidMemoryError: it cannot be.
+        InvalidMemoryError: the item is invalid.
     """
     try:
         check_id("user", scope.user_id)
@@ -273,14 +279,14 @@ def kept(scope: Scope, item: MemoryItem) -> MemoryItem:
         for text in (item.text, item.topic or "", item.name or "", *aliases):
             text.encode()
         if not all(name.strip() for name in (*aliases, *([] if item.name is None else [item.name]))):
-            raise ValueError("a name of it is blank")
+            raise ValueError("its name or an alias is blank")
         if item.status not in get_args(Status):
-            raise ValueError(f"its status {item.status!r} is none of {', '.join(get_args(Status))}")
+            raise ValueError(f"its status is {item.status!r}: must be {' or '.join(get_args(Status))}")
         times = (item.created_at, item.updated_at or 0.0, item.superseded_at or 0.0, item.expires_at or 0.0)
         if isinstance(item.uses, bool) or not isinstance(item.uses, int) or item.uses < 0:
-            raise ValueError(f"its uses {str(item.uses)[:_SHOWN]} are no number of times")
+            raise ValueError(f"uses={str(item.uses)[:_SHOWN]}: must be a whole number from 0")
         if not all(map(math.isfinite, times)):
-            raise ValueError("a time of it is not finite")
+            raise ValueError("a time is not finite")
         if not item.text.strip():
             raise ValueError("its text is blank")
         return replace(item, type=MemoryType(item.type), aliases=aliases, **_OF_RECALL)
@@ -289,27 +295,27 @@ def kept(scope: Scope, item: MemoryItem) -> MemoryItem:
 
 
 _OF_RECALL: Mapping[str, Any] = {"blocks": (), "score": None, "words": (), "passage": None, "memory": None}
-"""The fields of an item that are not stored: those for `remember`, and those that a recall sets."""
+"""Fields of an item that are not stored: the input of `remember`, and the results of a recall."""
 
 
 def _list(names: Sequence[str] | str) -> Sequence[str]:
     if isinstance(names, str):
-        raise TypeError("its aliases are a text and no list of texts")  # each letter would be one
+        raise TypeError("its aliases are one text: pass a list of texts")  # each letter would be an alias
     return names
 
 
 def check_change(
     scope: Scope, id: str, text: str | None, type: MemoryType | None, *, at: float, changes: ItemChanges
 ) -> tuple[MemoryType | None, ItemChanges]:
-    """Return the type that an item is to have, if one is given, and what else of it is to be changed, as it is kept.
+    """Return the new type of an item, None if it stays, and the other changes, as they are stored.
 
     Raises:
-        InvalidMemoryError: it could not be kept, or nothing is given.
+        InvalidMemoryError: the changed item would be invalid, or no change is given.
     """
     more = cast(dict[str, Any], changes)
     try:
         if text is None and type is None and not more:
-            raise ValueError("nothing is to be changed: give a text, a type or another part of it")
+            raise ValueError("no change was given: pass a text, a type or another field")
         if unknown := more.keys() - ItemChanges.__annotations__.keys():
             raise ValueError(f"{', '.join(sorted(unknown))} cannot be changed")
         given = "text" if text is None else text
@@ -324,10 +330,10 @@ def check_change(
 
 
 def changed(item: MemoryItem, text: str | None, type: MemoryType | None, at: float, changes: ItemChanges) -> MemoryItem:
-    """Return the item with the given changes, made at a time.
+    """Return the item with the given changes, made at this time.
 
-    Its name and aliases go if the old text has one of them and the new text has none, and its topic likewise: they
-    were of what the item does not say any more, and it would be found by them still. Those that are given stay.
+    If the old text contains the name or an alias and the new text contains none of them, the name and aliases are
+    removed, since the item would still be found by them. The same applies to the topic. Given values stay.
     """
     text = item.text if text is None else text
     names = () if item.name is None else (item.name,)
@@ -340,74 +346,57 @@ def changed(item: MemoryItem, text: str | None, type: MemoryType | None, at: flo
 
 
 def _stale(names: Collection[str], before: str, after: str) -> bool:
-    """Return whether the old text has one of these names and the new text has none."""
+    """Return whether the old text contains one of these names and the new text contains none."""
     said, says = (f" {' '.join(map(stem, words(text)))} " for text in (before, after))
     phrases = [f" {' '.join(map(stem, words(name)))} " for name in names]
     return any(phrase in said for phrase in phrases) and not any(phrase in says for phrase in phrases)
 
 
 def check_successor(scope: Scope, id: str, item: MemoryItem) -> MemoryItem:
-    """Return the item as it is stored when it replaces another.
+    """Return the item as it is stored when it supersedes the one with this id.
 
     Raises:
-        InvalidMemoryError: it cannot be kept, has the other's id, or no time.
+        InvalidMemoryError: the item is invalid, has this id, or has no time.
     """
     item = kept(scope, item)
     if item.id == id:
-        raise InvalidMemoryError(id[:_SHOWN], "it cannot supersede itself: give it an id of its own, or use update()")
+        raise InvalidMemoryError(id[:_SHOWN], "an item cannot supersede itself: use another id, or update()")
     if not item.created_at:
-        raise InvalidMemoryError(item.id[:_SHOWN], "what supersedes needs created_at: the other held until then")
+        raise InvalidMemoryError(item.id[:_SHOWN], "created_at is missing: the superseded item is valid until then")
     return item
-
-
-def texts_in(value: object) -> list[str]:
-    """Return a list of texts that was read; raises TypeError if it is something else."""
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise TypeError("what should be a list of texts is not")
-    return value
-
-
-def status_of(value: object) -> Status:
-    """Return a status that was read, of which none is that of most; raises ValueError if it is something else."""
-    for status in get_args(Status):
-        if value == status:
-            return cast(Status, status)
-    if value is not None:
-        raise ValueError(f"{value!r} is no status")
-    return "active"
 
 
 def check_turn(session_id: str | None, turn_index: int | None, ids: Collection[str] | None = None) -> None:
     """Raise InvalidInputError if a turn is given without its session or together with ids."""
     if turn_index is not None and session_id is None:
-        raise InvalidInputError("turn_index", turn_index, "pass the session_id of the turn too")
+        raise InvalidInputError("turn_index", turn_index, "pass the session_id of the turn as well")
     if turn_index is not None and ids is not None:
         raise InvalidInputError("turn_index", turn_index, "pass either ids or a turn")
 
 
 def parse_position(cursor: str | None) -> int:
-    """Return the position of a cursor of `scan`; 0 for none.
+    """Return the position that a cursor of `scan` stands for; 0 for None.
 
     Raises:
-        InvalidInputError: it is not a cursor.
+        InvalidInputError: the cursor is invalid.
     """
     if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) <= _POSITION_DIGITS):
-        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the page before, unchanged")
+        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of the previous page, unchanged")
     return int(cursor or 0)
 
 
 _POSITION_DIGITS = 18
-"""The number of values of an 8-byte key."""
+"""Digits that always fit in an 8-byte key."""
 
 
 _SHOWN = 80
-"""The most characters of an id in an error message, since ids may be long."""
+"""The most characters of an id in an error message."""
 
 
 def _check_names(*names: str | None) -> None:
-    """Raise ValueError if a database could not hold one of them as it is."""
+    """Raise ValueError if a database could not store one of these ids unchanged."""
     for name in names:
         if name is not None and ("\0" in name or not name.strip()):
-            raise ValueError(f"{name[:_SHOWN]!r} is no id: it is blank, or has a NUL in it")
+            raise ValueError(f"{name[:_SHOWN]!r} is not an id: it is blank or contains NUL")
         if name is not None:
             name.encode()

@@ -1,4 +1,4 @@
-"""Facts in the memory of this process."""
+"""`InMemoryFacts`: facts in the memory of this process."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class _Row:
 
 
 class InMemoryFacts:
-    """Keeps facts while the process lives. No method awaits anything, so each is atomic on its event loop."""
+    """Stores facts until the process ends. No method awaits anything, so each is atomic on its event loop."""
 
     def __init__(self) -> None:
         self._users: dict[str, dict[str, _Row]] = {}
-        """Rows by item id, by user."""
+        """The rows by user id and item id."""
         self._deleted: OrderedDict[bytes, float] = OrderedDict()
-        """When, by digest; the first that was deleted first."""
+        """The times of deletions by digest, the oldest first."""
         self._order = itertools.count(1)
         self._closed = False
 

@@ -6,15 +6,14 @@ import json
 import math
 import struct
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 from turnwise.errors import ConfigError, CorruptRecordError
 from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.ids import digest_of
-from turnwise.memory.conversation.spans import Span
-from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
 from turnwise.memory.longterm.items.base import (
     ALL,
     SEMANTIC,
@@ -27,9 +26,8 @@ from turnwise.memory.longterm.items.base import (
     kept,
     owner_of,
     parse_position,
-    status_of,
-    texts_in,
 )
+from turnwise.memory.longterm.items.records import changeable, fields_of, item_of
 from turnwise.memory.longterm.items.redis_scripts import KEYS, SCRIPTS
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
@@ -39,21 +37,21 @@ from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encod
 class RedisFacts(RedisDatabase):
     """Keeps facts in Redis, 6.2 or later. See `RedisDatabase` for their durability.
 
-    A fact is found by a digest of its user's id and its own; ids, texts and times are JSON. All keys share a hash tag,
-    since verbs that go over all users are transactions too: on a cluster, the facts of a prefix are on one node.
+    The key of a fact is a digest of its user's id and its own id; ids, texts and times are JSON. All keys share a hash
+    tag, since calls for all users are transactions too. So on a cluster, all facts of a prefix are on one node.
 
-    What a filter leaves out is looked at, so `query`, `count` and `purge` cost what the user has. A fact that cannot
-    be read can be deleted by a `purge` of its user, which returns its digest for its id.
+    Filters are applied after reading, so `query`, `count` and `purge` cost O(all facts of the user). A fact that cannot
+    be read can be deleted by a `purge` of its user, which returns its digest in place of its id.
 
     Args:
-        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
-        prefix: what the keys begin with; stores of different prefixes share a database and see nothing of each other.
-        timeout_s: how long to wait for a connection, and for an answer, before a StoreError.
-        connections: the most connections at once; who finds none waits.
+        url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with the options of redis-py.
+        prefix: the prefix of all keys. Stores with different prefixes in one database do not see each other's facts.
+        timeout_s: how long to wait for a connection, and for an answer, before a StoreError, in seconds.
+        connections: the most connections at once; further calls wait for one.
 
     Raises:
-        StoreURLError: the URL names no Redis, or the client is not installed.
-        ConfigError: a setting is out of its range.
+        StoreURLError: the URL is not of Redis, or the client is not installed.
+        ConfigError: a setting is out of range.
     """
 
     scripts = SCRIPTS
@@ -100,7 +98,9 @@ class RedisFacts(RedisDatabase):
             ((fact, _),) = self._facts(found)
             item = changed(fact.item, text, kind, at, more)
             parts = [
-                part for name, value in _about(item).items() for part in (name, "" if value is None else f"={value}")
+                part
+                for name, value in _strings(changeable(item)).items()
+                for part in (name, "" if value is None else f"={value}")
             ]
             first = (_agent(scope), _json(item.text), float(at), kind or "", _kinds(SEMANTIC))
             args = (*first, found[1], found[2], *map(encode, parts))
@@ -144,7 +144,7 @@ class RedisFacts(RedisDatabase):
         return await self._run(name, keys, args, again=again)
 
     def _facts(self, found: Sequence[Any]) -> Iterator[tuple[Fact, int]]:
-        """Yield the facts that a script has shown, each with its number of insertion."""
+        """Yield the facts that a script returned, each with its number of insertion."""
         for digest, raw, text in zip(found[::3], found[1::3], found[2::3], strict=True):
             try:
                 yield _read(digest.decode(), raw, text)
@@ -157,7 +157,7 @@ _MANY = 2**52
 """A limit above any possible number of facts."""
 
 _CHANGED_MEANWHILE = 2
-"""What the script of an update returns if the fact is another than the one that was read for it."""
+"""The script of an update returns this if the fact has changed since it was read for the update."""
 
 
 def _digest(user_id: str, id: str) -> str:
@@ -176,7 +176,7 @@ def _agent(scope: Scope) -> bytes:
 def _used(at: float | None) -> float:
     used = time.time() if at is None else float(at)
     if math.isnan(used):
-        raise ConfigError("at", at, "is no time")
+        raise ConfigError("at", at, "is not a time")
     return used
 
 
@@ -215,72 +215,35 @@ def _filters(scope: Scope, which: FactFilter, cursor: str | None, limit: int) ->
 
 
 def _row(scope: Scope, item: MemoryItem) -> tuple[Argument, ...]:
-    """Return what a script adds an item by."""
-    source = item.source
+    """Return the arguments by which a script adds an item."""
     successor = "" if item.superseded_by is None else _digest(scope.user_id, item.superseded_by)
-    values = {
-        "user": scope.user_id,
-        "agent": owner_of(scope, item.type),
-        "id": item.id,
-        "type": str(item.type),
-        "session": source.session_id,
-        "turn": None if source.turn_index is None else str(int(source.turn_index)),
-        "spans": _json(source.spans) if source.spans else None,
-        "created_at": str(float(item.created_at)),
-        "updated_at": None if item.updated_at is None else str(float(item.updated_at)),
-        "superseded_at": None if item.superseded_at is None else str(float(item.superseded_at)),
-        "superseded_by": item.superseded_by,
-        "successor": successor or None,
-        **_about(item),
-        "pinned": "1" if item.pinned else None,
-        "uses": str(item.uses) if item.uses else None,
-    }
+    owned = {"user": scope.user_id, "agent": owner_of(scope, item.type), "successor": successor or None}
+    values = owned | _strings(fields_of(item))
     fact = _json({name: value for name, value in values.items() if value is not None})
     return _digest(scope.user_id, item.id), fact, _json(item.text), _sortable(item.created_at), successor
 
 
-def _about(item: MemoryItem) -> dict[str, str | None]:
-    """Return what may be changed of an item beside its text and type."""
+def _strings(fields: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return fields of an item as the scripts name them, all values as text."""
     return {
-        "topic": item.topic,
-        "name": item.name,
-        "aliases": _json(item.aliases) if item.aliases else None,
-        "expires_at": None if item.expires_at is None else str(float(item.expires_at)),
-        "status": None if item.status == "active" else item.status,
+        _SHORT.get(name, name): None if value is None else "1" if value is True else str(value)
+        for name, value in fields.items()
     }
 
 
+_SHORT = {"session_id": "session", "turn_index": "turn"}
+
+
 def _read(digest: str, raw: bytes, text: bytes) -> tuple[Fact, int]:
-    """Return a fact and its number of insertion; raises ValueError, TypeError or KeyError if it is not one."""
+    """Return a fact and its number of insertion; raise ValueError, TypeError or KeyError if the record is damaged."""
     fact, said = json.loads(raw), json.loads(text)
     if not (isinstance(fact, dict) and all(isinstance(value, str) for value in (said, *fact.values()))):
-        raise TypeError("what should be text is not")
+        raise TypeError("a value is not text")
     place, number = fact["place"][:-16], int(fact["place"][-16:])
-    if _digest(fact["user"], fact["id"]) != digest or place != _tag(fact["user"]) + _sortable(
-        float(fact["created_at"])
-    ):
+    expected = _tag(fact["user"]) + _sortable(float(fact["created_at"]))
+    if _digest(fact["user"], fact["id"]) != digest or place != expected:
         raise ValueError(f"fact {fact['id']!r} of user {fact['user']!r} has another place")
-    item = MemoryItem(
-        id=fact["id"],
-        text=said,
-        type=MemoryType(fact["type"]),
-        topic=fact.get("topic"),
-        source=Source(
-            session_id=fact.get("session"),
-            turn_index=int(fact["turn"]) if "turn" in fact else None,
-            spans=tuple(Span(str(log), int(at), int(end)) for log, at, end in json.loads(fact.get("spans", "[]"))),
-        ),
-        created_at=float(fact["created_at"]),
-        updated_at=float(fact["updated_at"]) if "updated_at" in fact else None,
-        superseded_at=float(fact["superseded_at"]) if "superseded_at" in fact else None,
-        superseded_by=fact.get("superseded_by"),
-        name=fact.get("name"),
-        aliases=tuple(texts_in(json.loads(fact.get("aliases", "[]")))),
-        expires_at=float(fact["expires_at"]) if "expires_at" in fact else None,
-        status=status_of(fact.get("status")),
-        pinned="pinned" in fact,
-        uses=int(fact.get("uses", "0")),
-    )
+    item = item_of(fact | {name: fact.get(short) for name, short in _SHORT.items()}, said)
     return Fact(fact["user"], fact.get("agent"), item), number
 
 

@@ -1,18 +1,18 @@
 """The scripts of `RedisFacts`. Each is one transaction, and checks everything before it writes.
 
-What is kept, under keys of one hash tag, so that on a cluster they are on one node:
+The keys have one hash tag, so that on a cluster they are on one node:
 
-    items      hash    digest of user and id -> the fact as JSON, all of its values strings, but not its text
+    items      hash    digest of user id and item id -> the fact without its text, as JSON in which all values are texts
     texts      hash    digest -> the text as JSON
-    times      sorted  place and digest, by name: the facts of a user in order of time, then of insertion
-    order      sorted  digest by number of insertion
-    used       sorted  digest by time of last use
-    successors sorted  digest of a successor and digest of what it superseded, by name
-    deleted    set     digests of what was deleted by an earlier turnwise, which move to `buried` by and by
-    buried     sorted  digests of what was deleted by the time of that, in seconds since the epoch
+    times      sorted  place and digest, by name: the facts of a user by time, then by insertion
+    order      sorted  digests by number of insertion
+    used       sorted  digests by time of last use
+    successors sorted  digest of a successor and digest of the fact that it superseded, by name
+    deleted    set     digests of facts deleted by an earlier version, which move to `buried` in small steps
+    buried     sorted  digests of deleted facts by time of deletion, in seconds since the epoch
     last       number  of the last insertion
 
-A place is the user's digest, the time in 16 digits that sort as it does, and the number of insertion in 16.
+A place is the user's digest, the time as 16 digits that sort like times, and the number of insertion as 16 digits.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ local function bury(digest, fact)
 end
 
 local function forget(digest, place, fact)
-  redis.call('HDEL', items, digest) -- first: a Redis that is out of memory lets a script that has begun so go on
+  redis.call('HDEL', items, digest) -- first: when memory is full, Redis allows a script that begins with a deletion
   bury(digest, fact)
   redis.call('HDEL', texts, digest)
   redis.call('ZREM', times, place .. digest)

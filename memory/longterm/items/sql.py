@@ -13,8 +13,7 @@ from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.ids import digest_of
-from turnwise.memory.conversation.spans import Span
-from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
+from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope
 from turnwise.memory.longterm.items.base import (
     ALL,
     BURIED_S,
@@ -30,9 +29,8 @@ from turnwise.memory.longterm.items.base import (
     owner_after,
     owner_of,
     parse_position,
-    status_of,
-    texts_in,
 )
+from turnwise.memory.longterm.items.records import changeable, fields_of, item_of
 from turnwise.memory.longterm.items.sql_schema import SCHEMA, deleted, facts
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.stores.base import Page, check_limit, cursor_of, parse_cursor
@@ -40,23 +38,23 @@ from turnwise.memory.stores.sql.database import insert_into
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 
 _AT_ONCE = 500
-"""The most rows named in a statement, since databases limit the values of a statement."""
+"""The most rows that a statement names, since databases limit the values of a statement."""
 
 
 class SQLFacts(SecureDeleteDatabase):
-    """Keeps facts in its own tables through SQLAlchemy Core.
+    """Stores facts in tables of their own, through SQLAlchemy Core. A pickle has the settings, with the URL's password.
 
-    Those who write a user's facts wait for each other, so that of a put and a deletion at once none undoes the other.
-    What is deleted from a file of SQLite is overwritten there, and its log emptied, unless another process is reading;
-    PostgreSQL overwrites it by and by, with its vacuum. Pickles as its settings, with the URL's password if it has one.
+    Writers of one user's facts wait for each other, so a put and a deletion at the same time do not undo each other.
+    Deleted data in a SQLite file is overwritten, and the log is emptied unless another process is reading. PostgreSQL
+    overwrites it later, when it vacuums.
 
     Args:
-        url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`; it may be that of a session store.
-        lock_timeout_s: how long to wait for another process's transaction on SQLite before a StoreError.
+        url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`; may be the URL of a session store.
+        lock_timeout_s: how long to wait for another process's transaction on SQLite before a StoreError, in seconds.
         connections: the most connections to PostgreSQL at once.
 
     Raises:
-        StoreURLError: the URL names no database that can be used here.
+        StoreURLError: the URL is not of a database that can be used here.
     """
 
     schema = SCHEMA
@@ -108,7 +106,8 @@ class SQLFacts(SecureDeleteDatabase):
             row = self._one(connection, scope, id)
             if row is None or row.superseded_at is not None:
                 return False
-            values = {**_content(changed(_read(row), text, kind, at, more)), "updated_at": at}
+            item = changed(_read(row), text, kind, at, more)
+            values = {"text": to_json(item.text), "updated_at": at} | _columns(changeable(item))
             if kind is not None:
                 values.update(type=str(kind), agent=owner_after(scope, row.agent, row.type, kind))
             connection.execute(sa.update(facts).where(facts.c.key == row.key).values(used=max(row.used, at), **values))
@@ -190,13 +189,13 @@ class SQLFacts(SecureDeleteDatabase):
         select = _UNREAD.where(*unused).order_by(facts.c.used, facts.c.key).limit(check_limit(limit))
 
         def sweep(connection: sa.Connection) -> int:
-            self._lock_user(connection, "")  # nobody's id: one sweeps at a time, so that each finds what is left
+            self._lock_user(connection, "")  # no user has this id: it makes sweeps wait for each other
             found = connection.execute(select).all()
             for user in {row.user_id for row in found}:
                 self._lock_user(connection, user)
             gone: dict[str, list[sa.Row[Any]]] = {}
             for keys in _chunks([row.key for row in found]):
-                # Again: some may have been used before their users were locked.
+                # Selected again, since some may have been used before their users were locked.
                 for row in connection.execute(_UNREAD.where(facts.c.key.in_(keys), *unused)):
                     gone.setdefault(row.user_id, []).append(row)
             for user, rows in gone.items():
@@ -217,7 +216,7 @@ class SQLFacts(SecureDeleteDatabase):
 
     @staticmethod
     def _page(scope: Scope, which: FactFilter, cursor: str | None, limit: int) -> sa.Select[Any]:
-        """Select one row more than are wanted, newest first."""
+        """Select the newest rows after the cursor, one more than the limit."""
         time, key = facts.c.created_at, facts.c.key
         select = sa.select(facts).where(*_seen(scope), *_filters(which))
         if cursor is not None:
@@ -228,13 +227,13 @@ class SQLFacts(SecureDeleteDatabase):
     # Within a transaction
 
     def _one(self, connection: sa.Connection, scope: Scope, id: str) -> sa.Row[Any] | None:
-        """Return and lock the row of an item that the scope sees. The lock lasts until the transaction ends."""
+        """Lock the user until the transaction ends; return the row of an item that the scope sees."""
         self._lock_user(connection, scope.user_id)
         return next(_rows(connection, sa.select(facts).where(*_seen(scope)), scope.user_id, [id]), None)
 
     @staticmethod
     def _add(connection: sa.Connection, scope: Scope, items: Sequence[MemoryItem], used: float) -> list[str]:
-        """Insert the new items; return their ids. The caller holds the user's lock, so that they stay new."""
+        """Insert the new items; return their ids. The caller has locked the user."""
         new: dict[bytes, MemoryItem] = {}
         for item in items:
             new.setdefault(digest_of(scope.user_id, item.id), item)
@@ -250,7 +249,7 @@ class SQLFacts(SecureDeleteDatabase):
     def _forget(
         self, connection: sa.Connection, user_id: str, rows: Sequence[Any], missing: Sequence[str] = ()
     ) -> None:
-        """Delete these rows of a user; also record the deletion of unknown ids. The caller holds the user's lock."""
+        """Delete these rows of a user, and record the deletion of missing ids too. The caller has locked the user."""
         for chunk in _chunks(rows):
             connection.execute(sa.delete(facts).where(facts.c.key.in_([row.key for row in chunk])))
         insert = insert_into(deleted, connection.dialect).on_conflict_do_nothing()
@@ -271,7 +270,7 @@ class SQLFacts(SecureDeleteDatabase):
 _UNREAD = sa.select(
     *(facts.c[name] for name in ("key", "digest", "user_id", "agent", "id", "superseded_at", "superseded_by"))
 )
-"""Only the columns that a deletion needs, so that unreadable items can be deleted."""
+"""Selects only the columns that a deletion needs, so that unreadable items can be deleted."""
 
 
 def _chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -282,9 +281,9 @@ def _chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
 def _rows(
     connection: sa.Connection, select: sa.Select[Any], user_id: str, ids: Collection[str]
 ) -> Iterator[sa.Row[Any]]:
-    """Yield the rows of a user's items of these ids."""
+    """Yield the rows of a user's items with these ids."""
     for digests in _chunks([digest_of(user_id, name) for name in ids]):
-        # All at once: an error about a row would else keep the transaction open for as long as it is kept itself.
+        # All at once: a traceback would otherwise keep the cursor, and so the transaction, open.
         yield from connection.execute(select.where(facts.c.digest.in_(digests))).all()
 
 
@@ -318,62 +317,21 @@ def _filters(which: FactFilter) -> list[sa.ColumnElement[bool]]:
 
 
 def _row(scope: Scope, digest: bytes, item: MemoryItem) -> dict[str, Any]:
-    return {
-        "digest": digest,
-        "user_id": scope.user_id,
-        "agent": owner_of(scope, item.type),
-        "id": item.id,
-        "type": str(item.type),
-        "session_id": item.source.session_id,
-        "turn_index": item.source.turn_index,
-        "spans": to_json(item.source.spans or None),
-        "created_at": float(item.created_at),
-        "updated_at": item.updated_at,
-        "superseded_at": item.superseded_at,
-        "superseded_by": item.superseded_by,
-        "pinned": item.pinned or None,
-        "uses": item.uses or None,
-        **_content(item),
-    }
+    owned = {"digest": digest, "user_id": scope.user_id, "agent": owner_of(scope, item.type)}
+    return owned | {"text": to_json(item.text)} | _columns(fields_of(item))
 
 
-def _content(item: MemoryItem) -> dict[str, Any]:
-    """Return what it says, what it is found by beside that, and how long."""
-    return {
-        "text": to_json(item.text),
-        "topic": to_json(item.topic),
-        "name": to_json(item.name),
-        "aliases": to_json(item.aliases or None),
-        "expires_at": item.expires_at,
-        "status": None if item.status == "active" else item.status,
-    }
+def _columns(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of these fields. Free text is JSON, since PostgreSQL text cannot hold NUL."""
+    return fields | {name: to_json(fields[name]) for name in ("topic", "name")}
 
 
 def _read(row: sa.Row[Any]) -> MemoryItem:
     try:
-        return MemoryItem(
-            id=row.id,
-            text=_text(row.text),
-            type=MemoryType(row.type),
-            topic=None if row.topic is None else _text(row.topic),
-            name=None if row.name is None else _text(row.name),
-            aliases=tuple(texts_in(json.loads(row.aliases or "[]"))),
-            source=Source(
-                session_id=row.session_id,
-                turn_index=row.turn_index,
-                spans=tuple(
-                    Span(str(log), int(start), int(stop)) for log, start, stop in json.loads(row.spans or "[]")
-                ),
-            ),
-            created_at=row.created_at,
-            updated_at=row.updated_at,
-            superseded_at=row.superseded_at,
-            superseded_by=row.superseded_by,
-            expires_at=row.expires_at,
-            status=status_of(row.status),
-            pinned=bool(row.pinned),
-            uses=int(row.uses or 0),
-        )
+        fields = row._asdict()
+        for name in ("topic", "name"):
+            fields[name] = None if fields[name] is None else _text(fields[name])
+        return item_of(fields, _text(row.text))
     except (ValueError, TypeError) as error:
         raise CorruptRecordError(f"fact {row.id!r} of user {row.user_id!r}", why_unreadable(error)) from None
 

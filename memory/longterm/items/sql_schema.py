@@ -1,7 +1,7 @@
 """The tables of `SQLFacts`, for every SQL database.
 
-What a fact says is JSON text, as PostgreSQL cannot hold NUL otherwise. A user's item is found by a digest of both ids:
-of fixed size, however long they are, and it tells nothing where it stays behind for what was deleted.
+Free text is stored as JSON, since PostgreSQL text cannot hold NUL. The key of an item is a digest of the user's id and
+its own id: it has a fixed size, and the digests of deleted items reveal neither id.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ facts = Table(
     Column("superseded_by", Text),
     Column("used", Double, nullable=False),
     Column("name", Text),
-    Column("aliases", Text),  # a JSON list; none if there are none
+    Column("aliases", Text),  # a JSON list; NULL if empty
     Column("expires_at", Double),
-    Column("status", Text),  # none if it is active
-    Column("pinned", Boolean),  # none if nobody has pinned it
-    Column("uses", BigInteger),  # none if none were counted
+    Column("status", Text),  # NULL if active
+    Column("pinned", Boolean),  # NULL if not pinned
+    Column("uses", BigInteger),  # NULL for 0
     Index("turnwise_facts_created", "user_id", "created_at", "key"),
     Index("turnwise_facts_session", "user_id", "session_id", "created_at", "key"),
     Index("turnwise_facts_superseded", "user_id", "superseded_by"),
     Index("turnwise_facts_used", "used", "key"),
-    sqlite_autoincrement=True,  # so that a deleted item's place in the order is not given again
+    sqlite_autoincrement=True,  # so that the key of a deleted item is not used again
 )
 
 deleted = Table(
     "turnwise_facts_deleted",
     tables,
     Column("digest", LargeBinary, primary_key=True),
-    Column("at", Double),  # none if it was deleted under version 1
+    Column("at", Double),  # NULL if deleted by schema version 1
     Index("turnwise_facts_deleted_at", "at"),
 )

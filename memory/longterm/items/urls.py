@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def open_facts(url: str) -> FactStore:
-    """Return a store of facts for the URL, which may be that of a session store, or of a Redis.
+    """Return the fact store for a URL, which may be the URL of a session store or of Redis.
 
-    Imports and connects as `open_store` does.
+    Imports the driver, so call it off the event loop. The store connects at first use.
 
     Raises:
-        StoreURLError: the URL is of no known scheme, or its driver is not installed.
+        StoreURLError: the scheme is unknown, or its driver is not installed.
     """
     if is_redis(url):
         from turnwise.memory.longterm.items.redis import RedisFacts

@@ -14,7 +14,8 @@ from turnwise.memory.conversation.corrupt_records import UNDECODABLE, why_unread
 from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.base import BURIED_S, HOLDS, end_without, owner_of, status_of, texts_in
+from turnwise.memory.longterm.items.base import BURIED_S, HOLDS, end_without, owner_of
+from turnwise.memory.longterm.items.records import status_of, texts_in
 from turnwise.memory.longterm.retention import Expiry
 from turnwise.memory.longterm.types import MemoryType
 

@@ -233,5 +233,5 @@ def item_id(spans: Spans, blocks: Sequence[Block]) -> str:
 
     It includes a digest of the blocks' content, since logs of another store may have the same numbers.
     """
-    held = hashlib.sha256("\n".join(map(encode, blocks)).encode()).hexdigest()[:16]
-    return ",".join(f"{log}:{start}-{stop}" for log, start, stop in spans) + f"~{held}"
+    content = hashlib.sha256("\n".join(map(encode, blocks)).encode()).hexdigest()[:16]
+    return ",".join(f"{log}:{start}-{stop}" for log, start, stop in spans) + f"~{content}"

@@ -1,4 +1,4 @@
-"""A search of files for the bytes of texts, of which it knows fingerprints only. Run as a program: see `search`."""
+"""Searches files for deleted texts, of which it gets only fingerprints. `search` runs this file as a program."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
-    os.nice(10)  # others wait for nothing that this does
+    os.nice(10)  # a low priority, since nobody waits for the result
 
 import numpy as np
 
 LEAST = 5
-"""So many bytes a text must have, in UTF-8, to be searched for: fewer are in any file by chance."""
+"""Shorter texts, in bytes of UTF-8, are not searched for, since they occur in any file by chance."""
 
 STRETCH = 100
-"""How many characters are searched for at once: a database cuts longer texts up."""
+"""Texts are searched for in pieces of this many characters, since databases split long texts over pages."""
 
 LINE = 20
-"""From so many characters on a line of a text is searched for by itself."""
+"""Lines of a text with at least this many characters are also searched for separately."""
 
 _CHUNK = 32 << 20
 _ANCHOR = 8
@@ -34,19 +34,20 @@ _CODE, _BITS, _FACTOR = 32, 20, 0x9E3779B97F4A7C15
 
 
 class Print(NamedTuple):
-    """The fingerprint of bytes that are looked for: enough to know them when they are met, and not what they are."""
+    """The fingerprint of bytes to search for. It identifies the bytes where they occur, but does not reveal them."""
 
     width: int
-    """How many bytes of them are looked at first."""
+    """How many of the bytes are compared first."""
     at: int
-    """Where these begin."""
+    """The offset of the bytes that are compared first."""
     length: int
+    """The number of all bytes."""
     code: int
-    """Of those that are looked at first, 32 bits."""
+    """A 32-bit hash of the bytes that are compared first."""
     digest: str
-    """Of all."""
+    """A digest of all bytes."""
     is_json: bool
-    """Whether they are a text within JSON, other than the text itself."""
+    """Whether the bytes are the text as JSON escapes it, which differs from the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,31 +57,31 @@ class Part:
     path: str
     start: int = 0
     stop: int | None = None
-    """The end of the file, if left out."""
+    """None for the end of the file."""
     pages: Sequence[int] | None = None
-    """Of a file of SQLite: only what is free in these pages, from 1. What is in use there belongs to what it keeps."""
+    """Search only the free space of these pages of a SQLite file, counted from 1, and not the rows that it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search came upon."""
+    """The result of a search."""
 
     files: int
-    """How many were searched."""
+    """How many files were searched."""
     pieces: dict[str, list[str]]
-    """The pieces of texts that were found, each with the files that it stands in."""
+    """The pieces of texts that were found, each with the files that contain it."""
     unread: list[str]
-    """Files that could not be read, and why."""
+    """The files that could not be read, each with the reason."""
 
 
 def search(parts: Iterable[Part], prints: Iterable[Print], salt: bytes) -> Found:
-    """Look for the bytes of these prints in parts of files. O(the parts); blocks.
+    """Search parts of files for the bytes of these prints: O(size of the parts). Blocks.
 
-    What a SQLite file says of its own tables does not count. The files are read by another process: as long as one has
-    a database open, it must not close the file otherwise, since its locks would be gone.
+    Texts that also occur in the schema of a SQLite file do not count. A separate process reads the files, because a
+    process loses SQLite's locks on a database when it closes the same file.
 
     Raises:
-        OSError: there can be no other process, or it failed.
+        OSError: the process cannot be started, or it failed.
     """
     asked = {"parts": [asdict(part) for part in parts], "prints": list(prints), "salt": salt.hex()}
     if not asked["parts"]:
@@ -94,7 +95,7 @@ def search(parts: Iterable[Part], prints: Iterable[Print], salt: bytes) -> Found
 
 
 def parts_of(paths: Iterable[Path], pages: Mapping[Path, Collection[int]] | None = None) -> list[Part]:
-    """Return the files, and all files in folders, as they are now; of some only pages."""
+    """Return the existing files and all files in folders, at their current size; of some files only these pages."""
     pages = pages or {}
     return [
         Part(path=str(file), pages=sorted(pages[file]))
@@ -106,13 +107,13 @@ def parts_of(paths: Iterable[Path], pages: Mapping[Path, Collection[int]] | None
 
 
 def prints_of(texts: Iterable[str], salt: bytes) -> list[Print]:
-    """Return the prints of all pieces of these texts, in all forms that they may have in a file."""
+    """Return the prints of all pieces of these texts, in all forms in which a file may contain them."""
     wanted = {piece for text in texts for piece in pieces(text)}
     return sorted({print_of(form, salt, is_json=is_json) for piece in wanted for form, is_json in forms(piece).items()})
 
 
 def print_of(needle: bytes, salt: bytes, *, is_json: bool = False) -> Print:
-    """Return the print of some bytes; others have another for each salt."""
+    """Return the print of some bytes, which depends on the salt."""
     width = min(_ANCHOR, len(needle))
     at = (len(needle) - width) // 2
     number = int.from_bytes(needle[at : at + width], "little") ^ int.from_bytes(salt[:8], "little")
@@ -121,7 +122,7 @@ def print_of(needle: bytes, salt: bytes, *, is_json: bool = False) -> Print:
 
 
 def pieces(text: str) -> set[str]:
-    """Return what to look for so that a text is found, also if only a part of it is there, or a line."""
+    """Return the pieces to search for, so that a part or a line of the text is found as well."""
     lines = [line for line in text.splitlines() if len(line) >= LINE]
     return {piece for part in (text, *lines) for piece in _stretches(part) if len(piece.encode()) >= LEAST}
 
@@ -133,19 +134,19 @@ def _stretches(text: str) -> Iterator[str]:
 
 
 def forms(piece: str) -> dict[bytes, bool]:
-    """Return the bytes that a text may be in a file: as it is, or within JSON of either kind, for which it says so."""
+    """Return the bytes that a text may be in a file, plain or as JSON escapes it; True if they are JSON only."""
     escaped = (json.dumps(piece, ensure_ascii=each)[1:-1] for each in (True, False))
     return {form.encode(): form != piece for form in (*escaped, piece)}
 
 
 class Needles:
-    """Byte strings that are looked for all at once, by their prints."""
+    """Searches data for many byte strings at once, by their prints."""
 
     def __init__(self, prints: Iterable[Print], salt: bytes) -> None:
         self._salt = salt
         self.longest = 1
         self._of: dict[int, dict[int, list[Print]]] = {}
-        """The prints by width and code."""
+        """The prints by width, then by code."""
         for each in prints:
             self.longest = max(self.longest, each.length)
             self._of.setdefault(each.width, {}).setdefault(each.code, []).append(each)
@@ -155,7 +156,7 @@ class Needles:
             self._tables[width][codes >> np.uint64(_CODE - _BITS)] = True
 
     def within(self, data: bytes) -> set[tuple[bytes, bool]]:
-        """Return those that are in the data, and whether they are JSON."""
+        """Return the byte strings that occur in the data, each with whether it is JSON."""
         found: dict[Print, bytes] = {}
         padded = data + bytes(_ANCHOR)
         for offset in range(_ANCHOR if self._of else 0):
@@ -184,14 +185,14 @@ def _digest(needle: bytes, salt: bytes) -> str:
 def _search(parts: Iterable[Part], needles: Needles) -> Found:
     found: dict[str, list[str]] = {}
     unread = []
-    told = []
+    schemas = []
     searched = set()
     for part in parts:
         try:
             there = _within(part, needles)
-            told.append(_told_of_tables(Path(part.path)))
+            schemas.append(_schema_text(Path(part.path)))
         except FileNotFoundError:
-            continue  # a log that was emptied meanwhile
+            continue  # a log that was removed meanwhile
         except OSError as error:
             unread.append(f"{part.path}: {error.strerror}")
             continue
@@ -200,7 +201,7 @@ def _search(parts: Iterable[Part], needles: Needles) -> Found:
             piece = json.loads(f'"{needle.decode()}"') if is_json else needle.decode()
             if part.path not in found.setdefault(piece, []):
                 found[piece].append(part.path)
-    known = "\n".join(told)
+    known = "\n".join(schemas)
     return Found(len(searched), {piece: files for piece, files in found.items() if piece not in known}, unread)
 
 
@@ -214,7 +215,7 @@ def _within(part: Part, needles: Needles) -> set[tuple[bytes, bool]]:
     with Path(part.path).open("rb") as opened:
         if part.pages is not None:
             return needles.within(b"".join(_free_of(opened, part.pages)))
-        at = opened.seek(max(part.start - needles.longest, 0))  # what begins in the part before, too
+        at = opened.seek(max(part.start - needles.longest, 0))  # a text may begin in the previous part
         before = b""
         while data := opened.read(_CHUNK if part.stop is None else min(_CHUNK, part.stop - at)):
             at += len(data)
@@ -230,20 +231,20 @@ _INNER_INDEX, _INNER_TABLE, _INDEX, _TABLE = 2, 5, 10, 13
 
 
 def _free_of(opened: Any, pages: Sequence[int]) -> Iterator[bytes]:
-    """Yield these pages, with what is in use blanked."""
+    """Yield these pages, with the space in use blanked."""
     head = opened.read(100)
     size = int.from_bytes(head[16:18], "big")
     size = 65536 if size == 1 else size
     for number in pages if head[: len(_MAGIC)] == _MAGIC else ():
         opened.seek((number - 1) * size)
         page = bytearray(opened.read(size))
-        with suppress(IndexError):  # it is being written: then what is in use is searched, too
+        with suppress(IndexError):  # the page is being written: then the space in use is searched as well
             _blank_cells(page, 100 if number == 1 else 0, size - head[20])
         yield bytes(page)
 
 
 def _blank_cells(page: bytearray, head: int, usable: int) -> None:
-    """Blank the rows and keys of a page of a table or an index. What else a page may be is left as it is."""
+    """Blank the rows and keys of a table or index page. Pages of other kinds are not changed."""
     kind = page[head]
     if kind not in (_INNER_INDEX, _INNER_TABLE, _INDEX, _TABLE):
         return
@@ -258,7 +259,7 @@ def _blank_cells(page: bytearray, head: int, usable: int) -> None:
 def _cell_end(page: bytearray, at: int, kind: int, usable: int) -> int:
     if kind in (_INNER_INDEX, _INNER_TABLE):
         at += 4
-    payload, at = _number(page, at)  # of a table's inner page it is the key, and all
+    payload, at = _number(page, at)  # on an inner page of a table this is the key, and the end
     if kind == _INNER_TABLE:
         return at
     if kind == _TABLE:
@@ -272,7 +273,7 @@ def _cell_end(page: bytearray, at: int, kind: int, usable: int) -> int:
 
 
 def _number(page: bytearray, at: int) -> tuple[int, int]:
-    """Return the number that begins here, and where it ends."""
+    """Return the variable-length integer at this place, and where it ends."""
     number = 0
     for _ in range(8):
         number = number << 7 | page[at] & 0x7F
@@ -282,8 +283,8 @@ def _number(page: bytearray, at: int) -> tuple[int, int]:
     return number << 8 | page[at], at + 1
 
 
-def _told_of_tables(file: Path) -> str:
-    """Return what a SQLite file has in it that nobody said: its schema, and rows about tables and collections."""
+def _schema_text(file: Path) -> str:
+    """Return the text in a SQLite file that no user wrote: the schema, and rows about tables and collections."""
     with file.open("rb") as opened:
         if opened.read(len(_MAGIC)) != _MAGIC:
             return ""
@@ -293,7 +294,7 @@ def _told_of_tables(file: Path) -> str:
             names = [name for name, _ in schema if name in _ABOUT]
             rows = [row for name in names for row in connection.execute(f'SELECT * FROM "{name}"')]  # noqa: S608
     except sqlite3.Error:
-        return ""  # then nothing that is found is put down to it
+        return ""  # then no text counts as part of the schema
     return "\n".join(str(value) for row in (*schema, *rows) for value in row)
 
 

@@ -64,15 +64,15 @@ class Erasing(Scrubbing, Protocol):
 
 
 @runtime_checkable
-class Settling(Protocol):
-    """Methods of a memory that keeps more than the texts of items, such as vectors."""
+class Overwriting(Protocol):
+    """Methods of a memory that stores more than the texts of items, such as vectors."""
 
     async def keys(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
         """Return the keys of the data beside texts of the items that `forget` would delete with these arguments."""
 
-    async def settle(self, keys: Collection[str]) -> None:
+    async def overwrite(self, keys: Collection[str]) -> None:
         """Overwrite deleted data, and check that nothing with these keys is left: O(recent changes).
 
         Raises:
@@ -98,7 +98,7 @@ class Erasure:
     """The searched part of the data, from 0 to 1. Below 1, repeat the call for the current progress."""
 
 
-async def erase(  # noqa: PLR0911 - each outcome is told where it is known
+async def erase(  # noqa: PLR0911 - each outcome is returned where it is known
     memory: LongTermMemory,
     scope: Scope,
     ids: Collection[str] | None = None,
@@ -125,25 +125,25 @@ async def erase(  # noqa: PLR0911 - each outcome is told where it is known
     which: dict[str, Any] = {} if turn_index is None else {"turn_index": turn_index}
     if not isinstance(memory, Erasing):
         items = await memory.forget(scope, ids, **which)
-        return _unverified(items, f"{type(memory).__name__} does not say where it keeps what it is told")
+        return _unverified(items, f"{type(memory).__name__} does not say in which files it stores items")
     from turnwise.memory.longterm import byte_search  # whose numpy a process that erases nothing need not load
 
     try:
         texts = await memory.texts(scope, ids, **which) if texts is None else texts
     except CorruptRecordError as error:  # unreadable items can be deleted, but not searched for
         return _unverified(await memory.forget(scope, ids, **which), str(error))
-    keys = await memory.keys(scope, ids, **which) if isinstance(memory, Settling) else []
+    keys = await memory.keys(scope, ids, **which) if isinstance(memory, Overwriting) else []
     pages: dict[Path, set[int]] = {}
     with noting(pages):
         items = await memory.forget(scope, ids, **which)
     try:
-        if isinstance(memory, Settling):
-            await memory.settle(keys)
+        if isinstance(memory, Overwriting):
+            await memory.overwrite(keys)
         paths = memory.paths()
         if not paths:
-            return _unverified(items, "it is not kept in files of this machine, so nobody here can look")
+            return _unverified(items, "the data is not in files of this machine, so it cannot be searched")
         if await memory.texts(scope, ids, **which):
-            return _unverified(items, "it was given more meanwhile; forget it again")
+            return _unverified(items, "matching items were saved meanwhile; repeat the deletion")
         salt = secrets.token_bytes(16)
         prints = await asyncio.to_thread(byte_search.prints_of, texts, salt)
         logs = [path.with_name(f"{path.name}-{kind}") for path in pages for kind in ("wal", "journal")]

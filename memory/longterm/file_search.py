@@ -23,23 +23,21 @@ STEP_BYTES = 64 << 20
 """The most bytes that one step searches."""
 
 KEPT_S = 86_400.0
-"""How long the report of a finished search is kept, in seconds."""
+"""How long the report of a finished search is stored, in seconds."""
 
 
 class FileSearch:
-    """The texts to search for, and the progress. From `begin` on, both are in a state file beside the memory's first.
+    """A search for deleted texts. `begin` stores its progress in a state file beside the memory's first file.
 
-    The state file has salted fingerprints of the texts, and no text. After the search it has only the report, for calls
-    within the next day.
-
-    One process at a time may run a search: the one that owns the memory.
+    The state file contains salted fingerprints of the texts instead of the texts. After the search it contains only the
+    report, which further calls return for a day. Only the process that owns the memory may run a search.
 
     Args:
-        memory: a memory that keeps files.
+        memory: a memory with files.
         name: the name of the deletion: see `name_of`.
 
     Raises:
-        CorruptRecordError: its file cannot be read.
+        CorruptRecordError: the state file cannot be read.
     """
 
     def __init__(self, memory: Erasing, name: str) -> None:
@@ -51,7 +49,7 @@ class FileSearch:
             try:
                 self._state = json.loads(self._file.read_bytes())
             except ValueError as error:
-                why = f"{error}; delete it, and what it searched for is not searched for any more"
+                why = f"{error}; delete the file to abandon the search"
                 raise CorruptRecordError(f"file {self._file}", why) from error
 
     @property
@@ -61,7 +59,7 @@ class FileSearch:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether what it looks for is deleted, and there is more to be searched."""
+        """Whether the texts are deleted and some data is not searched yet."""
         return self._is_noted and bool(self._state["parts"])
 
     @property
@@ -69,7 +67,7 @@ class FileSearch:
         return bool(self._state.get("noted"))
 
     async def begin(self, texts: Collection[str]) -> None:
-        """Add texts to search for, before they are deleted. Parts searched before are searched again."""
+        """Add texts to search for, before they are deleted. All data is searched again."""
         before = self._state
         salt = bytes.fromhex(before["salt"]) if before else secrets.token_bytes(16)
         prints = await asyncio.to_thread(byte_search.prints_of, texts, salt)
@@ -100,11 +98,11 @@ class FileSearch:
         await self._write()
 
     async def step(self) -> None:
-        """Search some parts more. Where the end has come and something was found, have its files written anew, once.
+        """Search the next parts. At the end, rewrite the files in which texts were found, and search them once more.
 
         Raises:
-            StoreError: the memory cannot be asked, or its files not written anew; again.
-            OSError: nothing could be searched; again.
+            StoreError: the memory cannot be read, or its files cannot be rewritten. Call it again.
+            OSError: the search failed. Call it again.
         """
         state, parts = self._state, self._state["parts"]
         some = list(_first(parts))
@@ -125,7 +123,7 @@ class FileSearch:
             news |= {"rewritten": True, "found": [], "parts": [step for part in again for step in _cut(part)]}
         state |= news
         if self.is_through:
-            state["prints"] = []  # nobody needs to know any more
+            state["prints"] = []  # they are not needed any more
         await self._write()
 
     def report(self) -> Erasure:
@@ -146,7 +144,7 @@ class FileSearch:
         return replace(done, verified=not done.found and why is None, why=why, progress=1.0)
 
     async def _write(self) -> None:
-        """Have what is known on disk, all of it or what was there before."""
+        """Store the state durably. After a crash, the file has the new state or the previous one."""
         async with self._writing:
             await asyncio.to_thread(self._replace, json.dumps(self._state))
 
@@ -159,13 +157,13 @@ class FileSearch:
                 os.fsync(opened.fileno())
             fresh.replace(self._file)
         except OSError as error:
-            raise StoreError(f"the search of files cannot note how far it is in {self._file}: {error}") from error
+            raise StoreError(f"the search of files cannot store its progress in {self._file}: {error}") from error
 
 
 async def erase_and_search(
     memory: LongTermMemory, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
 ) -> Erasure:
-    """Do what `begin` does, and search to the end."""
+    """Call `begin`, and search to the end."""
     erasure, search = await begin(memory, scope, ids, turn_index=turn_index)
     while search is not None and search.is_under_way:
         await search.step()
@@ -186,9 +184,9 @@ async def begin(
     turn_index: int | None = None,
     search: FileSearch | None = None,
 ) -> tuple[Erasure, FileSearch | None]:
-    """Do what `erase` does, and begin to search all files; return the current report, and the search if there is one.
+    """Delete items as `erase` does, and begin a search of all files; return the report, and the search if there is one.
 
-    A search that was begun before continues: `search` if it is given, else the one that an earlier process left.
+    An unfinished search continues: `search` if given, else the one that an earlier process left.
     """
     which: dict[str, Any] = {} if turn_index is None else {"turn_index": turn_index}
     if not (isinstance(memory, Erasing) and memory.paths()):
@@ -202,7 +200,7 @@ async def begin(
 
 
 _Stretch = tuple[str, int, int]
-"""A file, and from where to where in it."""
+"""A file, and the start and stop of a part of it."""
 
 
 def _cut(part: Part) -> Iterator[_Stretch]:
@@ -225,7 +223,7 @@ def _size(_: str, start: int, stop: int) -> int:
 
 
 def _remove_old(files: Iterable[Path]) -> None:
-    """Remove the reports that are older than a day."""
+    """Remove reports that are older than `KEPT_S`."""
     for file in files:
         if time.time() - file.stat().st_mtime > KEPT_S and not json.loads(file.read_bytes())["prints"]:
             file.unlink()

@@ -52,7 +52,7 @@ class LexicalMemory:
         self._similarity = similarity
         self._facts = facts
         self._weights = weights
-        self._held: OrderedDict[str, tuple[Sequence[MemoryItem], UserIndex]] = OrderedDict()
+        self._cached: OrderedDict[str, tuple[Sequence[MemoryItem], UserIndex]] = OrderedDict()
         """Cached indexes of users' items from their last recall, the least recently used first."""
         self._retention = retention
         self._clock = clock
@@ -136,10 +136,10 @@ class LexicalMemory:
         from turnwise.memory.longterm.search.user_index import find, index_of
 
         user_index = self._user_index(scope, items) or index_of(items)
-        self._held[scope.user_id] = items, user_index
-        while len(self._held) > _USERS:
+        self._cached[scope.user_id] = items, user_index
+        while len(self._cached) > _USERS:
             with suppress(KeyError):
-                self._held.popitem(last=False)
+                self._cached.popitem(last=False)
         near = trouble = None
         if self._similarity is not None:
             try:
@@ -150,8 +150,8 @@ class LexicalMemory:
 
     def _user_index(self, scope: Scope, items: Sequence[MemoryItem]) -> UserIndex | None:
         """Return the user's cached index if it is of exactly these items; None otherwise."""
-        held = self._held.pop(scope.user_id, None)
-        return held[1] if held and held[0] == items else None
+        cached = self._cached.pop(scope.user_id, None)
+        return cached[1] if cached and cached[0] == items else None
 
     async def update(
         self,
@@ -166,17 +166,17 @@ class LexicalMemory:
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         check_turn(scope.session_id, turn_index, ids)
-        self.let_go(scope.user_id)
+        self.drop_cache(scope.user_id)
         if ids is not None:
             return len(await self._facts.delete(scope, ids))
         return len(await self._facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index))
 
-    def let_go(self, user_id: str) -> None:
-        """Drop everything cached of a user."""
-        self._held.pop(user_id, None)
+    def drop_cache(self, user_id: str) -> None:
+        """Drop the cached index of a user."""
+        self._cached.pop(user_id, None)
 
     async def close(self) -> None:
-        self._held.clear()
+        self._cached.clear()
         await self._uses.close()
         await self._facts.close()
 

@@ -58,11 +58,11 @@ class StaticMemory:
         self._items = () if isinstance(facts, FactStore) else _items(self._owner, facts)
         self._all_up_to = all_up_to
         self._weights = weights
-        self._held: tuple[Sequence[MemoryItem], UserIndex] | None = None
+        self._cached: tuple[Sequence[MemoryItem], UserIndex] | None = None
         """The cached index of the facts of the last recall."""
 
     def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"_held": None}
+        return vars(self) | {"_cached": None}
 
     @property
     def is_local(self) -> bool:
@@ -82,7 +82,7 @@ class StaticMemory:
         """Return a memory of the facts in a UTF-8 file, which is read once, now.
 
         A fact is a bullet or a numbered item of Markdown, with the lines that continue it, or a paragraph. In a file
-        without blank lines and bullets each line is one. Headings are the topics of what follows them.
+        without blank lines and bullets, each line is a fact. A heading is the topic of the facts below it.
 
         Args:
             topic: the topic of facts that are under no heading.
@@ -99,7 +99,7 @@ class StaticMemory:
             for number, (heading, fact) in enumerate(read_facts(text), 1)
         ]
         if not facts:
-            raise ConfigError("StaticMemory.from_file", str(path), "has no facts in it")
+            raise ConfigError("StaticMemory.from_file", str(path), "contains no facts")
         return cls(facts, all_up_to=all_up_to, weights=weights)
 
     def __repr__(self) -> str:
@@ -130,9 +130,9 @@ class StaticMemory:
     def _rank(self, query: str, items: Sequence[MemoryItem], limit: int) -> list[MemoryItem]:
         from turnwise.memory.longterm.search.user_index import find, index_of
 
-        if self._held is None or self._held[0] != items:
-            self._held = items, index_of(items)
-        return find(self._held[1], query, limit=limit, weights=self._weights)
+        if self._cached is None or self._cached[0] != items:
+            self._cached = items, index_of(items)
+        return find(self._cached[1], query, limit=limit, weights=self._weights)
 
     async def update(
         self,
@@ -157,7 +157,7 @@ class StaticMemory:
 
 
 def read_facts(text: str) -> list[tuple[str | None, str]]:
-    """Return the facts of a text, in order, each with the heading that it stands under."""
+    """Return the facts of a text in order, each with the heading above it."""
     lines = [line.rstrip() for line in text.splitlines()]
     is_list = not any(_BULLET.match(line) or _HEADING.match(line) for line in lines) and "" not in _trimmed(lines)
     found: list[tuple[str | None, list[str]]] = []
@@ -185,7 +185,7 @@ _RULE = re.compile(r"\s*([-*_=])(\s*\1){2,}\s*$")
 
 
 def _trimmed(lines: list[str]) -> list[str]:
-    """Return the lines without blank ones before the first and behind the last."""
+    """Return the lines without blank lines at the start and at the end."""
     filled = [at for at, line in enumerate(lines) if line]
     return lines[filled[0] : filled[-1] + 1] if filled else []
 
@@ -199,5 +199,5 @@ def _items(owner: Scope, facts: Iterable[str | MemoryItem]) -> tuple[MemoryItem,
         items.append(kept(owner, item))
     ids = [item.id for item in items]
     if twice := [each for each in ids if ids.count(each) > 1]:
-        raise ConfigError("StaticMemory.facts", twice[0], "is the id of two facts: a fact has one of its own")
+        raise ConfigError("StaticMemory.facts", twice[0], "is the id of two facts: give each fact its own id")
     return tuple(items)

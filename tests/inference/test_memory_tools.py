@@ -43,7 +43,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import ItemChanges, LongTermMemory, MemoryItem, Scope
-from turnwise.memory.longterm.extraction.input import material_of
+from turnwise.memory.longterm.extraction.input import input_of
 from turnwise.memory.longterm.extraction.schema import Limits
 from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
@@ -654,7 +654,7 @@ async def test_what_a_model_recalls_and_saves_is_no_material_for_facts() -> None
     outcome = await Acting(steps, memory).stage().run()
     assert outcome.turn and all(word in str(outcome.turn.blocks) for word in ("violet", "golden", "silver"))
     item = MemoryItem(id="turn", text="a turn", blocks=outcome.turn.blocks)
-    assert material_of([item], Limits()).lines == (("user", "go"), ("assistant", "done"))
+    assert input_of([item], Limits()).lines == (("user", "go"), ("assistant", "done"))
 
 
 async def test_a_run_has_its_desk_until_it_ends() -> None:

@@ -8,7 +8,7 @@ import pytest
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.extraction.grounding import Verdict, judge
-from turnwise.memory.longterm.extraction.input import material_of
+from turnwise.memory.longterm.extraction.input import input_of
 from turnwise.memory.longterm.extraction.schema import Candidate, Limits
 
 PROBES = [
@@ -26,8 +26,8 @@ def is_held_out(message: str, claim: str) -> bool:
 
 def is_taken(message: str, claim: str) -> bool:
     """Return whether it is kept as a fact under any type, with all of the message as evidence."""
-    material = material_of([MemoryItem(id="1", text="x", blocks=(User(text=message),))], Limits())
-    verdicts = [judge(Candidate(text=claim, type=kind, evidence=message), material, Limits()) for kind in KINDS]
+    messages = input_of([MemoryItem(id="1", text="x", blocks=(User(text=message),))], Limits())
+    verdicts = [judge(Candidate(text=claim, type=kind, evidence=message), messages, Limits()) for kind in KINDS]
     return any(isinstance(verdict, Verdict) and verdict.quote is None for verdict in verdicts)
 
 

@@ -269,6 +269,7 @@ async def test_vectors_of_the_forgotten_are_in_no_file_of_chroma(tmp_path: Path)
         for scope, count in ((ANN, 20), (BOB, 100)):
             of_them = [item(f"{at}-{each}", f"{scope.user_id} saw {new_id()} and {new_id()}") for each in range(count)]
             await memory.remember(scope, of_them)
+    await memory.flush()
     vectors = list(index.get(await memory.keys(ANN)).values())
     others = index.get(await memory.keys(BOB))
 
@@ -400,7 +401,7 @@ async def test_what_a_server_keeps_is_deleted_there_and_not_verified(tmp_path: P
         assert index.count() == 2
         erased = await erase(memory, ANN)
         assert erased == Erasure(items=1, files=0, found=(), verified=False, why=erased.why)
-        assert "not kept in files of this machine" in (erased.why or "")
+        assert "not in files of this machine" in (erased.why or "")
         assert index.count() == 1
         assert b"zyzzyva" not in (tmp_path / "memory.db").read_bytes()
         await memory.close()
@@ -437,11 +438,11 @@ async def test_memories_without_files_say_so(tmp_path: Path) -> None:
     assert await erase(StaticMemory(["a fact"]), ANN) == Erasure(items=0, files=0, found=(), verified=True)
     erased = await erase(Plain(), ANN)  # type: ignore[arg-type]
     assert (erased.items, erased.verified) == (3, False)
-    assert erased.why == "Plain does not say where it keeps what it is told"
+    assert erased.why == "Plain does not say in which files it stores items"
     memory = LexicalMemory(InMemoryFacts())
     await memory.remember(ANN, [item("1", "zyzzyva")])
     erased = await erase(memory, ANN)
-    assert (erased.items, erased.verified) == (1, False) and "not kept in files" in (erased.why or "")
+    assert (erased.items, erased.verified) == (1, False) and "not in files" in (erased.why or "")
     vectors = vector_memory(tmp_path, ChromaInMemory())
     await vectors.remember(ANN, [item("1", "zyzzyva")])
     erased = await erase_and_search(vectors, ANN)

@@ -22,7 +22,7 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Source
 from turnwise.memory.longterm.extraction.grounding import judge, quoted_in
-from turnwise.memory.longterm.extraction.input import material_of, may_tell, own_words
+from turnwise.memory.longterm.extraction.input import input_of, may_have_facts, own_words
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
 from turnwise.memory.longterm.extraction.reconcile import decide, nearest
 from turnwise.memory.longterm.extraction.schema import Action, Candidate, Limits, Refusal, parse
@@ -45,8 +45,8 @@ def known(id: str, text: str, **more: Any) -> MemoryItem:
 
 def verdict(said: str, text: str, evidence: str | None = None, *, type: str = "facts", before: str = "") -> str:
     blocks: list[AnyBlock] = [Text(text=before)] if before else []
-    material = material_of([item(*blocks, User(text=said))], LIMITS)
-    found = judge(Candidate(text=text, type=type, evidence=said if evidence is None else evidence), material, LIMITS)
+    messages = input_of([item(*blocks, User(text=said))], LIMITS)
+    found = judge(Candidate(text=text, type=type, evidence=said if evidence is None else evidence), messages, LIMITS)
     return str(found) if isinstance(found, Refusal) else "taken" if found.quote is None else f"said: {found.quote}"
 
 
@@ -62,9 +62,9 @@ def test_the_model_is_shown_what_both_said_as_lines_of_data_and_nothing_else() -
         Document(name="SECRET.txt", text="SECRET file"),
         Text(text="Graz is lovely."),
     )
-    material = material_of([item(*blocks, at=86400.0)], LIMITS)
+    messages = input_of([item(*blocks, at=86400.0)], LIMITS)
     system, user = request(
-        PROMPT, material, {"f1": known("real-id", "Has a dog </facts>", topic="pets"), "f2": known("2", "x" * 9999)}
+        PROMPT, messages, {"f1": known("real-id", "Has a dog </facts>", topic="pets"), "f2": known("2", "x" * 9999)}
     )
     assert isinstance(system, System) and system.text == PROMPT
     assert isinstance(user, User) and "SECRET" not in user.text and "real-id" not in user.text
@@ -82,9 +82,9 @@ def test_the_model_is_shown_what_both_said_as_lines_of_data_and_nothing_else() -
 def test_what_is_longest_is_cut_first() -> None:
     limits = Limits(max_shown_chars=4000)
     blocks = (User(text="I like figs."), User(text="x" * 10_000), Text(text="y" * 10_000), User(text="z" * 20_000))
-    material = material_of([item(*blocks)], limits)
-    assert [len(text) for _, text in material.lines] == [12, 1494, 1000, 1494]
-    assert material_of([], limits).lines == ()
+    messages = input_of([item(*blocks)], limits)
+    assert [len(text) for _, text in messages.lines] == [12, 1494, 1000, 1494]
+    assert input_of([], limits).lines == ()
 
 
 def test_what_was_recalled_is_not_the_users_own_word() -> None:
@@ -167,26 +167,26 @@ def test_what_is_too_long_to_be_quoted_whole_is_refused() -> None:
 def test_a_quotation_says_who_said_it_and_when_and_cannot_be_left() -> None:
     said = 'I don\'t eat meat," and "I keep bees'
     (found,) = decide(
-        [claim_of("Keeps bees", said)], material_of([item(User(text=said), at=9e8)], LIMITS), [], {}, LIMITS
+        [claim_of("Keeps bees", said)], input_of([item(User(text=said), at=9e8)], LIMITS), [], {}, LIMITS
     ).accepted
     text = found.candidate.text
     assert text == "On 9 July 1998 the user said: \"I don't eat meat,' and 'I keep bees\""
     assert quoted_in(text) == "I don't eat meat,' and 'I keep bees" and quoted_in("I don't eat meat") is None
     answered = item(Text(text='Where do you "live"?'), User(text="Graz"))
     (found,) = decide(
-        [claim_of("Lives in Graz", "Graz")], material_of([answered], LIMITS), [], {}, LIMITS, now=86_400.0
+        [claim_of("Lives in Graz", "Graz")], input_of([answered], LIMITS), [], {}, LIMITS, now=86_400.0
     ).accepted
     assert found.candidate.text == 'On 2 January 1970, asked "where do you \'live\'?", the user said: "Graz"'
     # what is known in the same words is the same, and so is the same on another day
     (bees,) = [known("bees", "I keep bees in Graz.")]
     other = item(User(text="I keep bees in Graz."))
     assert decide(
-        [claim_of("Keeps bees", "I keep bees in Graz.")], material_of([other], LIMITS), [bees], {}, LIMITS
+        [claim_of("Keeps bees", "I keep bees in Graz.")], input_of([other], LIMITS), [bees], {}, LIMITS
     ).again == {"bees"}
     known_one = known("q", found.candidate.text.replace("2 January 1970", "3 March 2020"))
-    assert decide(
-        [claim_of("Lives in Graz", "Graz")], material_of([answered], LIMITS), [known_one], {}, LIMITS
-    ).again == {"q"}
+    assert decide([claim_of("Lives in Graz", "Graz")], input_of([answered], LIMITS), [known_one], {}, LIMITS).again == {
+        "q"
+    }
 
 
 def claim_of(text: str, evidence: str, **values: Any) -> Candidate:
@@ -244,27 +244,27 @@ def test_an_answer_takes_its_meaning_from_the_question() -> None:
     assert verdict("Yes", "Lives in Graz", before="Does your sister live in Graz?") != "taken"
     assert verdict("Graz", "Lives in Graz", before="Where do you live?") == "said: Graz"
     blocks = (Text(text="Are you allergic to peanuts?"), User(text="Why?"), User(text="Yes"))
-    material = material_of([item(*blocks)], LIMITS)
-    assert judge(Candidate(text="Is allergic to peanuts", type="facts", evidence="Yes"), material, LIMITS) == (
+    messages = input_of([item(*blocks)], LIMITS)
+    assert judge(Candidate(text="Is allergic to peanuts", type="facts", evidence="Yes"), messages, LIMITS) == (
         "unsupported"
     )
 
 
 def test_nobody_need_be_asked_about_what_tells_nothing() -> None:
     for said in ("", "Hi!", "ok thanks, bye", "What's the weather?", "do i like figs", "Tell me a joke"):
-        material = material_of([item(User(text=said), Text(text="I like olives."))], LIMITS)
-        assert may_tell(material) is (said == "Tell me a joke")  # which might be an instruction
-    assert may_tell(material_of([item(User(text="Hi! I like figs."))], LIMITS))
-    assert may_tell(material_of([item(Text(text="Do you like figs?"), User(text="ok"))], LIMITS))
+        messages = input_of([item(User(text=said), Text(text="I like olives."))], LIMITS)
+        assert may_have_facts(messages) is (said == "Tell me a joke")  # which might be an instruction
+    assert may_have_facts(input_of([item(User(text="Hi! I like figs."))], LIMITS))
+    assert may_have_facts(input_of([item(Text(text="Do you like figs?"), User(text="ok"))], LIMITS))
 
 
 def test_a_fact_is_of_the_block_that_was_quoted() -> None:
-    material = material_of([item(User(text="Hi"), Text(text="Hi"), User(text="I like figs"))], LIMITS)
-    said = judge(Candidate(text="Likes figs", type="facts", evidence="I like figs"), material, LIMITS)
+    messages = input_of([item(User(text="Hi"), Text(text="Hi"), User(text="I like figs"))], LIMITS)
+    said = judge(Candidate(text="Likes figs", type="facts", evidence="I like figs"), messages, LIMITS)
     assert not isinstance(said, Refusal)
     assert said.said.source == Source(session_id="s", turn_index=2, spans=(Span("log", 5, 6),))
     elsewhere = MemoryItem(id="1", text="x", source=Source(spans=(Span("log", 0, 9),)), blocks=(User(text="I nap"),))
-    assert material_of([elsewhere], LIMITS).said[0].source == elsewhere.source
+    assert input_of([elsewhere], LIMITS).said[0].source == elsewhere.source
 
 
 @pytest.mark.parametrize(
@@ -308,14 +308,14 @@ def test_a_name_that_the_user_did_not_write_is_dropped_and_the_fact_is_kept(
 ) -> None:
     claim = {"text": "The user's dog is called Rex", "type": "facts", "evidence": "My dog is called Rex"}
     candidates = parse(json.dumps({"facts": [{**claim, "name": name, "aliases": aliases}]}))
-    (fact,) = decide(candidates, material_of([item(User(text=said))], LIMITS), [], {}, LIMITS).accepted
+    (fact,) = decide(candidates, input_of([item(User(text=said))], LIMITS), [], {}, LIMITS).accepted
     assert (fact.candidate.name, fact.candidate.aliases) == kept
 
 
 def test_a_name_of_another_turn_is_none_of_the_fact() -> None:
     items = [item(User(text="My dog is called Rex."), id="1"), item(User(text="Wuffi is a word."), id="2")]
     claim = claim_of("The user's dog is called Rex", "My dog is called Rex", name="Rex", aliases=("Wuffi",))
-    (fact,) = decide([claim], material_of(items, LIMITS), [], {}, LIMITS).accepted
+    (fact,) = decide([claim], input_of(items, LIMITS), [], {}, LIMITS).accepted
     assert (fact.candidate.name, fact.candidate.aliases) == ("Rex", ())
 
 
@@ -331,9 +331,9 @@ KNOWN = [known("id1", "Lives in Vienna", topic="home"), known("id2", "Has a brow
 
 
 def decided(*candidates: Candidate, max_facts: int = 16) -> tuple[list[tuple[str, str | None]], dict[str, int]]:
-    material = material_of([item(User(text=SAID))], LIMITS)
+    messages = input_of([item(User(text=SAID))], LIMITS)
     shown = {"f1": KNOWN[0], "f2": KNOWN[1]}
-    decision = decide(candidates, material, KNOWN, shown, Limits(max_facts=max_facts))
+    decision = decide(candidates, messages, KNOWN, shown, Limits(max_facts=max_facts))
     found = [(each.candidate.text, ",".join(old.id for old in each.instead_of) or None) for each in decision.accepted]
     return found, dict(decision.counts)
 
@@ -376,19 +376,19 @@ def test_the_same_fact_is_one() -> None:
         claim_of("Has a big brown dog named Rex", "I have a big brown dog named Rex", topic="pets"),
         claim_of("Has a dog named Rex", "I have a dog named Rex", topic="pets"),
     ]
-    decision = decide(claims, material_of([more], LIMITS), KNOWN, {}, LIMITS)
+    decision = decide(claims, input_of([more], LIMITS), KNOWN, {}, LIMITS)
     assert [each.instead_of for each in decision.accepted] == [(KNOWN[1],)]
     assert decision.counts == {"same": 1}
     # but for a no, which contradicts
     no = claim_of("Has no brown dog named Rex", "I have no brown dog named Rex", topic="pets")
-    (found,) = decide([no], material_of([more], LIMITS), KNOWN, {}, LIMITS).accepted
+    (found,) = decide([no], input_of([more], LIMITS), KNOWN, {}, LIMITS).accepted
     assert found.candidate == no and found.instead_of == (KNOWN[1],)
 
 
 def test_no_answer_gives_more_than_so_many_facts() -> None:
     said = [f"I own boat{number}." for number in range(1000)]
     many = [claim_of(text, text) for text in said]
-    decision = decide(many, material_of([item(User(text=" ".join(said)))], LIMITS), [], {}, Limits(max_facts=3))
+    decision = decide(many, input_of([item(User(text=" ".join(said)))], LIMITS), [], {}, Limits(max_facts=3))
     assert [each.candidate.text for each in decision.accepted] == said[:3]
     assert decision.counts == {"too_many": 997}
     found, counts = decided(*[moved(evidence="nowhere")] * 10_000, max_facts=3)
@@ -397,19 +397,19 @@ def test_no_answer_gives_more_than_so_many_facts() -> None:
 
 def test_the_nearest_facts_are_shown_then_the_newest() -> None:
     facts = [known(str(at), f"Owns boat {at}") for at in range(30)] + [known("rex", "Has a brown dog"), KNOWN[0]]
-    material = material_of([item(User(text=SAID))], LIMITS)
-    assert [each.id for each in nearest(material, facts, count=8, recent=4)] == ["rex", "id1", "0", "1"]
-    assert [each.id for each in nearest(material, facts, count=1, recent=0)] == ["rex"]
-    assert nearest(material, [], count=8, recent=24) == []
+    messages = input_of([item(User(text=SAID))], LIMITS)
+    assert [each.id for each in nearest(messages, facts, count=8, recent=4)] == ["rex", "id1", "0", "1"]
+    assert [each.id for each in nearest(messages, facts, count=1, recent=0)] == ["rex"]
+    assert nearest(messages, [], count=8, recent=24) == []
 
 
 @pytest.mark.parametrize("part", ["a.", "<a", '- [no date] (a, "', 'user "', "<a_memory", "ignore ", "?", ", "])
 def test_a_megabyte_of_anything_is_judged_in_no_time(part: str) -> None:
     text = part * (10**6 // len(part))
     start = time.process_time()
-    material = material_of([item(User(text=text), Text(text=text))], LIMITS)
+    messages = input_of([item(User(text=text), Text(text=text))], LIMITS)
     claim = Candidate(text=f"{part} Owns a boat", type="facts", evidence=(part * 3).strip())
-    decide([claim] * 10_000, material, [], {}, LIMITS)
+    decide([claim] * 10_000, messages, [], {}, LIMITS)
     assert time.process_time() - start < 5
 
 
@@ -420,9 +420,9 @@ def test_a_megabyte_of_anything_is_judged_in_no_time(part: str) -> None:
     ),
 )
 def test_whatever_is_said_and_claimed_is_judged(said: str, candidates: list[Candidate]) -> None:
-    material = material_of([item(User(text=said), Text(text=said))], LIMITS)
-    decision = decide(candidates, material, KNOWN, {}, LIMITS)
+    messages = input_of([item(User(text=said), Text(text=said))], LIMITS)
+    decision = decide(candidates, messages, KNOWN, {}, LIMITS)
     refused = sum(count for why, count in decision.counts.items() if why != "quoted")  # a quotation is accepted
     assert len(decision.accepted) + refused == len(candidates)
-    for line in request(PROMPT, material, {})[1].text.split("\n")[:-2]:  # type: ignore[union-attr]
+    for line in request(PROMPT, messages, {})[1].text.split("\n")[:-2]:  # type: ignore[union-attr]
         json.loads(line)

@@ -191,7 +191,7 @@ def test_a_file_is_read_when_the_memory_is_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policy.md'.*cannot be read: "):
         StaticMemory.from_file(path)
     path.write_text(" \n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="has no facts in it"):
+    with pytest.raises(ConfigError, match="contains no facts"):
         StaticMemory.from_file(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):

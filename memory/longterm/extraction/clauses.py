@@ -1,4 +1,4 @@
-"""Splits a text into clauses, and says which clauses are statements and what they are about."""
+"""Splits a text into clauses, and finds out which clauses are statements and what they are about."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnwise.memory.longterm.search.analyzer import stem, words
 from turnwise.memory.longterm.types import MemoryType
 
 ORDERS = (MemoryType.INSTRUCTIONS, MemoryType.WORKFLOW)
-"""The types of what a user may have asked for."""
+"""The types of facts that an instruction of the user may support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,16 @@ class Clause:
     stop: int
     states: bool
     """Whether it is a statement, not a question or a greeting."""
-    rules: bool
-    """Whether it is a statement when read as an instruction."""
+    instructs: bool
+    """Whether it is a statement or an instruction."""
     about: frozenset[str]
     """The stems of its words."""
     others: frozenset[str]
-    """Its words for other users."""
+    """The words in it that name other users."""
 
-    def tells(self, kind: MemoryType) -> bool:
-        return self.rules if kind in ORDERS else self.states
+    def may_support(self, kind: MemoryType) -> bool:
+        """Return whether the clause may support a fact of this type."""
+        return self.instructs if kind in ORDERS else self.states
 
 
 def clauses_of(text: str) -> Iterator[Clause]:
@@ -41,12 +42,12 @@ def clauses_of(text: str) -> Iterator[Clause]:
             ends.append(sentence.end())
         start = sentence.start()
         asks = bool(_ASKS.search(sentence[0]))
-        orders = gives_orders(sentence[0])
+        overrides = overrides_instructions(sentence[0])
         for end in ends:
             if part := text[start:end].strip():
                 about = subjects(part) - _SMALL_TALK
                 others = frozenset(match[0] for match in _OTHER_USER.finditer(part))
-                states = not orders and not (asks and end == ends[-1]) and _states(part, asks, bool(others))
+                states = not overrides and not (asks and end == ends[-1]) and _states(part, asks, bool(others))
                 mere = (
                     states and bool(_REQUEST.match(part)) and not (_FIRST_PERSON.search(part) or _LASTING.search(part))
                 )
@@ -55,26 +56,26 @@ def clauses_of(text: str) -> Iterator[Clause]:
 
 
 def sentences_of(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where the sentences of a `normal` text begin and end, in order. A line ends one."""
+    """Yield the start and stop of each sentence of a `normal` text, in order. A line break ends a sentence."""
     for sentence in _SENTENCE.finditer(text):
         if sentence[0].strip():
             yield sentence.span()
 
 
-def gives_orders(text: str) -> bool:
+def overrides_instructions(text: str) -> bool:
     """Return whether a `normal` text tries to override the assistant's instructions."""
     return _OVERRIDE.search(text) is not None
 
 
 def _states(text: str, asks: bool, of_others: bool) -> bool:
-    """Return whether it is no question, as far as words show, nor about another user; of many languages few show it."""
+    """Return whether a clause is neither a question nor about another user, as far as its words show."""
     if _OPEN_QUESTION.match(text) or (asks and _QUESTION.match(text)):
         return False
     return not of_others or bool(_FIRST_PERSON.search(text))
 
 
 _SENTENCE = re.compile(
-    r"(?:[^.!?\n。！？؟]|\.(?!\s|$))+(?:[.!?。！？؟]+[\"')\]]*|\n|$)|[.!?\n。！？؟]"  # noqa: RUF001 - as below
+    r"(?:[^.!?\n。！？؟]|\.(?!\s|$))+(?:[.!?。！？؟]+[\"')\]]*|\n|$)|[.!?\n。！？؟]"  # noqa: RUF001 - marks of other scripts
 )
 _MARK = re.compile(r"[,;:](?=\s|$)|[，；、：]|\s[-–—]+\s")  # noqa: RUF001 - the marks of other scripts
 _ASKS = re.compile(r"[?？؟][\"')\].!]*\s*$")  # noqa: RUF001
@@ -92,7 +93,7 @@ _OPEN_QUESTION = re.compile(
     r" (?:i|my|you|your|the|it|that|this)"
     r"|(?:do|does|did|is|are|am|was|were|can|could|would|will|should|have|has) (?:i|my|you|your|we|our))\b"
 )
-"""What is a question though nobody has put the mark."""
+"""Questions without a question mark."""
 _FIRST_PERSON = re.compile(r"\b(?:i|my|mine|we|our|ours|i'm|i've|i'd|i'll)\b")
 _LASTING = re.compile(
     r"\b(?:always|never|from now on|in (?:the )?future|every|whenever|each time|call me|remember|note|keep in mind"
@@ -115,7 +116,7 @@ _STOP = """
     what when where which whether while who whom whose why will with won would wouldn you your yours yourself yourselves
 """
 STOP_WORDS = frozenset(_STOP.split())
-"""What any English text has."""
+"""Words that occur in any English text."""
 
 _AGREEMENT = """
     yes yeah yep yup sure right exactly correct indeed true definitely absolutely ja genau oui si sim да はい 是 对 네
@@ -128,27 +129,27 @@ _TALK = """
 _SMALL_TALK = frozenset(stem(word) for word in _TALK.split())
 _FRAME = "user prefer like want name live work goal call current plan person"
 NEUTRAL = frozenset(stem(word) for word in _FRAME.split())
-"""What a sentence about somebody may say that the user said in another way."""
+"""Stems that a claim about the user may add to what the user said."""
 
 
 def subjects(text: str) -> frozenset[str]:
-    """Return what a text is about: stems of its words, without those that are in every text."""
+    """Return the stems of the words of a text, without stop words."""
     return frozenset(word if word in YES else stem(word) for word in words(text) if word not in STOP_WORDS)
 
 
 def normal(text: str) -> str:
-    """Return the text without differences of case, quotes and spaces; where a line ended there is a newline."""
+    """Return the text without differences of case, quotes and spaces, one line per line of the text."""
     return shown(text).casefold()
 
 
 def shown(text: str) -> str:
-    """Return the text without differences of quotes and spaces: what `normal` has, but in upper and lower case."""
+    """Return the text without differences of quotes and spaces, like `normal` but with its case."""
     text = unicodedata.normalize("NFKC", text).translate(_QUOTES)
     return "\n".join(line for part in text.splitlines() if (line := " ".join(part.split())))
 
 
 def flat(text: str) -> str:
-    """Return the `normal` text in one line."""
+    """Return the `normal` text on one line."""
     return " ".join(normal(text).split())
 
 
@@ -156,7 +157,7 @@ _QUOTES = str.maketrans(dict.fromkeys("‘’‚‛`´", "'") | dict.fromkeys("�
 
 
 def last_question(text: str) -> str:
-    """Return the question that a text ends with; empty if it ends with none."""
+    """Return the question at the end of a text; empty if there is none."""
     sentences = [sentence[0].strip() for sentence in _SENTENCE.finditer(text.strip())]
     sentences = [sentence for sentence in sentences if sentence]
     return sentences[-1] if sentences and _ASKS.search(sentences[-1]) else ""

@@ -2,13 +2,13 @@
 
 Two facts of one topic contradict each other in three cases, and in no other unless the model says so:
 
-- both say one of the few things of which a person has one at a time (`attribute_of`): where they live, what they are
-  called, whom they work for, their birthday, a favourite;
-- they differ in how many or when, and in nothing else: "has two cats", "has three cats";
-- one denies what the other says, in the same words: "eats meat", "does not eat meat".
+- both give different values of an attribute of which a person has one at a time (`attribute_of`): home, name,
+  employer, birthday, a favourite;
+- they differ only in a number or a date: "has two cats", "has three cats";
+- one negates the other in the same words: "eats meat", "does not eat meat".
 
-What a person may have several of stays side by side: likes, pets, allergies, languages. A rule cannot know of any other
-attribute whether it has one value, and a fact that is kept too long harms less than one that is lost.
+Attributes with several values do not contradict each other: likes, pets, allergies, languages. For any other attribute
+no rule can know whether it has one value, and storing a fact for too long harms less than losing one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def contradict(one: str, other: str, *, same_topic: bool) -> bool:
     """Return whether two facts cannot both be true.
 
     Args:
-        same_topic: whether both have the same topic. If a topic is missing, only what needs none is looked at: "moved
-            to the sea", "works at night" may be about anything.
+        same_topic: whether both have the same topic. If not, only comparisons that need no topic are made, since "moved
+            to the sea" or "works at night" may be about anything.
     """
     first, second = attribute_of(one), attribute_of(other)
     if first and second and first[0] == second[0]:
@@ -37,9 +37,9 @@ def contradict(one: str, other: str, *, same_topic: bool) -> bool:
 
 @lru_cache(maxsize=8192)
 def attribute_of(text: str) -> tuple[str, str, str] | None:
-    """Return which of the things of which a person has one a fact is about, its value, and in which way it is said.
+    """Return the single-valued attribute that a fact is about, its value, and "moved" if it is said as a move.
 
-    None if it is about none.
+    None if the fact is about no such attribute.
     """
     said = flat(text).strip(" .!")
     for language in LANGUAGES:
@@ -70,7 +70,7 @@ _HOME = (
     r"|(?:habite|vis|vit) (?:à|en|au)|(?:abito|abita|vivo|vive) (?:a|in)"
 )
 _PLACE = r"(?!(?:an?|the|my|his|her|their|our|eine?[mr]?|une?|un|una|uma?|een) )(?P<value>.+)"
-"""Not "a flat": who lives in one lives in a town, too."""
+"""Excludes "a flat": people who live in a flat live in a town as well."""
 _THING = (
     r"birthday|date of birth|age|address|e-?mail(?: address)?|phone(?: number)?|job|employer|home ?town|time ?zone"
     r"|native language|mother tongue|nationality|height|weight|shoe size|favou?rite [\w ]+?|lieblings\w+|geburtstag"
@@ -87,18 +87,18 @@ _FORMS = [
         ("own", rf"{_OWN} (?P<kind>{_THING}) {_IS} (?P<value>.+)"),
     )
 ]
-"""What is said of the user of which there is one. A fact has the same attribute in whichever form it is said."""
+"""The attributes of which a person has one value, in the forms in which they are said."""
 
 
 def _denies(one: str, other: str) -> bool:
-    """Return whether one is the other with a denial, and else word for word the same."""
+    """Return whether one is the negation of the other, and otherwise the same word for word."""
     (first, denied), (second, is_denied) = _plain(one), _plain(other)
     return denied is not is_denied and len(first) == len(second) > 0 and all(map(_is_same, first, second))
 
 
 @lru_cache(maxsize=8192)
 def _plain(text: str) -> tuple[tuple[str, ...], bool]:
-    """Return what a fact says without its subject and what denies it, and whether it is denied."""
+    """Return the words of a fact without its subject and negations, and whether it is negated."""
     said = re.sub(rf"^{_SUBJECT}", "", flat(text).strip(" .!"))
     said = re.sub(r"\bused to\b|\b(?:no|any) longer\b|\bany ?more\b", "not", said)
     words = [word for word in tokens(said) if word not in _IN_BETWEEN]
@@ -121,7 +121,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _differ_in_number(one: str, other: str) -> bool:
-    """Return whether they differ in numbers and dates, and in nothing else; the number of a thing is its name."""
+    """Return whether they differ only in numbers and dates. A number after a noun is a name: "boat 1"."""
     first, second = _plain(one)[0], _plain(other)[0]
     if len(first) != len(second) or _plain(one)[1] is not _plain(other)[1]:
         return False

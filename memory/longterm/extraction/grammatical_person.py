@@ -1,56 +1,54 @@
-"""Word lists per language that convert a first-person sentence to the third person; data for `support`.
+"""Word lists by which `support` compares the user's first-person sentence with a third-person claim, by language.
 
-A language that is not here is one that the rules do not know.
+Claims in other languages are not supported by any rule.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-
-SELF, OWN = "i", "my"
-"""The tokens that stand for what a first person and its possessive are called in any language."""
+from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
-    """The closed classes of words of a language, and how its verbs go from the first to the third person."""
+    """The function words of a language, and how its verbs change from the first to the third person."""
 
     name: str
     selves: frozenset[str]
-    """What a speaker is called as a subject."""
-    users: frozenset[tuple[str, ...]]
-    """What a claim calls the user as a subject, without articles."""
+    """The first-person subject pronouns."""
+    users: frozenset[str]
+    """The subjects that stand for the user in a claim, without articles."""
     persons: Mapping[str, frozenset[str]]
-    """Other words for the speaker, and what a claim has in their place. Possessives are among them."""
+    """Other first-person words, possessives included, and the third-person words for them in a claim."""
     possessives: frozenset[str]
-    """Those of them that a sentence on something of the speaker's begins with."""
+    """The possessives that may begin a sentence."""
     verbs: Mapping[str, frozenset[str]]
-    """Irregular verbs: from the first to the third person."""
+    """Irregular verbs: the third-person forms by first-person form."""
     third: Callable[[str], Iterable[str]]
-    """What the third person of a regular verb may be."""
+    """Returns the possible third-person forms of a regular verb."""
     articles: frozenset[str]
-    """Words that are left out of both before they are compared."""
+    """Words that are removed from both sentences before the comparison."""
     adverbs: frozenset[str]
-    """Words that may be left out anywhere, since nothing is more or less so without them."""
+    """Words that may be missing anywhere in the claim, since they do not change the meaning."""
     before: re.Pattern[str]
-    """What may stand before a sentence and change nothing of it."""
+    """Phrases that may precede a sentence without changing its meaning."""
     tails: re.Pattern[str]
-    """What the rest of a sentence may begin with that a claim leaves out."""
-    nots: frozenset[str]
-    """Words that a verb without a subject may follow."""
+    """The beginnings of a rest of the sentence that a claim may leave out."""
+    nots: frozenset[str] = frozenset()
+    """Negations that may precede a verb without a subject."""
     drops_subjects: bool = False
-    """Whether the form of a verb says whose it is."""
-    links: frozenset[str] = field(default_factory=frozenset)
-    """Between equals in a row."""
+    """Whether a sentence may have no subject, since the form of the verb shows the person."""
+    links: frozenset[str] = frozenset()
+    """Words between the parts of an enumeration."""
 
     def agrees(self, said: str, claimed: str) -> bool:
-        """Return whether the claim's word is the user's, or the same of another person."""
+        """Return whether the claim's word is the user's word, or its third-person form."""
         return said == claimed or claimed in self.persons.get(said, ()) or self.is_third(said, claimed)
 
     def is_third(self, said: str, claimed: str) -> bool:
-        """Return whether the claim's word is the third person of the user's verb."""
+        """Return whether the claim's word is the third-person form of the user's verb."""
         known = self.verbs.get(said)
         return claimed in known if known is not None else claimed in self.third(said)
 
@@ -100,7 +98,7 @@ _HE = "he,she,they,user"
 ENGLISH = Language(
     name="en",
     selves=word_set("i"),
-    users=frozenset({("user",), ("he",), ("she",), ("they",)}),
+    users=word_set("user he she they"),
     persons=_table(
         "me:him,her,them,user my:his,her,their,user's mine:his,hers,theirs myself:himself,herself,themself,themselves"
         f" i:{_HE} our:their us:them we:they"
@@ -117,7 +115,6 @@ ENGLISH = Language(
         "|thank you|from now on|in future|in the future|to be clear|i should mention|i should mention that"
     ),
     tails=re.compile(r"(?:, )?(?:and |because |since |so |with (?:my|our) |please$|thanks$|thank you$)"),
-    nots=frozenset(),
     links=word_set("and ,"),
 )
 _SEIN = {
@@ -127,7 +124,7 @@ _SEIN = {
 GERMAN = Language(
     name="de",
     selves=word_set("ich"),
-    users=frozenset((word,) for word in ("nutzer", "nutzerin", "benutzer", "benutzerin", "er", "sie", "user")),
+    users=word_set("nutzer nutzerin benutzer benutzerin er sie user"),
     persons=_SEIN | _table("mich:sich,ihn,sie mir:sich,ihm,ihr"),
     possessives=word_set("mein meine"),
     verbs=_table(
@@ -142,12 +139,11 @@ GERMAN = Language(
         "hallo|hi|guten tag|guten morgen|also|und|aber|übrigens|bitte|ja|nein|danke|bitte merke dir|zur info"
     ),
     tails=re.compile(r"(?:, )?(?:und |weil |seit |mit mein)"),
-    nots=frozenset(),
 )
 FRENCH = Language(
     name="fr",
     selves=word_set("je j'"),
-    users=frozenset({("utilisateur",), ("utilisatrice",), ("il",), ("elle",)}),
+    users=word_set("utilisateur utilisatrice il elle"),
     persons=_table("mon:son,mon ma:sa,ma mes:ses,mes me:se,le,la m':s',l' moi:lui,elle"),
     possessives=word_set("mon ma mes"),
     verbs=_table("suis:est ai:a vais:va peux:peut veux:veut"),
@@ -156,64 +152,61 @@ FRENCH = Language(
     adverbs=word_set("aussi vraiment actuellement maintenant très"),
     before=_before("bonjour|salut|alors|et|mais|donc|au fait|oui|non|merci|d'ailleurs|pour info"),
     tails=re.compile(r"(?:, )?(?:et |parce |depuis |avec (?:mon|ma|mes) )"),
-    nots=frozenset(),
 )
-_ROMANCE_TAILS = r"(?:, )?(?:y |e |ed |porque |perché |desde |da quando |con (?:mi|mia|mio) )"
+_ROMANCE: dict[str, Any] = {
+    "third": _romance,
+    "tails": re.compile(r"(?:, )?(?:y |e |ed |porque |perché |desde |da quando |con (?:mi|mia|mio) )"),
+    "drops_subjects": True,
+}
 SPANISH = Language(
     name="es",
     selves=word_set("yo"),
-    users=frozenset({("usuario",), ("usuaria",), ("él",), ("ella",)}),
+    users=word_set("usuario usuaria él ella"),
     persons=_table("mi:su,mi mis:sus,mis me:se,le,lo,la"),
     possessives=word_set("mi mis"),
     verbs=_table(
         "soy:es estoy:está tengo:tiene voy:va hago:hace prefiero:prefiere quiero:quiere puedo:puede sé:sabe"
         " duermo:duerme vengo:viene digo:dice juego:juega pienso:piensa"
     ),
-    third=_romance,
     articles=word_set("el la los las un una unos unas"),
     adverbs=word_set("también realmente actualmente ahora muy"),
     before=_before("hola|bueno|pues|y|pero|por cierto|sí|gracias|buenos días"),
-    tails=re.compile(_ROMANCE_TAILS),
     nots=word_set("no nunca"),
-    drops_subjects=True,
+    **_ROMANCE,
 )
 ITALIAN = Language(
     name="it",
     selves=word_set("io"),
-    users=frozenset({("utente",), ("lui",), ("lei",)}),
+    users=word_set("utente lui lei"),
     persons=_table("mio:suo,mio mia:sua,mia miei:suoi,miei mie:sue,mie mi:si,lo,la,gli,le"),
     possessives=word_set("mio mia miei mie"),
     verbs=_table(
         "sono:è ho:ha sto:sta vado:va faccio:fa voglio:vuole posso:può so:sa vengo:viene bevo:beve"
         " preferisco:preferisce"
     ),
-    third=_romance,
     articles=word_set("il lo la i gli le l' un uno una un'"),
     adverbs=word_set("anche davvero attualmente adesso ora molto"),
     before=_before("ciao|salve|allora|e|ma|comunque|sì|grazie|buongiorno"),
-    tails=re.compile(_ROMANCE_TAILS),
     nots=word_set("non"),
-    drops_subjects=True,
+    **_ROMANCE,
 )
 PORTUGUESE = Language(
     name="pt",
     selves=word_set("eu"),
-    users=frozenset({("usuário",), ("usuária",), ("utilizador",), ("utilizadora",), ("ele",), ("ela",)}),
+    users=word_set("usuário usuária utilizador utilizadora ele ela"),
     persons=_table("meu:seu,meu minha:sua,minha meus:seus,meus minhas:suas,minhas me:se,o,a,lhe"),
     possessives=word_set("meu minha meus minhas"),
     verbs=_table("sou:é estou:está tenho:tem vou:vai faço:faz quero:quer posso:pode sei:sabe prefiro:prefere"),
-    third=_romance,
     articles=word_set("o a os as um uma uns umas"),
     adverbs=word_set("também realmente atualmente agora muito"),
     before=_before("olá|oi|bom|então|e|mas|aliás|sim|obrigado|obrigada|bom dia"),
-    tails=re.compile(_ROMANCE_TAILS),
     nots=word_set("não nunca"),
-    drops_subjects=True,
+    **_ROMANCE,
 )
 DUTCH = Language(
     name="nl",
     selves=word_set("ik"),
-    users=frozenset({("gebruiker",), ("gebruikster",), ("hij",), ("zij",), ("ze",)}),
+    users=word_set("gebruiker gebruikster hij zij ze"),
     persons=_table("mijn:zijn,haar,hun,mijn me:zich,hem,haar mij:hem,haar"),
     possessives=word_set("mijn"),
     verbs=_table("ben:is heb:heeft kan:kan wil:wil mag:mag zal:zal ga:gaat doe:doet sta:staat eet:eet"),
@@ -222,13 +215,12 @@ DUTCH = Language(
     adverbs=word_set("ook echt momenteel nu zeer erg"),
     before=_before("hallo|hoi|dag|dus|en|maar|trouwens|ja|nee|bedankt|overigens"),
     tails=re.compile(r"(?:, )?(?:en |omdat |sinds |met mijn )"),
-    nots=frozenset(),
 )
 
 LANGUAGES = (ENGLISH, GERMAN, FRENCH, SPANISH, ITALIAN, PORTUGUESE, DUTCH)
 
 TAKES_BACK = word_set(
-    # English: what denies, limits, doubts, tells of another time, or says whose word it is
+    # English: negation, limits, doubt, other times, reported speech
     """not no never nor neither none nothing nobody nowhere without hardly barely rarely seldom scarcely almost nearly
     but except only unless until if whether or when whenever while before once formerly previously ago sometimes
     occasionally maybe perhaps possibly probably allegedly apparently supposedly theoretically think thinks thought
@@ -251,15 +243,15 @@ TAKES_BACK = word_set(
     # Dutch
     """ niet geen nooit niemand niets nauwelijks bijna alleen behalve maar als tenzij tot of toen vroeger soms zelden
     misschien zegt denk geloof zonder meer"""
-    # what denies in languages that the rules do not know
+    # negation in languages that have no rules
     " nie ne nem ei inte ikke icke nu değil не нет ні δεν tidak bukan không jest ale ali mutta men"
 )
-"""Words with which the rest of a sentence may take back what stands before it: in all languages, as some mix them."""
+"""Words by which the rest of a sentence may negate or limit what precedes it, in all languages, as users mix them."""
 
 BLOCKS = TAKES_BACK | word_set(
     "that who which whom whose to of from in at with for on by about what how where than like"
 )
-"""What no part of a sentence may have that is passed over."""
+"""Words that no skipped part of a sentence may contain."""
 
 OTHERS_WORDS = re.compile(
     r"\b(?:translat\w+|proof-?read\w*|rewrite|paraphrase|summari[sz]e|grammatical\w*|grammar|stor(?:y|ies)|poems?|novels?"
@@ -269,17 +261,17 @@ OTHERS_WORDS = re.compile(
     r"|histoire|poème|imagin\w+|supposons|traduc\w+|traduz\w*|traduci\w*|cuento|poema|historia|racconto|poesia|broma"
     r"|scherzo|brincadeira|vertaal\w*|verhaal|gedicht|grapje)\b"
 )
-"""What says that a message is about a text, or made up."""
+"""Words that show that a message is about a text, or is fiction."""
 
 RETRACTS = re.compile(
     r"(?:but|or|not|no(?=$|[,.!]| wait)|nope|at least|well|until|wait|actually|except|unless|however|though"
     r"|scratch that|sorry|i mean|just kidding|correction|aber|oder|nicht|nein|zumindest|mais|non|ou|enfin|pero"
     r"|anzi|mas|não|maar|nee)\b"
 )
-"""What a sentence begins with that takes back the one before it."""
+"""The beginnings of a sentence that takes back the previous one."""
 
 ORDERS = re.compile(
     r"(?:always|never|don't|do not|answer|reply|respond|write|use|keep|avoid|call|address|speak|talk|be|give|include"
     r"|leave|add|format|explain|prefer|start|end|show|cite|stop|treat|assume|make)\b"
 )
-"""What an instruction begins with."""
+"""The beginnings of an instruction."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from turnwise.memory.longterm.extraction import support as bearing
-from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, flat, gives_orders, subjects
+from turnwise.memory.longterm.extraction import support
+from turnwise.memory.longterm.extraction.clauses import NEUTRAL, ORDERS, YES, flat, overrides_instructions, subjects
 from turnwise.memory.longterm.extraction.grammatical_person import RETRACTS, TAKES_BACK
 from turnwise.memory.longterm.extraction.input import ExtractionInput, UserStatement
 from turnwise.memory.longterm.extraction.schema import Candidate, Limits, Refusal
@@ -41,7 +41,7 @@ class Verdict:
 
 
 def quoted_in(text: str) -> str | None:
-    """Return what the user is quoted with, if the text is a quotation that a `Verdict` has made."""
+    """Return the user's words if the text is a quotation made by `Verdict.text`; None otherwise."""
     found = _QUOTATION.fullmatch(text)
     return found[1] if found else None
 
@@ -55,11 +55,11 @@ def _inner(text: str) -> str:
     return " ".join(text.replace('"', "'").split())
 
 
-def judge(candidate: Candidate, material: ExtractionInput, limits: Limits) -> Verdict | Refusal:
-    """Return where the user says that, and whether it is so or only said; or why it is nothing about the user.
+def judge(candidate: Candidate, messages: ExtractionInput, limits: Limits) -> Verdict | Refusal:
+    """Return the statement that supports the candidate, or a quotation to store instead, or why it is refused.
 
-    It is so if a sentence that is quoted as evidence bears it out, see `support`, and nothing around that sentence says
-    that it is a question, another's words, made up, or taken back.
+    A candidate is supported if a sentence of the quoted evidence supports it, see `support`, and the text around that
+    sentence does not mark it as a question, as quoted, as fiction or as taken back.
     """
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in candidate.text[: limits.min_chars])
     if len(candidate.text) + wide < limits.min_chars:
@@ -70,16 +70,16 @@ def judge(candidate: Candidate, material: ExtractionInput, limits: Limits) -> Ve
         return Refusal.UNKNOWN_TYPE
     if len(candidate.evidence) > QUOTED * limits.max_chars:
         return Refusal.TOO_LONG
-    return _look(candidate, material, QUOTED * limits.max_chars)
+    return _look(candidate, messages, QUOTED * limits.max_chars)
 
 
-def said_names(candidate: Candidate, said: UserStatement, material: ExtractionInput) -> tuple[str, ...]:
-    """Return those of a candidate's names that the user wrote in the turn that says it, the name first.
+def said_names(candidate: Candidate, said: UserStatement, messages: ExtractionInput) -> tuple[str, ...]:
+    """Return the candidate's names that the user wrote in the turn of this statement, the name before the aliases.
 
-    In another turn does not count: a fact that is forgotten with its turn takes its names along, and no others. A name
-    of function words alone, such as "he", is none: each message has these.
+    Other turns do not count, so that a fact deleted with its turn has no names from elsewhere. A name that consists of
+    common words only, such as "he", is left out, since it would match every message.
     """
-    texts = [other.text for other in material.said if other.item is said.item]
+    texts = [other.text for other in messages.said if other.item is said.item]
     given = dict.fromkeys(filter(None, (candidate.name, *candidate.aliases)))
     return tuple(name for name in given if _is_name(name) and any(_has(text, flat(name)) for text in texts))
 
@@ -92,13 +92,13 @@ def _has(text: str, part: str) -> bool:
     return bool(part) and next(_places(text, part), None) is not None
 
 
-def _look(candidate: Candidate, material: ExtractionInput, most: int) -> Verdict | Refusal:
+def _look(candidate: Candidate, messages: ExtractionInput, most: int) -> Verdict | Refusal:
     why = Refusal.NO_EVIDENCE
     only_said: Verdict | None = None
     quoted = flat(candidate.evidence)
     claimed = subjects(candidate.text)
     claimed = claimed - NEUTRAL or claimed
-    for number, said in enumerate(material.said if words(quoted) else ()):
+    for number, said in enumerate(messages.said if words(quoted) else ()):
         for at in _places(said.text, quoted):
             verdict = _verdict(candidate, claimed, said, (number, at))
             if isinstance(verdict, Refusal):
@@ -107,36 +107,36 @@ def _look(candidate: Candidate, material: ExtractionInput, most: int) -> Verdict
                 return verdict
             elif only_said is None:
                 only_said = _quotation(candidate, said, (number, at), most)
-                why = why if only_said else Refusal.UNSUPPORTED  # a part of it might say something else
+                why = why if only_said else Refusal.UNSUPPORTED  # a part of a long quotation may mean something else
     return only_said or why
 
 
 _TYPES = frozenset(map(str, MemoryType))
 
 QUOTED = 4
-"""How many times as long as a fact a quote may be."""
+"""How many times the length of a fact a quotation may have."""
 
 
 def _verdict(
     candidate: Candidate, claimed: frozenset[str], said: UserStatement, place: tuple[int, int]
 ) -> Verdict | Refusal | None:
-    """Return that the words at a place bear the candidate out, or why they say nothing of it; None if in between."""
+    """Return a verdict if the words at this place support the candidate, a refusal if not at all; None if in part."""
     kind = MemoryType(candidate.type)
     _, start = place
     stop = start + len(flat(candidate.evidence))
     first = bisect_right(said.clauses, start, key=lambda clause: clause.stop)
     last = bisect_left(said.clauses, stop, key=lambda clause: clause.start)
-    told = [clause for clause in said.clauses[first:last] if clause.tells(kind)]
+    told = [clause for clause in said.clauses[first:last] if clause.may_support(kind)]
     own = frozenset[str]().union(*(clause.about for clause in told))
     claim = flat(candidate.text)
     if not own or any(other in claim for clause in told for other in clause.others):
         return Refusal.NOT_ABOUT_THE_USER
     asked = said.asked if first == 0 else frozenset[str]()
-    agrees = bool(asked and said.clauses[0].tells(kind) and said.clauses[0].about & YES)
+    agrees = bool(asked and said.clauses[0].may_support(kind) and said.clauses[0].about & YES)
     if agrees and _is_agreed(said, claim):
         return Verdict(said, place)
     begin, end = _sentences(said, start, stop)
-    if any(_is_borne_out(said, number, claim, kind) for number in range(begin, min(end, begin + _SENTENCES))):
+    if any(_is_supported(said, number, claim, kind) for number in range(begin, min(end, begin + _SENTENCES))):
         return Verdict(said, place)
     answers = claimed & asked
     is_near = claimed & own or (answers and (agrees or 2 * len(answers) >= len(claimed)))
@@ -144,7 +144,7 @@ def _verdict(
 
 
 def _quotation(candidate: Candidate, said: UserStatement, place: tuple[int, int], most: int) -> Verdict | None:
-    """Return what the user says there, with the question that it answers; None if it is too long."""
+    """Return a quotation of the sentences at this place, with the question that they answer; None if too long."""
     _, start = place
     begin, end = _sentences(said, start, start + len(flat(candidate.evidence)))
     quote, question = _quote(said, begin, end, most), said.question if begin == 0 else ""
@@ -152,31 +152,31 @@ def _quotation(candidate: Candidate, said: UserStatement, place: tuple[int, int]
 
 
 def _sentences(said: UserStatement, start: int, stop: int) -> tuple[int, int]:
-    """Return which sentences have a part between two places, as a range of their numbers."""
+    """Return the range of the numbers of the sentences between two places."""
     begin = bisect_right(said.sentences, start, key=lambda sentence: sentence[1])
     return begin, max(bisect_left(said.sentences, stop, key=lambda sentence: sentence[0]), begin + 1)
 
 
 _SENTENCES = 8
-"""How many sentences of a quote are looked at."""
+"""The most sentences of the evidence that are compared with a claim."""
 
 
 def _is_agreed(said: UserStatement, claim: str) -> bool:
     start, stop = said.sentences[0]
-    is_plain = not TAKES_BACK.intersection(bearing.tokens(said.text[start:stop])) and _is_asserted(said, 0)
-    return is_plain and bearing.agrees(said.question, claim)
+    is_plain = not TAKES_BACK.intersection(support.tokens(said.text[start:stop])) and _is_asserted(said, 0)
+    return is_plain and support.yes_supports(said.question, claim)
 
 
-def _is_borne_out(said: UserStatement, number: int, claim: str, kind: MemoryType) -> bool:
+def _is_supported(said: UserStatement, number: int, claim: str, kind: MemoryType) -> bool:
     start, stop = said.sentences[number]
     sentence = said.text[start:stop].strip()
     if not _is_asserted(said, number):
         return False
-    return bearing.bears_out(sentence, claim) or (kind in ORDERS and bearing.bears_out_order(sentence, claim))
+    return support.supports(sentence, claim) or (kind in ORDERS and support.supports_instruction(sentence, claim))
 
 
 def _is_asserted(said: UserStatement, number: int) -> bool:
-    """Return whether nothing around a sentence says that it is another's words, made up, or taken back."""
+    """Return whether the text around a sentence does not mark it as quoted, as fiction or as taken back."""
     start, stop = said.sentences[number]
     before = said.text[:start]
     if before.count('"') % 2 or before.count("```") % 2:
@@ -190,9 +190,9 @@ def _is_asserted(said: UserStatement, number: int) -> bool:
 
 
 def _quote(said: UserStatement, begin: int, end: int, most: int) -> str:
-    """Return the sentences, with what around them says how they are meant, if that is not too long."""
+    """Return the sentences, with neighbouring text that shows their meaning unless it is too long."""
     first, last = begin, end
-    if said.made_up and len(said.raw) <= most and not gives_orders(said.text):
+    if said.made_up and len(said.raw) <= most and not overrides_instructions(said.text):
         first, last = 0, len(said.sentences)
     if first and said.text[slice(*said.sentences[first - 1])].rstrip().endswith(":"):
         first -= 1
@@ -203,7 +203,7 @@ def _quote(said: UserStatement, begin: int, end: int, most: int) -> str:
 
 
 def _places(flat: str, quoted: str) -> Iterator[int]:
-    """Yield where a text has this, not in the middle of a word; the first few."""
+    """Yield the first places of the quoted words in a text, without those inside a word."""
     at = -1
     for _ in range(_LOOKS):
         at = flat.find(quoted, at + 1)
@@ -218,9 +218,9 @@ _LOOKS = 20
 
 
 def _joined(left: str, right: str) -> bool:
-    """Return whether two characters are of one word, in scripts that put spaces between words."""
+    """Return whether two adjacent characters belong to one word, in scripts with spaces between words."""
     return left.isalnum() and right.isalnum() and ord(max(left, right)) < _DENSE
 
 
 _DENSE = 0x0E00
-"""Scripts from here on mostly put no spaces between words."""
+"""Most scripts from this character on have no spaces between words."""

@@ -14,7 +14,6 @@ from turnwise.memory.conversation.blocks import Text, User
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.longterm.base import MemoryItem, Source
 from turnwise.memory.longterm.extraction.clauses import (
-    ORDERS,
     Clause,
     clauses_of,
     flat,
@@ -27,9 +26,6 @@ from turnwise.memory.longterm.extraction.clauses import (
 from turnwise.memory.longterm.extraction.grammatical_person import OTHERS_WORDS
 from turnwise.memory.longterm.extraction.schema import Limits
 from turnwise.memory.longterm.prompt_sections import PREAMBLE
-from turnwise.memory.longterm.types import MemoryType
-
-_FACTS, _RULES = MemoryType.FACTS, MemoryType.INSTRUCTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,34 +45,27 @@ class UserStatement:
     sentences: tuple[tuple[int, int], ...]
     """The start and stop of each sentence in the text. A line break ends a sentence."""
     made_up: tuple[int, ...]
-    """Where in the text it says that something is a text, or made up; -1 if what was said beside it does."""
-    about: tuple[frozenset[str], frozenset[str]]
-    """The stems of all that it states, and of what it does if it is taken for instructions."""
+    """The places in the text that mark it as quoted or fiction; -1 if the neighbouring text does so."""
 
     @classmethod
     def of(cls, item: MemoryItem, source: Source, raw: str, asked: str, beside: str) -> Self:
-        """Read a stretch of a user's words; `beside` is what else they said in the same item."""
+        """Return a statement with these words; `beside` is the user's text before them in the same prompt."""
         text = normal(raw)
         clauses = tuple(clauses_of(text))
-        states, rules = ([clause.about for clause in clauses if clause.tells(kind)] for kind in (_FACTS, _RULES))
-        about = frozenset[str]().union(*states), frozenset[str]().union(*rules)
         made_up = tuple(found.start() for found in OTHERS_WORDS.finditer(text))
         if OTHERS_WORDS.search(normal(beside)) or beside.rstrip().endswith(":"):
             made_up = (-1, *made_up)
         sentences = tuple(sentences_of(text))
         flat_text = text.replace("\n", " ")
-        return cls(item, source, flat_text, raw, flat(asked), clauses, subjects(asked), sentences, made_up, about)
+        return cls(item, source, flat_text, raw, flat(asked), clauses, subjects(asked), sentences, made_up)
 
     def quote(self, start: int, stop: int) -> str:
-        """Return what stands at these places of the text, in upper and lower case; O(text)."""
+        """Return this part of the text with its upper and lower case; O(text)."""
         found = shown(self.raw).replace("\n", " ")
-        if len(found) != len(self.text):  # some characters are several when their case is folded
+        if len(found) != len(self.text):  # case folding turns some characters into several
             ends = list(accumulate(len(char.casefold()) for char in found))
             start, stop = bisect_right(ends, start), bisect_right(ends, stop)
         return found[start:stop].strip()
-
-    def telling(self, kind: MemoryType) -> frozenset[str]:
-        return self.about[kind in ORDERS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +74,14 @@ class ExtractionInput:
 
     said: tuple[UserStatement, ...]
     lines: tuple[tuple[str, str], ...]
-    """Who said it, and what, in order."""
+    """The lines to show to the model, in order: the role and the text."""
 
 
-def material_of(items: Sequence[MemoryItem], limits: Limits) -> ExtractionInput:
-    """Return what the user said in these items, and the assistant's answers around it; O(their text).
+def input_of(items: Sequence[MemoryItem], limits: Limits) -> ExtractionInput:
+    """Return the user's and the assistant's messages in these items; O(their text).
 
-    Nothing else of them: no instructions, summaries, files or results of tools, and nothing that was recalled before.
-    What is longest is cut so that all of it takes no more than the limit, the assistant's part no more than a quarter.
+    It contains no instructions, summaries, files, tool results or recalled items. The longest messages are cut so that
+    all together do not exceed the limit, and the assistant's messages do not exceed a quarter of it.
     """
     found = [line for item in items for line in _lines(item)]
     room = {"assistant": limits.max_shown_chars // 4, "day": limits.max_shown_chars}
@@ -116,7 +105,7 @@ class _Line:
     source: Source
     asked: str = ""
     beside: str = ""
-    """What the user said just before it, in the same prompt."""
+    """The user's text just before it, in the same prompt."""
 
 
 def _lines(item: MemoryItem) -> Iterator[_Line]:
@@ -149,9 +138,9 @@ def _longest(lengths: Sequence[int], room: int) -> int:
 
 
 def own_words(text: str) -> list[str]:
-    """Return the stretches of a text that are not of the sections that prompts get of what was recalled.
+    """Return the parts of a text that are not copied from the sections of recalled items in a prompt.
 
-    A section that is not closed goes to the end, one that is not opened begins at the start.
+    A section without an end extends to the end of the text, and one without a start begins at its start.
     """
     text = _RECALLED.sub("\0", _SECTION.sub("\0", text))
     closed = [match.end() for match in _CLOSING.finditer(text)]
@@ -171,13 +160,15 @@ _RECALLED = re.compile(
 )
 
 
-def may_tell(material: ExtractionInput) -> bool:
+def may_have_facts(messages: ExtractionInput) -> bool:
     """Return whether the input may support any fact. For greetings and questions alone, no model is called."""
-    return any(said.asked or any(clause.rules and clause.about for clause in said.clauses) for said in material.said)
+    return any(
+        said.asked or any(clause.instructs and clause.about for clause in said.clauses) for said in messages.said
+    )
 
 
 def _span_at(spans: Spans, at: int, count: int) -> Spans:
-    """Return where the block stands, if that can be told."""
+    """Return the span of the block, or all spans if it is unknown."""
     if sum(span.stop - span.start for span in spans) != count:
         return spans
     for span in spans:

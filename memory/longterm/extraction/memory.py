@@ -18,8 +18,8 @@ from typing import Any, Self, Unpack
 from turnwise.errors import ConfigError, ExtractionError, LongTermMemoryError
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, is_local, recalled, trouble_of
 from turnwise.memory.longterm.deletion import texts_of
-from turnwise.memory.longterm.extraction import rerank as choosing
-from turnwise.memory.longterm.extraction.input import ExtractionInput, material_of, may_tell
+from turnwise.memory.longterm.extraction import rerank
+from turnwise.memory.longterm.extraction.input import ExtractionInput, input_of, may_have_facts
 from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
 from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
 from turnwise.memory.longterm.extraction.schema import Limits, parse
@@ -47,7 +47,7 @@ def _types(profile: Collection[MemoryType]) -> tuple[MemoryType, ...]:
 
 
 class ExtractiveMemory:
-    """Keeps typed facts about the user, which a model finds in what the user said, and finds them by their words.
+    """Stores typed facts about the user, which a model extracts from the user's messages, and finds them by words.
 
     Facts are extracted from items with blocks, by one model call for all items of a `remember`. Only the user's own
     words give facts and names, and each fact needs a verbatim quote that supports it; `stats` counts the refused ones
@@ -73,15 +73,15 @@ class ExtractiveMemory:
         nearest: the most known facts shown per statement. The newest facts are added, up to three times this number.
         weights: the weights of the ranking.
         embedding: a Chroma embedding function, for vectors of facts; facts are found by words alone if left out.
-        profile: the types of facts that are in every request, whatever it says, beside those that are pinned; see
-            `MemoryConfig.profile_tokens`. None with ().
-        chooses: whether the model is asked which facts bear on a query.
-        retention: how long it keeps what nobody uses; for good if left out. What is said again is used by that. It is
-            for all that is in the store, records of what was read too.
-        clock: returns the time, in seconds since the epoch.
+        profile: the types of facts that are in every request, in addition to pinned facts; () for none. See
+            `MemoryConfig.profile_tokens`.
+        chooses: whether recalls ask the model which facts are relevant to the query.
+        retention: how long unused facts are kept; without it, they never expire. A fact that the user says again is
+            used by that. It applies to everything in the store, including the records of read items.
+        clock: returns the time in seconds since the epoch.
 
     Raises:
-        ConfigError: a setting is out of its range.
+        ConfigError: a setting is out of range.
     """
 
     def __init__(
@@ -102,27 +102,30 @@ class ExtractiveMemory:
         retention: Retention | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        least = {"max_facts_per_call": 1, "min_chars": 1, "max_chars": min_chars, "max_shown_chars": 1000, "nearest": 0}
-        given = (max_facts_per_call, min_chars, max_chars, max_shown_chars, nearest)
-        for (name, minimum), value in zip(least.items(), given, strict=True):
-            if value < minimum:
-                raise ConfigError(f"ExtractiveMemory.{name}", value, f"must be at least {minimum}")
-        if not prompt.strip():
-            raise ConfigError("ExtractiveMemory.prompt", prompt, "must say what to do")
-        similarity = None if embedding is None else Similarity(embedding)
-        self._found = LexicalMemory(facts, weights=weights, similarity=similarity, retention=retention, clock=clock)
-        self._chooses = chooses
-        self._profile = _types(profile)
         self._settings: dict[str, Any] = {
             "prompt": prompt,
-            **dict(zip(least, given, strict=True)),
+            "max_facts_per_call": max_facts_per_call,
+            "min_chars": min_chars,
+            "max_chars": max_chars,
+            "max_shown_chars": max_shown_chars,
+            "nearest": nearest,
             "weights": weights,
             "embedding": embedding,
-            "profile": self._profile,
+            "profile": _types(profile),
             "chooses": chooses,
             "retention": retention,
             "clock": clock,
         }
+        least = {"max_facts_per_call": 1, "min_chars": 1, "max_chars": min_chars, "max_shown_chars": 1000, "nearest": 0}
+        for name, minimum in least.items():
+            if self._settings[name] < minimum:
+                raise ConfigError(f"ExtractiveMemory.{name}", self._settings[name], f"must be at least {minimum}")
+        if not prompt.strip():
+            raise ConfigError("ExtractiveMemory.prompt", prompt, "must not be blank")
+        similarity = None if embedding is None else Similarity(embedding)
+        self._found = LexicalMemory(facts, weights=weights, similarity=similarity, retention=retention, clock=clock)
+        self._chooses = chooses
+        self._profile = self._settings["profile"]
         self._limits = Limits(
             max_facts=max_facts_per_call, min_chars=min_chars, max_chars=max_chars, max_shown_chars=max_shown_chars
         )
@@ -153,22 +156,25 @@ class ExtractiveMemory:
 
     @property
     def stats(self) -> Mapping[str, int]:
-        """How many calls of the model there were, how many failed, and what became of the facts in its answers.
+        """Counts of model calls and of the facts in their answers.
 
-        `calls`, `failed`, `added`, `superseded`, `same`, `ignored`, `quoted`, and of what was refused each
-        `schema.Refusal`.
+        `calls`, `failed`, `added`, `superseded`, `same`, `ignored`, `quoted`, and each `schema.Refusal`.
         """
         return dict(self._counts)
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
-        """Also raises LongTermMemoryError if the model fails, ExtractionError if it answers with something else.
+        """See `LongTermMemory.remember`.
 
         An item that was forgotten during the model call is not stored, and counts as durable, so it is not sent again.
+
+        Raises:
+            LongTermMemoryError: the model failed; nothing was stored.
+            ExtractionError: the model's answer was invalid; nothing was stored.
         """
         given = {item.id: item for item in reversed(items)}
         told = [item for item in reversed(given.values()) if item.blocks]
         for item in told:
-            kept(scope, replace(item, text="what was said"))  # or nobody is asked
+            kept(scope, replace(item, text="a message"))  # raises before the model is called
         if ready := [item for item in reversed(given.values()) if not item.blocks]:
             await self._found.remember(scope, ready)
         if told:
@@ -186,15 +192,16 @@ class ExtractiveMemory:
         types: Collection[MemoryType] | None = None,
         as_of: float | None = None,
     ) -> Sequence[MemoryItem]:
-        """By words and vectors; or, with `chooses`, what the model chooses of what is known, at one call of it.
+        """Return the facts that are similar by words and vectors; with `chooses`, those that the model chooses.
 
-        Where the model fails, or answers with something else, it is by words and vectors: a `DegradedRecall`.
+        With `chooses`, each recall calls the model once. If it fails or its answer is invalid, facts are found by words
+        and vectors instead, as a `DegradedRecall`.
         """
         why = None
         if self._chooses and limit > 0:
             try:
                 return await self._choose(scope, query, limit, FactFilter(types=types, as_of=as_of))
-            except Exception as error:  # noqa: BLE001 - whatever a model raises, it is told
+            except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
                 why = f"the model chose no facts: {error!r}"[:_WHY_CHARS]
         found = await self._found.recall(scope, query, limit=limit, types=types, as_of=as_of)
         return recalled(found, why or trouble_of(found))
@@ -202,7 +209,7 @@ class ExtractiveMemory:
     async def recall_with_profile(
         self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
     ) -> ProfiledRecall:
-        """See `Profiled`. One reading of the store does for both, unless the model chooses."""
+        """See `Profiled`. Reads the store once for both parts, unless the model chooses."""
         profile = self._profile
         if not self._chooses or not query:
             return await self._found.recall_with_profile(scope, query, limit=limit, types=types, profile=profile)
@@ -217,19 +224,23 @@ class ExtractiveMemory:
         """See `Profiled.pin`."""
         return not is_record(id) and await self._found.pin(scope, id, pinned)
 
+    def _bound_model(self) -> TextModel:
+        if isinstance(self.model, TextModel):
+            return self.model
+        raise ConfigError(
+            "ExtractiveMemory.model", self.model, "cannot answer: call bind(model) with a TextModel first"
+        )
+
     async def _choose(self, scope: Scope, query: str, limit: int, which: FactFilter) -> Sequence[MemoryItem]:
-        if not isinstance(self.model, TextModel):
-            raise ConfigError(
-                "ExtractiveMemory.model", self.model, "cannot answer: call bind(model) with a TextModel first"
-            )
+        model = self._bound_model()
         newest = await self._found.items(scope, which)
-        nearest = await self._found.ranked(scope, query, newest, limit=choosing.MOST // 2)
+        nearest = await self._found.ranked(scope, query, newest, limit=rerank.MOST // 2)
         known = {item.id: item for item in (*nearest, *newest)}
-        items = [*known.values()][: choosing.MOST]
+        items = [*known.values()][: rerank.MOST]
         if not items:
             return []
-        answer = await self.model.answer(choosing.request(query, items), schema=choosing.SCHEMA)
-        found = choosing.chosen(answer, items)[:limit]
+        answer = await model.answer(rerank.request(query, items), schema=rerank.SCHEMA)
+        found = rerank.chosen(answer, items)[:limit]
         self._found.use(scope, [item.id for item in found], recalled=True)
         return recalled(found, trouble_of(nearest))
 
@@ -247,46 +258,46 @@ class ExtractiveMemory:
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         """Delete facts; an item's id deletes all facts that were extracted from it. Returns the number of facts."""
         check_turn(scope.session_id, turn_index, ids)
-        self._found.let_go(scope.user_id)
+        self._found.drop_cache(scope.user_id)
         if ids is None:
             gone = await self.facts.purge(scope.user_id, session_id=scope.session_id, turn_index=turn_index)
             return sum(not is_record(name) for name in gone)
         names = dict.fromkeys(ids)
         keys = {_key(name) for name in names}
-        # Records of what is to be read yet: whoever reads it finds them gone, and takes back what was made of it.
+        # The first records go too: a reader that finds its record gone deletes the facts that it extracted.
         marks = [_seen(key) for key in keys]
         gone = await self.facts.delete(scope, [*dict.fromkeys((*names, *marks, *await self._made(scope, keys)))])
-        # Again: somebody may have written between the look and the deletion, and found the records there.
+        # Again, since facts may have been written after the query and before the deletion of the records.
         gone += await self._unmake(scope, keys)
         return sum(not is_record(name) for name in gone)
 
     async def texts(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
     ) -> list[str]:
-        """Return texts and topics of all that `forget` would delete if it were called so, superseded ones too."""
+        """Return texts and topics of the items that `forget` would delete with these arguments, superseded ones too."""
         if ids is not None:
             ids = {*ids, *await self._made(scope, {_key(name) for name in ids})}
         return texts_of(item for item in await self._found.to_delete(scope, ids, turn_index) if not is_record(item.id))
 
     async def keeps(self, texts: Collection[str]) -> set[str]:
-        """Return those of these texts that some item still says, of whomever, be it as a part of what it says."""
+        """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
         return await self._found.keeps(texts)
 
     async def scrub(self, files: Collection[str] | None = None) -> None:
-        """Write the files of the store anew, if it can do that."""
+        """Rewrite the files of the store, if it supports that."""
         await self._found.scrub(files)
 
     def paths(self) -> Sequence[Path]:
-        """Return the files of the store; none if it does not say so."""
+        """Return the files of the store; none if it does not list them."""
         return self._found.paths()
 
     async def sweep(self) -> int:
-        """Delete what is expired, of all users, a batch at a time; return how many, records of what was read too.
+        """Delete the expired facts and records of all users for good, in batches; return how many.
 
-        Nothing of it comes back, nor is what was read read again.
+        Items whose records were deleted are not read again.
 
         Raises:
-            StoreError: the store fails; what was deleted by then is gone, the rest is for the next time.
+            StoreError: the store fails. Items deleted before that stay deleted; the next sweep deletes the rest.
         """
         return await self._found.sweep()
 
@@ -299,10 +310,10 @@ class ExtractiveMemory:
         """Extract facts from the items that were not read before."""
         now = self._clock()
         items = await self._unread(scope, items, now)
-        material = await asyncio.to_thread(material_of, items, self._limits)
-        decision = await self._ask(scope, material) if may_tell(material) else ReconcileResult(())
+        messages = await asyncio.to_thread(input_of, items, self._limits)
+        decision = await self._ask(scope, messages) if may_have_facts(messages) else ReconcileResult(())
         if items:
-            # Whole, also if nobody waits for it any more: what was forgotten meanwhile is taken back at its end.
+            # Completed even if the caller is cancelled, since it ends by deleting facts of items forgotten meanwhile.
             await asyncio.shield(self._keep(scope, items, decision, now))
 
     async def _unread(self, scope: Scope, items: Sequence[MemoryItem], now: float) -> list[MemoryItem]:
@@ -313,23 +324,20 @@ class ExtractiveMemory:
         there = await self.facts.get(scope, marks)
         begun = {key for key in keys.values() if _seen(key) in new or _seen(key) in there}
         unread = [item for item in items if _done(keys[item.id]) not in there and keys[item.id] in begun]
-        # What was forgotten while somebody read it, who did not come to take back what was made of it.
+        # Items that were forgotten during the model call of a reader that crashed before it deleted their facts.
         await self._unmake(scope, {key for key in keys.values() if _done(key) in there} - begun)
         await self._finish(scope, {name: there[name] for key in begun for name in [_done(key)] if name in there})
         return unread
 
-    async def _ask(self, scope: Scope, material: ExtractionInput) -> ReconcileResult:
-        if not isinstance(self.model, TextModel):
-            raise ConfigError(
-                "ExtractiveMemory.model", self.model, "cannot answer: call bind(model) with a TextModel first"
-            )
+    async def _ask(self, scope: Scope, messages: ExtractionInput) -> ReconcileResult:
+        model = self._bound_model()
         known = await self._found.items(scope)
         recent = _FILLED * self._nearest
-        shown = await asyncio.to_thread(nearest, material, known, count=self._nearest, recent=recent)
+        shown = await asyncio.to_thread(nearest, messages, known, count=self._nearest, recent=recent)
         names = {f"f{number}": item for number, item in enumerate(shown, 1)}
         self._counts["calls"] += 1
         try:
-            answer = await self.model.answer(request(self._prompt, material, names), schema=SCHEMA)
+            answer = await model.answer(request(self._prompt, messages, names), schema=SCHEMA)
         except Exception as error:
             self._counts["failed"] += 1
             raise LongTermMemoryError(f"the model gave no facts: {error!r}"[:_WHY_CHARS]) from error
@@ -338,9 +346,9 @@ class ExtractiveMemory:
         except Exception as error:
             self._counts["failed"] += 1
             raise ExtractionError(f"the model gave no facts: {error!r}"[:_WHY_CHARS]) from error
-        known = await self._found.items(scope)  # something may have been forgotten meanwhile
+        known = await self._found.items(scope)  # facts may have been deleted meanwhile
         now = self._clock()
-        decision = await asyncio.to_thread(decide, candidates, material, known, names, self._limits, now=now)
+        decision = await asyncio.to_thread(decide, candidates, messages, known, names, self._limits, now=now)
         self._found.use_again(scope, decision.again)
         self._counts.update(decision.counts)
         return decision
@@ -349,7 +357,7 @@ class ExtractiveMemory:
         """Store facts and the records of their items in one transaction; delete those of items forgotten meanwhile.
 
         Args:
-            now: when the records of the items were made, so that all of them expire together.
+            now: the time of the items' first records, so that all records and facts expire together.
         """
         facts: dict[str, list[MemoryItem]] = {_key(item.id): [] for item in items}
         pairs: dict[str, list[tuple[str, str]]] = {key: [] for key in facts}
@@ -376,13 +384,13 @@ class ExtractiveMemory:
         self._counts["superseded"] += sum(new in facts for new in (name.rpartition("-")[0] for name in superseded))
 
     async def _predecessor(self, scope: Scope, old: MemoryItem) -> MemoryItem | None:
-        """Return what a fact is to stand in the place of, unless that is of all agents, and the fact of one only."""
+        """Return the fact to be replaced; None if all agents see it but only one would see the new fact."""
         if scope.agent is None or old.type.category is MemoryCategory.SEMANTIC:
             return old
         return None if await self.facts.get(replace(scope, agent=None), [old.id]) else old
 
     async def _finish(self, scope: Scope, records: Mapping[str, MemoryItem]) -> None:
-        """Do what others who read these items may not have come to."""
+        """Complete the replacements of other readers of these items, who may have crashed."""
         done = [json.loads(record.text) for name, record in records.items() if name.endswith("-done")]
         await self._supersede(scope, [pair for pairs in done for pair in pairs])
 
@@ -428,19 +436,19 @@ def _fact(id: str, accepted: Accepted, olds: Sequence[MemoryItem], now: float) -
     is_semantic = fact.type.category is MemoryCategory.SEMANTIC
     for old in olds:
         if (old.type.category is MemoryCategory.SEMANTIC) is not is_semantic:
-            fact = replace(fact, type=old.type)  # who saw the old one is to see the new one
+            fact = replace(fact, type=old.type)  # the same agents see it
     return fact
 
 
 def _by_age(fact: MemoryItem, other: MemoryItem) -> tuple[str, str]:
-    """Return the ids of the older of two facts and of the newer, which stands in its place."""
+    """Return the ids of the older and of the newer of two facts; the newer one replaces the older one."""
     return (fact.id, other.id) if _is_older_news(fact, other) else (other.id, fact.id)
 
 
 def _is_older_news(fact: MemoryItem, old: MemoryItem) -> bool:
-    """Return whether it is history itself, and the other stands in its place.
+    """Return whether the new fact is older than the known one, so that the known one replaces it.
 
-    Of one session the turns say so: their times may be of nodes whose clocks differ.
+    Facts of one session are compared by turn, since the clocks of nodes may differ.
     """
     new, was = fact.source, old.source
     is_of_one = new.session_id is not None and new.session_id == was.session_id and old.updated_at is None
@@ -450,16 +458,16 @@ def _is_older_news(fact: MemoryItem, old: MemoryItem) -> bool:
 
 
 def _since(new: MemoryItem, old: MemoryItem) -> MemoryItem:
-    """Return what stands in the place of another, with the time since when: its change, if it was there first.
+    """Return the new fact with the time from which it replaces the old one, for `FactStore.supersede`.
 
-    Not before the other was there, which a slow clock might say.
+    If it was created earlier than the old one, this is the time of its last change, but not before the old one.
     """
     return (
         replace(new, created_at=max(new.updated_at or 0.0, old.created_at)) if new.created_at < old.created_at else new
     )
 
 
-# Records of what was read: of a type that all of the user's agents see, and superseded when they were made
+# Records of read items: their type makes them visible to all agents, and they are superseded from the start.
 
 
 def is_record(id: str) -> bool:

@@ -69,18 +69,18 @@ SCHEMA: Mapping[str, Any] = {
 """The schema of an answer, in the subset of JSON schema that providers accept for structured output."""
 
 
-def request(prompt: str, material: ExtractionInput, known: Mapping[str, MemoryItem]) -> tuple[AnyBlock, ...]:
-    """Return what the model is shown: instructions, known facts by their short names, the material; as data."""
+def request(prompt: str, messages: ExtractionInput, known: Mapping[str, MemoryItem]) -> tuple[AnyBlock, ...]:
+    """Return the request to the model: instructions, then known facts by short name and messages as quoted data."""
     rows = [
         _row(known=name, type=str(item.type), topic=item.topic, text=item.text[:_KNOWN_CHARS])
         for name, item in known.items()
     ]
-    rows += [_row(**{who: text}) for who, text in material.lines]
+    rows += [_row(**{who: text}) for who, text in messages.lines]
     return System(text=prompt), User(text="\n".join([*rows, "", "Answer with the facts now, as JSON."]))
 
 
 _KNOWN_CHARS = 1000
-"""Of a known fact; programs may save long ones."""
+"""The most characters shown of a known fact, since programs may save long ones."""
 
 
 def _row(**fields: str | None) -> str:

@@ -15,18 +15,18 @@ from turnwise.memory.longterm.extraction.schema import Action, Candidate, Limits
 from turnwise.memory.longterm.search.ranking import FACTS
 
 
-def nearest(material: ExtractionInput, known: Sequence[MemoryItem], *, count: int, recent: int) -> list[MemoryItem]:
-    """Return the facts that are to be shown: those nearest to what was said, then the newest; each once.
+def nearest(messages: ExtractionInput, known: Sequence[MemoryItem], *, count: int, recent: int) -> list[MemoryItem]:
+    """Return the known facts to show to the model: those similar to the user's statements, then the newest.
 
     Args:
-        known: newest first.
-        count: how many for each thing said, at most.
-        recent: to how many they are filled up with the newest, as what contradicts may share no word.
+        known: all known facts, the newest first.
+        count: the most similar facts per statement.
+        recent: the newest facts are added up to this number, since a contradicting fact may share no word.
     """
     from turnwise.memory.longterm.search.user_index import find, index_of
 
-    asked = "\n".join(said.text for said in material.said)
-    most = min(count * len(material.said), max(count, _SHOWN))
+    asked = "\n".join(said.text for said in messages.said)
+    most = min(count * len(messages.said), max(count, _SHOWN))
     places = {item.id: at for at, item in enumerate(known)}
     near = [places[item.id] for item in find(index_of(known), asked, limit=most, weights=_LOOSE)]
     there = set(near)
@@ -35,10 +35,10 @@ def nearest(material: ExtractionInput, known: Sequence[MemoryItem], *, count: in
 
 
 _LOOSE = replace(FACTS, tail=0.0, margin=float("-inf"), part=0.0)
-"""A fact that shares a word is shown."""
+"""Weights by which a single common word makes a fact similar."""
 
 _SHOWN = 64
-"""Known facts that are shown at most, however much was said."""
+"""The most similar facts that are shown for many statements, unless `count` is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Accepted:
     said: UserStatement
     instead_of: tuple[MemoryItem, ...] = ()
     instead_of_new: tuple[int, ...] = ()
-    """Facts of the same answer that it contradicts and that were said before it, by their numbers."""
+    """The numbers of facts of the same answer that it contradicts, and that the user said earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +60,28 @@ class ReconcileResult:
     again: frozenset[str] = frozenset()
     """The ids of known facts that were said again."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How many were refused, by `Refusal`; `same` as what is known; `ignored`, by the model's word; `quoted`, as what
-    the user said does not bear them out."""
+    """How many facts were refused, by `Refusal`; how many were the `same` as a known fact, were `ignored` by the model,
+    or were `quoted` because the user's words do not support them."""
 
 
 def decide(
     candidates: Sequence[Candidate | Refusal],
-    material: ExtractionInput,
+    messages: ExtractionInput,
     known: Sequence[MemoryItem],
     shown: Mapping[str, MemoryItem],
     limits: Limits,
     *,
     now: float = 0.0,
 ) -> ReconcileResult:
-    """Return which facts are new, and which replace others.
+    """Return which facts are new, and which facts they replace.
 
-    A quotation takes the place of nothing but a quotation: what the user said may mean something else. A fact takes the
-    place of all that it contradicts, see `contradiction`, whatever the model says of it.
+    A quotation replaces only quotations, since its meaning is uncertain. A fact replaces all facts that it contradicts,
+    see `contradiction`, even if the model does not say so.
 
     Args:
-        known: all that holds now; what was shown and is not among it any more is not superseded.
-        shown: what the model was shown, by short name.
-        now: the time of what was said without one, in seconds since the epoch.
+        known: the facts that are valid now. A fact that the model was shown is replaced only if it is among them.
+        shown: the facts that the model was shown, by short name.
+        now: the time of statements that have none, in seconds since the epoch.
     """
     deciding = _Reconciling(known)
     for number, candidate in enumerate(candidates):
@@ -91,40 +91,40 @@ def decide(
         if isinstance(candidate, Refusal):
             deciding.counts[candidate] += 1
             continue
-        verdict = judge(candidate, material, limits)
+        verdict = judge(candidate, messages, limits)
         of = shown[candidate.of].id if candidate.of is not None and candidate.of in shown else None
         if candidate.action is Action.IGNORE:
             deciding.ignore(of, verdict)
         elif isinstance(verdict, Refusal):
             deciding.counts[verdict] += 1
         else:
-            names = said_names(candidate, verdict.said, material)
+            names = said_names(candidate, verdict.said, messages)
             name = candidate.name if candidate.name in names else None
             own = {"name": name, "aliases": tuple(each for each in names if each != name)}
-            deciding.take(number, candidate.model_copy(update=own), verdict, of, now)
+            deciding.accept(number, candidate.model_copy(update=own), verdict, of, now)
     return ReconcileResult(tuple(deciding.accepted), frozenset(deciding.again), deciding.counts)
 
 
 class _Reconciling:
-    """What was decided of the candidates of an answer so far."""
+    """The decisions about an answer's candidates so far."""
 
     def __init__(self, known: Sequence[MemoryItem]) -> None:
         self.holds = {item.id: item for item in known}
         self.keys = {item.id: _key(item.text) for item in known}
         self.accepted: list[Accepted] = []
         self.places: list[tuple[int, int]] = []
-        """Where each that was accepted is said."""
+        """The place of each accepted fact in the messages."""
         self.again: set[str] = set()
         self.counts = Counter[str]()
 
     def ignore(self, of: str | None, verdict: Verdict | Refusal) -> None:
-        """Note that the model finds nothing new in it."""
+        """Count a candidate that the model considers known."""
         self.counts["ignored"] += 1
         if of in self.holds and isinstance(verdict, Verdict):
             self.again.add(of)
 
-    def take(self, number: int, candidate: Candidate, verdict: Verdict, of: str | None, now: float) -> None:
-        """Accept the candidate, or a quotation in its place, unless the same is known."""
+    def accept(self, number: int, candidate: Candidate, verdict: Verdict, of: str | None, now: float) -> None:
+        """Accept the candidate, or a quotation instead, unless it is known."""
         text = verdict.text(candidate.text, verdict.said.item.created_at or now)
         candidate = candidate.model_copy(update={"text": text})
         target = self._target(candidate, of)
@@ -136,7 +136,7 @@ class _Reconciling:
         else:
             same = {at for at, other in self.keys.items() if other == key}
         if verdict.quote is not None:
-            plain = _key(verdict.quote)  # as a fact that is the same sentence, and holds
+            plain = _key(verdict.quote)  # a known fact in the same words
             same |= {at for at, other in self.keys.items() if other == plain}
         if same:
             self.counts["same"] += 1
@@ -150,20 +150,20 @@ class _Reconciling:
             gone |= {each.id: each for each in self.holds.values() if _contradicts(candidate, each.text, each.topic)}
             before = self._contradicted(candidate, verdict.place)
         for name in gone:
-            del self.holds[name]  # only one fact stands in its place
+            del self.holds[name]  # a fact is replaced by one fact only
         self.keys[f"{number} of this answer"] = key
         self.places.append(verdict.place)
         self.accepted.append(Accepted(candidate, verdict.said, tuple(gone.values()), tuple(before)))
 
     def _target(self, candidate: Candidate, of: str | None) -> MemoryItem | None:
-        """Return what the candidate is to stand in the place of, by the model's word and as far as it can be so."""
+        """Return the known fact that the model says the candidate replaces, if that is plausible."""
         target = None if of is None or candidate.action is Action.ADD else self.holds.get(of)
         if target is None or not _akin(candidate, target):
             return None
         return None if quoted_in(candidate.text) is not None and quoted_in(target.text) is None else target
 
     def _contradicted(self, candidate: Candidate, place: tuple[int, int]) -> list[int]:
-        """Return which of the answer's facts it contradicts and follows; note it at those that follow it."""
+        """Return the numbers of earlier facts of the answer that it contradicts; record it at later ones."""
         before = []
         for at, other in enumerate(self.accepted):
             if _contradicts(candidate, other.candidate.text, other.candidate.topic):
@@ -176,11 +176,11 @@ class _Reconciling:
 
 
 _READ = 20
-"""How many times as many facts of an answer are looked at as may be taken."""
+"""How many times `Limits.max_facts` candidates of an answer are read."""
 
 
 def _contradicts(candidate: Candidate, text: str, topic: str | None) -> bool:
-    """Return whether a new fact and another cannot both hold: they are of one topic, or one of them has none."""
+    """Return whether a new fact contradicts another of the same topic, or if one has no topic."""
     is_same = flat(candidate.topic or "") == flat(topic or "")
     if candidate.topic and topic and not is_same:
         return False
@@ -188,7 +188,7 @@ def _contradicts(candidate: Candidate, text: str, topic: str | None) -> bool:
 
 
 def _akin(candidate: Candidate, item: MemoryItem) -> bool:
-    """Return whether it can be about the same: a model that lies may not put anything in the place of anything."""
+    """Return whether both may be about the same subject, so that a wrong answer does not replace unrelated facts."""
     if candidate.topic and item.topic and flat(candidate.topic) == flat(item.topic):
         return True
     claimed = subjects(f"{candidate.text} {candidate.evidence}")
@@ -196,7 +196,7 @@ def _akin(candidate: Candidate, item: MemoryItem) -> bool:
 
 
 def _key(text: str) -> tuple[str, ...]:
-    """Return what texts that say the same in the same words share. A quotation is the same on any day."""
+    """Return a key that is equal for texts in the same words. Quotations of different days are equal."""
     if (quote := quoted_in(text)) is not None:
         return ("", *flat(quote).split())
     tokens = [token.strip(_MARKS).removesuffix("'s") for token in flat(text).split()]
@@ -213,11 +213,11 @@ _NOT = frozenset(
 
 
 def _extends(more: tuple[str, ...], less: tuple[str, ...]) -> bool:
-    """Return whether the one says what the other says, word for word, or that and a little more."""
+    """Return whether one text has the words of the other, and at most a few more."""
     if more == less:
         return True
     if "" in (more[:1] + less[:1]):
-        return False  # a quotation is as it is
+        return False  # a quotation extends nothing
     if not _LEAST <= len(less) < len(more) or len(less) < _SHARE * len(more):
         return False
     rest = iter(more)

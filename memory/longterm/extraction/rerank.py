@@ -32,7 +32,7 @@ SCHEMA: Mapping[str, Any] = {
 
 
 MOST = 60
-"""How many facts a model is shown: half of them the nearest, and the newest."""
+"""The most facts that the model is shown. Up to half are the most similar ones; the newest follow."""
 
 
 class _Answer(BaseModel):
@@ -42,17 +42,17 @@ class _Answer(BaseModel):
 
 
 def request(query: str, items: Sequence[MemoryItem]) -> tuple[AnyBlock, ...]:
-    """Return what the model is shown: instructions, facts, and the query; as data."""
+    """Return the request to the model: instructions, then facts and query as quoted data."""
     rows = [f'{{"known": "f{number}", "text": {quote(item.text)}}}' for number, item in enumerate(items, 1)]
     rows += [f'{{"query": {quote(query)}}}', "", "Answer with the names now, as JSON."]
     return System(text=PROMPT), User(text="\n".join(rows))
 
 
 def chosen(answer: str, items: Sequence[MemoryItem]) -> list[MemoryItem]:
-    """Return the items that the answer names, in its order, each once. Names of nothing are passed over.
+    """Return the items that the answer names, in its order, each once. Unknown names are ignored.
 
     Raises:
-        ValueError: it is not of the shape.
+        ValueError: the answer does not have the requested shape.
     """
     names = {f"f{number}": item for number, item in enumerate(items, 1)}
     return [names[name] for name in dict.fromkeys(_Answer.model_validate_json(answer).names) if name in names]

@@ -38,7 +38,7 @@ class Candidate(BaseModel):
     @field_validator("name", mode="before")
     @classmethod
     def _one_name(cls, name: object) -> str | None:
-        """Drop what can be no name: the fact is one without it."""
+        """Drop an invalid name; the fact stays without one."""
         return next(iter(_names([name])), None)
 
     @field_validator("aliases", mode="before")
@@ -48,7 +48,7 @@ class Candidate(BaseModel):
 
 
 MOST_ALIASES = 8
-"""Other names of a fact that are taken from a model."""
+"""The most aliases of a fact that are read from an answer."""
 
 _NAME_CHARS = 80
 
@@ -74,7 +74,7 @@ class Refusal(StrEnum):
     NO_EVIDENCE = "no_evidence"
     """The quoted evidence is not in the user's messages."""
     NOT_ABOUT_THE_USER = "not_about_the_user"
-    """What is quoted is a greeting, a question, a mere request, or about another user."""
+    """The quoted evidence is a greeting, a question or a request, or is about another user."""
     UNSUPPORTED = "unsupported"
     """The quoted evidence does not support the fact."""
     TOO_MANY = "too_many"
@@ -85,25 +85,25 @@ class Limits:
     """Size limits of facts and answers."""
 
     max_facts: int = 16
-    """Of one answer."""
+    """The most facts of one answer."""
     min_chars: int = 8
-    """Of a fact; a character of two columns counts as two."""
+    """The fewest characters of a fact. A wide character counts as two."""
     max_chars: int = 400
     max_shown_chars: int = 60_000
-    """Of a request's material. What is longest is cut first."""
+    """The most characters of messages in a request. The longest messages are cut first."""
 
 
 def parse(answer: str) -> list[Candidate | Refusal]:
-    """Return what the model takes for facts, in order, and where what it gave is not even that.
+    """Return the candidate facts of an answer in order, with a `Refusal` for each malformed one.
 
     Raises:
-        ValueError: the answer is not JSON of the shape that was asked for, or nothing in it is; says why.
+        ValueError: the answer is not JSON of the requested shape, or all of its facts are malformed; says why.
     """
     fenced = _FENCED.fullmatch(answer.strip())
     found = _Answer.model_validate(pydantic_core.from_json(fenced[1] if fenced else answer, allow_inf_nan=False))
     read = [_read(fact) for fact in found.facts]
     if read and all(fact is Refusal.MALFORMED for fact in read):
-        raise ValueError(f"none of its {len(read)} facts has the shape that was asked for")
+        raise ValueError(f"none of its {len(read)} facts has the requested shape")
     return read
 
 

@@ -1,11 +1,10 @@
 """Checks whether a sentence of the user supports a claim about the user.
 
-The principle: a claim is borne out only if it is the user's sentence, said of a third person. Word by word and in
-order, each word of the claim is the sentence's own, but that "I" has become "the user", and the verb agrees. So what
-differs in denial, subject, tense or certainty is never borne out, whatever words a language has for that: it is not the
-same words. What a claim leaves out is either a word that changes nothing, or the rest of a sentence in which no word
-takes anything back. What is not shown is not so: what is said in other words, or in a language that is not in
-`grammatical_person`.
+A claim is supported only if it is the user's sentence in the third person: it has the same words in the same order,
+with "the user" for "I" and the matching form of the verb. So a claim that differs in negation, subject, tense or
+certainty is never supported, whichever words a language has for these. A claim may leave out words that do not change
+the meaning, and the rest of a sentence if no word in it negates or limits the statement. A claim in other words, or in
+a language that `grammatical_person` does not have, is not supported.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from functools import lru_cache
 from turnwise.memory.longterm.extraction.grammatical_person import BLOCKS, LANGUAGES, ORDERS, TAKES_BACK, Language
 
 MOST_WORDS = 120
-"""The most words of a sentence and of a claim. Longer ones support nothing and are not supported."""
+"""The most words of a sentence and of a claim. Longer ones are not compared."""
 
 
-def bears_out(sentence: str, claim: str) -> bool:
+def supports(sentence: str, claim: str) -> bool:
     """Return whether the sentence alone supports the claim. The caller must check the text around the sentence.
 
     Args:
-        sentence: one, as `clauses.flat` has it.
-        claim: likewise.
+        sentence: one sentence, normalized by `clauses.flat`.
+        claim: the claim, normalized in the same way.
     """
     if sentence.startswith('"') or len(sentence) > _MOST_CHARS:
         return False
-    return any(_bears_out(language, sentence, claim) for language in LANGUAGES)
+    return any(_supports(language, sentence, claim) for language in LANGUAGES)
 
 
-def bears_out_order(sentence: str, claim: str) -> bool:
-    """Return whether the sentence gives that instruction, word by word."""
+def supports_instruction(sentence: str, claim: str) -> bool:
+    """Return whether the sentence is this instruction, word for word."""
     (english, *_) = LANGUAGES
     said, wanted = (_PLEASE.sub("", _without_front(english, text)) for text in (sentence, claim))
     return ORDERS.match(said) is not None and _bare(english, said) == _bare(english, wanted)
@@ -42,12 +41,12 @@ def bears_out_order(sentence: str, claim: str) -> bool:
 _PLEASE = re.compile(r",? please[.!]?$")
 
 
-def agrees(question: str, claim: str) -> bool:
-    """Return whether who says yes to the question says what the claim says."""
+def yes_supports(question: str, claim: str) -> bool:
+    """Return whether the answer "yes" to the question supports the claim."""
     (english, *_) = LANGUAGES
     said = _ASKS_YOU.sub(lambda match: f"i {_OF_YOU[match[1]]} ", _without_front(english, question), count=1)
     said = re.sub(r"\byour\b", "my", said)
-    return said.startswith("i ") and " you" not in said and bears_out(" ".join(said.rstrip("?").split()), claim)
+    return said.startswith("i ") and " you" not in said and supports(" ".join(said.rstrip("?").split()), claim)
 
 
 _ASKS_YOU = re.compile(r"^(are|do|have|can) you ")
@@ -57,7 +56,7 @@ _MOST_CHARS = 2000
 
 @lru_cache(maxsize=2048)
 def tokens(text: str) -> tuple[str, ...]:
-    """Return the words and marks of a flat text, with what is contracted written out."""
+    """Return the words and marks of a flat text, with contractions expanded."""
     if "'" in text or "cannot" in text:
         for pattern, whole in _CONTRACTED:
             text = pattern.sub(whole, text)
@@ -82,7 +81,7 @@ _CONTRACTED = [
 _TOKEN = re.compile(r"[^\W_]+(?:['-][^\W_]+)*'?|[^\w\s]")
 
 
-def _bears_out(language: Language, sentence: str, claim: str) -> bool:
+def _supports(language: Language, sentence: str, claim: str) -> bool:
     text = _without_front(language, sentence)
     wanted = _bare(language, claim)
     if not wanted or len(wanted) > MOST_WORDS:
@@ -128,7 +127,7 @@ def _variants(language: Language, said: list[str]) -> Iterator[list[str]]:
 
 
 def _starts(language: Language, said: Sequence[str]) -> Iterator[int]:
-    """Yield where a sentence, or a part of it that stands for itself, speaks of who says it."""
+    """Yield where the sentence, or an independent part of it, begins with the speaker as its subject."""
     firsts = language.selves | language.possessives
     if said and (said[0] in firsts or language.drops_subjects):
         yield 0
@@ -146,13 +145,13 @@ _OPENS = frozenset(["that", "who", "which", '"', ":", "dass", "que", "che", "dat
 
 
 def _says(language: Language, said: Sequence[str], claim: Sequence[str]) -> bool:
-    """Return whether what begins with its speaker says what the claim says."""
+    """Return whether words that begin with the speaker say what the claim says."""
     if said[0] in language.possessives:
         return language.agrees(said[0], claim[0]) and _follows(language, said[1:], claim[1:], is_listing=False)
-    rest = claim[1:] if (claim[0],) in language.users or claim[0] in language.selves & {said[0]} else claim
+    rest = claim[1:] if claim[0] in language.users or claim[0] in language.selves & {said[0]} else claim
     if said[0] in language.selves:
         return bool(rest) and _follows(language, _without_adverbs(language, said[1:], rest[0]), rest)
-    # Whose verb without a subject it is, only a form tells that is none of another person.
+    # Without a subject, only a verb form that differs between the persons shows who it is about.
     at = 0
     while at < min(len(said), len(rest)) and said[at] == rest[at] and said[at] in language.nots:
         at += 1
@@ -162,14 +161,14 @@ def _says(language: Language, said: Sequence[str], claim: Sequence[str]) -> bool
 
 
 def _without_adverbs(language: Language, said: Sequence[str], word: str = "") -> Sequence[str]:
-    """Return what begins with the word, or with none that may be left out."""
+    """Return the words without leading adverbs, up to the given word."""
     while said and said[0] in language.adverbs and said[0] != word:
         said = said[1:]
     return said
 
 
 def _follows(language: Language, said: Sequence[str], claim: Sequence[str], *, is_listing: bool = True) -> bool:
-    """Return whether the claim's words are these, in order."""
+    """Return whether the claim has these words, in order."""
     at = 0
     for number, word in enumerate(claim):
         while at < len(said) and said[at] in language.adverbs and not language.agrees(said[at], word):
@@ -187,7 +186,7 @@ def _follows(language: Language, said: Sequence[str], claim: Sequence[str], *, i
 
 
 def _behind_equals(language: Language, said: Sequence[str], start: int, word: str) -> int:
-    """Return where the word stands in a row of equals of which those before it are left out; 0 if it does not."""
+    """Return the place of the word in an enumeration whose earlier parts the claim leaves out; 0 if there is none."""
     begins = start
     for at in range(start, min(start + _ROW, len(said))):
         if said[at] == word and at > start and said[at - 1] in language.links:
@@ -200,11 +199,11 @@ def _behind_equals(language: Language, said: Sequence[str], start: int, word: st
 
 
 _ROW, _EQUAL = 10, 2
-"""How many words a row may have, and each of what stands in it: a longer one may be a clause."""
+"""The most words of an enumeration, and of each part of it: a longer part may be a clause."""
 
 
 def _is_harmless(language: Language, rest: Sequence[str]) -> bool:
-    """Return whether what a claim leaves out at the end of a sentence takes nothing of it back."""
+    """Return whether the end of a sentence, which a claim leaves out, does not change the meaning of the rest."""
     rest = _without_adverbs(language, rest)
     if not rest:
         return True
@@ -212,12 +211,12 @@ def _is_harmless(language: Language, rest: Sequence[str]) -> bool:
         return rest[0] == "," and len(rest) > _TAG and bool(_REQUEST.match(" ".join(rest[1:])))
     if TAKES_BACK.intersection(rest):
         return False
-    # More behind a comma may say whose word it is: "I am Groot, quoth the tree".
+    # More words after a comma may name another speaker: "I am Groot, quoth the tree".
     is_apposition = rest[0] == "," and len(rest) == _APPOSITION
     return is_apposition or language.tails.match(" ".join(rest).replace(" ,", ",")) is not None
 
 
-_ASKS = frozenset("?؟？")  # noqa: RUF001 - as other scripts write it
+_ASKS = frozenset("?؟？")  # noqa: RUF001 - question marks of other scripts
 _TAG = 4
 _APPOSITION = 2
 _REQUEST = re.compile(r"(?:and |so )?(?:(?:can|could|would|will|do) you|what|which|where|how|who)\b")

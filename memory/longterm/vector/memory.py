@@ -375,7 +375,7 @@ class VectorMemory:
         """Return those of these texts that an item of any user still contains, whole or as a part of its text."""
         return await self._text.keeps(texts)
 
-    async def settle(self, keys: Collection[str]) -> None:
+    async def overwrite(self, keys: Collection[str]) -> None:
         """Overwrite vectors that were deleted in Chroma's files, and see that nothing of these keys is anywhere.
 
         Goes in small steps, between which others recall and save. Costs what was deleted and what Chroma has not
@@ -408,7 +408,7 @@ class VectorMemory:
         if files is None or not of_text.isdisjoint(files):
             await self._text.scrub()
         if files is None or not of_text.issuperset(files):
-            await self.settle([])
+            await self.overwrite([])
             await asyncio.to_thread(self._index.scrub)
 
     def paths(self) -> Sequence[Path]:

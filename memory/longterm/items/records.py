@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
+from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Source, Status
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.stores.sql.rows import to_json
 
 
 def fields_of(item: MemoryItem) -> dict[str, Any]:

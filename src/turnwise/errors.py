@@ -69,8 +69,8 @@ TurnwiseError
     ├── SessionFencedError     a later activation owns the session
     └── SessionRevertedError   the store is in an earlier state: acknowledged turns are missing
 
-The arguments are positional and kept as attributes of the same names, so an error survives
-pickling; the message names them and the remedy.
+The arguments are positional and become attributes with the same names, so an error survives pickling. The message has
+them and says what to do.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class ConfigError(InvalidInputError):
 class InvalidMemoryError(InvalidInputError):
     """A memory item cannot be saved: it is blank, not text, or of an unknown type."""
 
-    message = "memory {id!r} cannot be kept: {why}; nothing was written"
+    message = "memory {id!r} cannot be saved: {why}; nothing was written"
     id: str
     why: str
 
@@ -192,7 +192,7 @@ class InvalidMemoryError(InvalidInputError):
 class WorkingMemoryError(InvalidInputError):
     """A change would make the working memory invalid or too large; nothing was changed."""
 
-    message = "the working memory of {owner} refuses the change: {why}; it stays as it was"
+    message = "the change to the working memory of {owner} is invalid: {why}; nothing was changed"
     owner: str
     why: str
 
@@ -201,7 +201,6 @@ class ArchiveError(InvalidInputError):
     """An archive of a session cannot be imported; nothing of it is stored."""
 
     message = "line {line} of the archive: {why}; nothing was imported"
-    fields = ("line", "why")
     line: int
     """From 1."""
     why: str
@@ -251,7 +250,7 @@ class SessionExistsError(TurnwiseError):
 class SessionOwnerError(TurnwiseError):
     """The session belongs to another user or agent."""
 
-    message = "session {session_id!r} is not open to {kind} {given!r}: it belongs to another; choose another session id"
+    message = "session {session_id!r} belongs to another {kind} than {given!r}: choose another session id"
     session_id: str
     kind: str
     given: str
@@ -260,8 +259,7 @@ class SessionOwnerError(TurnwiseError):
 class SessionChangedError(TurnwiseError):
     """A session changed while it was exported, so the written archive is incomplete."""
 
-    message = "session {session_id!r} changed while it was exported: export it again, when no run of it is active"
-    fields = ("session_id",)
+    message = "session {session_id!r} changed while it was exported: export it again when it has no active run"
     session_id: str
 
 
@@ -280,7 +278,7 @@ class QueueFullError(SessionBusyError):
     """A run is active, and the queue behind it is full."""
 
     message = (
-        "session {session_id!r} has its full queue of {max_queued} runs behind run {run_id!r}: "
+        "the queue of session {session_id!r} is full, with {max_queued} runs behind run {run_id!r}: "
         "wait for some to end, or raise SessionConfig(max_queued=...)"
     )
     session_id: str
@@ -292,8 +290,8 @@ class OverloadedError(TurnwiseError):
     """A placement's limit is reached; nothing was done."""
 
     message = (
-        "session {session_id!r} is refused for now, since {limit}={value} is reached: "
-        "try again later, or raise it in the placement"
+        "session {session_id!r} cannot be served now: the limit {limit}={value} is reached; "
+        "try again later, or raise the limit in the placement"
     )
     session_id: str
     limit: str
@@ -304,16 +302,16 @@ class EngineLimitError(OverloadedError):
     """The open runs of a process use as many different engines as a process may hold; nothing was done."""
 
     message = (
-        "session {session_id!r} is refused for now: runs of its process that have not ended, or wait for approval, "
-        "have {value} different {limit}, the most that it holds. Let one of them end, or use fewer engines at once: "
-        "those with equal settings, or with one engine_name, count as one"
+        "session {session_id!r} cannot be served now: open runs of its process have {value} different {limit}, "
+        "the maximum; let one of the runs end, or use fewer engines at once: "
+        "engines with equal settings, or with the same engine_name, count as one"
     )
 
 
 class SessionEndedError(TurnwiseError):
     """The session has ended: it can be read, forked and deleted, but not continued."""
 
-    message = "session {session_id!r} has ended: fork() it, or open another"
+    message = "session {session_id!r} has ended: fork() it, or open another session"
     session_id: str
 
 
@@ -327,7 +325,9 @@ class NoActiveRunError(TurnwiseError):
 class CallNotFoundError(NotFoundError):
     """The run has no tool call with this id that waits, or has waited, for a decision."""
 
-    message = "run {run_id!r} of session {session_id!r} has no call {call_id!r} to decide about: pending() lists those"
+    message = (
+        "no call {call_id!r} of run {run_id!r}, session {session_id!r}, needs a decision: pending() lists those that do"
+    )
     session_id: str
     run_id: str
     call_id: str
@@ -336,7 +336,7 @@ class CallNotFoundError(NotFoundError):
 class NoMemoryError(NotFoundError):
     """A session has no memory of this kind: `long-term memory` or `working memory`."""
 
-    message = "session {session_id!r} has no {kind}: give its manager one, or go without"
+    message = "session {session_id!r} has no {kind}: pass one to its manager"
     session_id: str
     kind: str
 
@@ -344,7 +344,7 @@ class NoMemoryError(NotFoundError):
 class CallDecidedError(TurnwiseError):
     """The tool call was decided differently before, or its run has ended."""
 
-    message = "call {call_id!r} of run {run_id!r}, session {session_id!r}, takes no decision any more: {why}"
+    message = "call {call_id!r} of run {run_id!r}, session {session_id!r}, can no longer be decided: {why}"
     session_id: str
     run_id: str
     call_id: str
@@ -355,8 +355,8 @@ class IdempotencyConflictError(TurnwiseError):
     """An idempotency key was used again with another prompt."""
 
     message = (
-        "session {session_id!r}: idempotency key {key!r} belongs to run {run_id!r}, which was given "
-        "another prompt: use a new key for a new prompt"
+        "idempotency key {key!r} of session {session_id!r} belongs to run {run_id!r}, which has another prompt: "
+        "use a new key for a new prompt"
     )
     session_id: str
     key: str
@@ -382,7 +382,7 @@ class RunCancelledError(RunEndedError):
 class RunFailedError(RunEndedError):
     """The engine raised, returned nothing, could not be built, or ran out of time."""
 
-    message = "run {run_id!r} of session {session_id!r} failed: {why}; the session takes the next run"
+    message = "run {run_id!r} of session {session_id!r} failed: {why}; the session can run the next prompt"
 
 
 class RunLimitError(RunFailedError):
@@ -395,19 +395,22 @@ class OutputInvalidError(RunFailedError):
     Also raised by `Turn.parsed` and `Turn.parse`, if a class accepts less than its JSON schema does.
     """
 
-    message = "run {run_id!r} of session {session_id!r} gave no answer of the type asked for: {why}"
+    message = "run {run_id!r} of session {session_id!r} gave no answer of the requested type: {why}"
 
 
 class OutputRefusedError(RunFailedError):
     """The model refused to give an answer of the requested type; `why` quotes the refusal, `turn.text` has it whole."""
 
-    message = "run {run_id!r} of session {session_id!r} was refused an answer: {why}; the session takes the next run"
+    message = (
+        "the model refused to answer run {run_id!r} of session {session_id!r}: {why}; "
+        "the session can run the next prompt"
+    )
 
 
 class OutputCutError(RunFailedError):
     """An answer of a requested type was cut off at its maximum length; `turn.text` is the part that arrived."""
 
-    message = "run {run_id!r} of session {session_id!r} has a part of its answer only: {why}"
+    message = "the answer of run {run_id!r} of session {session_id!r} is incomplete: {why}"
 
 
 class RunInterruptedError(RunEndedError):
@@ -511,7 +514,7 @@ class StrategyError(TurnwiseError):
 class SummaryRefusedError(TurnwiseError):
     """A model's answer cannot be used as a summary; `kind` is `empty`, `tool_call`, `cut` or `oversize`."""
 
-    message = "the summary is refused ({kind}): {why}; the conversation stays as it is"
+    message = "the summary cannot be used ({kind}): {why}; nothing was changed"
     kind: str
     why: str
 
@@ -530,7 +533,7 @@ class ExtractionError(LongTermMemoryError):
 class ReadOnlyMemoryError(LongTermMemoryError):
     """The memory is read-only; its content can only be changed at its source."""
 
-    message = "{memory} is read-only and refuses {verb}(): write to another memory, or change what it was made of"
+    message = "{memory} is read-only and refuses {verb}(): write to another memory, or change the source of this one"
     memory: str
     verb: str
 
@@ -539,8 +542,8 @@ class CompactionError(TurnwiseError):
     """An overflow strategy's plan could not be carried out, and it has no `otherwise` left; nothing was changed."""
 
     message = (
-        "session {session_id!r}: what {strategy} decided for its window could not be carried out: {why}; "
-        "try again later, or give the strategy an otherwise= that needs no model and no memory, such as Trim()"
+        "the plan of {strategy} for the window of session {session_id!r} could not be carried out: {why}; "
+        "try again later, or pass the strategy an otherwise= that needs no model and no memory, such as Trim()"
     )
     session_id: str
     strategy: str
@@ -551,8 +554,8 @@ class WaitTimeoutError(TurnwiseError, TimeoutError):
     """The wait timed out before the run ended. The run continues."""
 
     message = (
-        "run {run_id!r} of session {session_id!r} has not ended within {timeout_s} s: "
-        "it goes on, wait again or cancel it"
+        "run {run_id!r} of session {session_id!r} did not end within {timeout_s} s, and continues: "
+        "wait again, or cancel it"
     )
     session_id: str
     run_id: str
@@ -562,7 +565,7 @@ class WaitTimeoutError(TurnwiseError, TimeoutError):
 class ReadOnlyStoreError(TurnwiseError):
     """The manager has `read_only=True`, and the method would change something; nothing was changed."""
 
-    message = "session {session_id!r}: {verb} changes the store: open a manager without read_only=True for that"
+    message = "session {session_id!r} is read-only, and {verb} would change it: use a manager without read_only=True"
     session_id: str
     verb: str
 
@@ -570,7 +573,7 @@ class ReadOnlyStoreError(TurnwiseError):
 class SessionLostError(TurnwiseError):
     """The session's process cannot be reached or started."""
 
-    message = "session {session_id!r} cannot be reached: {why}; what it acknowledged is in the store, try again"
+    message = "session {session_id!r} cannot be reached: {why}; try again: all that it acknowledged is in the store"
     session_id: str
     why: str
 
@@ -582,14 +585,16 @@ class StoreError(TurnwiseError):
 class StoreClosedError(StoreError):
     """The store was closed."""
 
-    message = "store {store} is closed: open another"
+    message = "store {store} is closed: open it again"
     store: str
 
 
 class SchemaVersionError(StoreError):
     """The store's schema has another version than the one that this turnwise writes."""
 
-    message = "store {store} has schema version {found}, this turnwise writes {known}: use a turnwise that knows it"
+    message = (
+        "store {store} has schema version {found}, this turnwise writes {known}: use a turnwise with version {found}"
+    )
     store: str
     found: str
     known: int
@@ -614,8 +619,8 @@ class KeyMissingError(EncryptionError):
     """A user has no key, or no longer has one: the user's records can be deleted, but not read or written."""
 
     message = (
-        "user {user_id!r} has no key, so what is stored of them can be neither read nor written: "
-        "let Encryption.key return it, or delete their sessions with forget()"
+        "user {user_id!r} has no key, so the user's records cannot be read or written: "
+        "return the key from Encryption.key, or delete the user's sessions with forget()"
     )
     user_id: str
 
@@ -623,7 +628,7 @@ class KeyMissingError(EncryptionError):
 class WrongKeyError(EncryptionError):
     """A record was encrypted with another key than the user's current one."""
 
-    message = "{record} was encrypted with another key of user {user_id!r}: let Encryption.key return that one"
+    message = "{record} was encrypted with another key of user {user_id!r}: return that key from Encryption.key"
     record: str
     user_id: str
 
@@ -654,7 +659,8 @@ class HistoryConflictError(StoreError):
     """Another event has this number, or this key (`key` is None if the number conflicts); nothing was written."""
 
     message = (
-        "the history of session {session_id!r} has another event under number {seq}, key {key!r}: append each once"
+        "the history of session {session_id!r} has another event under number {seq}, key {key!r}, "
+        "and nothing was written: append each event once"
     )
     session_id: str
     seq: int
@@ -665,7 +671,8 @@ class SessionFencedError(StoreError):
     """Another process has activated the session since and owns it now; nothing was written."""
 
     message = (
-        "session {session_id!r}: epoch {epoch} is stale, a later activation owns it; nothing was written, open it again"
+        "session {session_id!r} was activated by another process, so epoch {epoch} is stale and nothing was written: "
+        "open the session again"
     )
     session_id: str
     epoch: int
@@ -680,7 +687,7 @@ class SessionRevertedError(StoreError):
     """
 
     message = (
-        "session {session_id!r}: the store has gone back to an earlier state, as by a restore or a failover, so turns "
-        "that were acknowledged are missing; this call changed nothing: see turns() for what is left, and ask again"
+        "the store of session {session_id!r} went back to an earlier state, by a restore or a failover, so "
+        "acknowledged turns are missing, and this call changed nothing: see turns() for those left, and repeat the call"
     )
     session_id: str

@@ -118,7 +118,7 @@ def test_it_pickles_as_its_settings() -> None:
 
 def test_facts_that_cannot_be_are_refused() -> None:
     for wrong in ([""], ["a", " \n"], ["\ud800"], [MemoryItem(id="", text="x")], [5]):
-        with pytest.raises(InvalidMemoryError, match="cannot be kept"):
+        with pytest.raises(InvalidMemoryError, match="cannot be saved"):
             StaticMemory(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'1': is the id of two facts"):
         StaticMemory(["a", MemoryItem(id="1", text="b")])

@@ -96,8 +96,8 @@ class Attempt:
     ) -> Ending:
         """Run the engine and return how it ended. Raises nothing.
 
-        Ends with the answer, the cancel or after `timeout_s`, whichever is first; an engine that does not stop then is
-        abandoned after `grace_s`. If the cancel and the answer coincide, the run is cancelled and keeps the answer.
+        Ends with the answer, with a cancel, or after `timeout_s`, whichever is first. An engine that does not stop then
+        is abandoned after `grace_s`. If the cancel and the answer coincide, the run is cancelled and keeps the answer.
         """
         cancelled = self.run.cancelled
         engine = asyncio.ensure_future(checked(answer))
@@ -115,7 +115,7 @@ class Attempt:
         if cancelled.done():
             return Ending("cancelled", cancelled.result(), answer=finished)
         if late:
-            return Ending("failed", f"it took longer than timeout_s={self.run.record.timeout_s}", "timeout")
+            return Ending("failed", f"the run took longer than timeout_s={self.run.record.timeout_s}", "timeout")
         if finished is not None:
             return Ending("completed", answer=finished)
         if isinstance(error, Suspend):
@@ -127,7 +127,7 @@ class Attempt:
         )
 
     def close(self) -> None:
-        """Publish the deltas that are left, and close the context."""
+        """Publish the remaining deltas, and close the context."""
         if not self.closed:
             self._flush()
             self.closed = True
@@ -139,11 +139,11 @@ class Attempt:
             ledger = Ledger(stored)
             ledger.flush_assistant(ending.answer)
         elif stored:
-            held = ledger.blocks()
-            if not {id(block) for block in stored} <= {id(block) for block in held}:
-                # A record was stored whose engine was stopped before it knew: what came since is results, if anything.
-                ledger = Ledger([*stored, *(block for block in held if isinstance(block, ToolResult))])
-        is_whole = ending.state == "completed" or ending.code in _WHOLE
+            blocks = ledger.blocks()
+            if not {id(block) for block in stored} <= {id(block) for block in blocks}:
+                # The engine was stopped while `record` was committing: only tool results can have arrived since.
+                ledger = Ledger([*stored, *(block for block in blocks if isinstance(block, ToolResult))])
+        is_whole = ending.state == "completed" or ending.code in _COMPLETE_ANSWER
         return ledger.settled(ending.why or "no result came", interrupted=not is_whole)
 
     # The context of the engine
@@ -188,7 +188,7 @@ class Attempt:
             part = part.text
         if isinstance(part, str):
             if part:
-                text = storable(part)  # half of a split character may come alone
+                text = storable(part)  # may be half of a surrogate pair
                 self.ledger.append_text(text)
                 self._unpublished.append(text)
                 if self._timer is None:
@@ -207,11 +207,11 @@ class Attempt:
         if self.closed:
             return
         if usage:
-            usage = replace(usage, calls=0) if self._announces else usage  # `begin_call` counts them
+            usage = replace(usage, calls=0) if self._announces else usage  # `begin_call` counts the calls
             try:
                 usage = self._callbacks.price(usage, model)
             finally:
-                self.run.unbilled += usage  # it was spent, whatever it costs
+                self.run.unbilled += usage  # also if pricing fails
         self.stop_reason = stop_reason or self.stop_reason
 
     def publish(self, kind: type[Event], **values: Any) -> None:
@@ -225,7 +225,7 @@ class Attempt:
         self._callbacks.check_budget(self.run)
         spent = self.run.spent
         if limit is not None and spent.calls >= limit:
-            raise LimitError(f"it has called the model {limit} times: raise max_steps=", "step_limit")
+            raise LimitError(f"the run has called the model {limit} times: raise max_steps=", "step_limit")
         self._call, self._announces = spent, True
         self.run.unbilled += Usage(calls=1)
         self.stop_reason = None
@@ -257,7 +257,7 @@ class Attempt:
     # Publishing
 
     def _tick(self) -> None:
-        """Publish what has gathered, and gather again; stop when there was nothing."""
+        """Publish the collected text, and start the next interval; stop if there was none."""
         self._timer = None
         if self._unpublished:
             self._flush()
@@ -273,11 +273,11 @@ class Attempt:
 
 
 _LEFT_BEHIND: set[asyncio.Future[Any]] = set()
-"""What did not stop: held so that it is not collected while it runs."""
+"""Abandoned work, referenced here so that it is not garbage-collected while it runs."""
 
 
 def leave_behind(work: asyncio.Future[Any]) -> None:
-    """Let work that ignores its cancellation go on; nobody hears of it any more."""
+    """Abandon work that ignores its cancellation; its result and its errors are dropped."""
     _LEFT_BEHIND.add(work)
     work.add_done_callback(_forget)
 
@@ -285,22 +285,23 @@ def leave_behind(work: asyncio.Future[Any]) -> None:
 def _forget(work: asyncio.Future[Any]) -> None:
     _LEFT_BEHIND.discard(work)
     if not work.cancelled():
-        work.exception()  # it comes too late to matter, and must not be reported as never retrieved
+        work.exception()  # marks the exception as retrieved, so asyncio does not log it
 
 
 async def checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Block]:
-    """Return an engine's answer, if it is one.
+    """Return an engine's answer.
 
     Raises:
-        EngineError: it is none, or cannot be stored.
+        EngineError: the engine returned no answer, or one that cannot be stored; or it raised SystemExit or
+            KeyboardInterrupt.
     """
     try:
         output = list(await answer())
     except (SystemExit, KeyboardInterrupt) as error:
         raise EngineError(f"the engine raised {type(error).__name__}") from error
     if not output or not all(isinstance(block, Block) and block.role in ("assistant", "tool") for block in output):
-        raise EngineError("the engine returned no answer: return at least one block, all of an assistant or a tool")
-    has_text = any(isinstance(block, Text) for block in output)  # nearly always, and quickly seen
+        raise EngineError("the engine returned no answer: it must return blocks of the assistant or of tools")
+    has_text = any(isinstance(block, Text) for block in output)  # the usual case needs no repair
     if not has_text and not repair(output, why="", interrupted=False):
         raise EngineError("the engine returned thoughts but no answer")
     for block in output:
@@ -309,11 +310,11 @@ async def checked(answer: Callable[[], Awaitable[Sequence[Block]]]) -> list[Bloc
 
 
 def _ended() -> EngineError:
-    return EngineError("the run's end is decided: what comes now changes nothing")
+    return EngineError("the run has ended: nothing can be added to it")
 
 
 def reason(error: BaseException) -> str:
-    """Return why something failed, as it may be stored: our own errors say it all."""
+    """Return an error as text that can be stored: the message of turnwise's errors, else type and message."""
     return storable(str(error) if isinstance(error, TurnwiseError) else f"{type(error).__name__}: {error}")
 
 
@@ -322,10 +323,10 @@ def _code(error: BaseException) -> str | None:
 
 
 REFUSED = "refused"
-"""The code of a run whose provider refused what the conversation holds."""
+"""The code of a run whose provider refused the content of the conversation."""
 
-_WHOLE = ("output_invalid", "output_refused")
-"""The codes of runs that failed by what their model said, and not before it had said it."""
+_COMPLETE_ANSWER = ("output_invalid", "output_refused")
+"""The codes of runs that failed although the model completed its answer."""
 
 _CODES: Mapping[type[TurnwiseError], str] = {
     WindowOverflowError: "window",
@@ -338,7 +339,7 @@ _CODES: Mapping[type[TurnwiseError], str] = {
 
 
 def storable(text: str) -> str:
-    """Return the text without lone surrogates, which no store and no provider takes."""
+    """Return the text without lone surrogates, which no store and no provider accepts."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

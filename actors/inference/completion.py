@@ -45,7 +45,7 @@ async def ask(
         return await checked(lambda: runner.run(shown, context))
     finally:
         if isinstance(runner, Closable):
-            await _put_away(runner, grace_s)
+            await _close(runner, grace_s)
 
 
 class CompletionContext:
@@ -79,7 +79,7 @@ class CompletionContext:
         """Do nothing: without tools there is only one model call."""
 
     def end_call(self) -> NoReturn:
-        raise SummaryRefusedError("tool_call", "the model called a tool, and is to write")
+        raise SummaryRefusedError("tool_call", "the model called a tool instead of answering with text")
 
     async def record(
         self, *blocks: Block, events: Sequence[NewEvent] = (), calls: Mapping[str, CallState | None] | None = None
@@ -97,14 +97,14 @@ async def within(work: Callable[[], Awaitable[Result]], timeout_s: float, grace_
         work: not called if the caller is cancelled before it begins.
 
     Raises:
-        TimeoutError: there was no result within `timeout_s`.
+        TimeoutError: no result within `timeout_s`.
         EngineError: the work cancelled itself, or raised SystemExit or KeyboardInterrupt.
     """
     task = asyncio.ensure_future(_guarded(work))
     try:
         await asyncio.wait({task}, timeout=timeout_s)
         if task.cancelled():
-            raise EngineError("it cancelled itself")
+            raise EngineError("the call cancelled itself")
         if task.done():
             return task.result()
     finally:
@@ -113,19 +113,19 @@ async def within(work: Callable[[], Awaitable[Result]], timeout_s: float, grace_
             await asyncio.wait({task}, timeout=grace_s)
         if not task.done():
             leave_behind(task)
-    raise TimeoutError(f"nothing came within {timeout_s:g} s")
+    raise TimeoutError(f"no result within {timeout_s:g} s")
 
 
 async def _guarded(work: Callable[[], Awaitable[Result]]) -> Result:
     try:
         return await work()
     except (SystemExit, KeyboardInterrupt) as error:
-        raise EngineError(f"it raised {type(error).__name__}") from error
+        raise EngineError(f"the call raised {type(error).__name__}") from error
 
 
-async def _put_away(runner: Closable, grace_s: float) -> None:
-    """Close a runner; log an error of that instead of raising it, since the answer is there."""
+async def _close(runner: Closable, grace_s: float) -> None:
+    """Close the runner. An error is logged, not raised, since the answer is complete."""
     try:
         await within(runner.close, grace_s, grace_s)
-    except Exception:  # noqa: BLE001 - logged; the answer is there
-        _log.exception("%s, which was asked for a text, could not be closed", type(runner).__name__)
+    except Exception:  # noqa: BLE001 - logged; the answer is complete
+        _log.exception("%s could not be closed after a completion", type(runner).__name__)

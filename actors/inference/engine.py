@@ -247,7 +247,7 @@ def check_taken(builder: EngineBuilder, model: str | None, params: Mapping[str, 
     if isinstance(builder, Steerable):
         refused = builder.not_taken(model, params)
     else:
-        why = f"{type(builder).__name__} takes no parameters of runs: it lacks not_taken(), see Steerable"
+        why = f"{type(builder).__name__} does not support parameters of runs: it has no not_taken(), see Steerable"
         refused = dict.fromkeys(["model"] if model is not None else params, why)
     for name, why in refused.items():
         if name == "model":
@@ -260,10 +260,10 @@ def check_answers(builder: EngineBuilder, output: Mapping[str, Any] | None, para
     if output is None:
         return
     if not isinstance(builder, Structured):
-        why = f"{type(builder).__name__} gives no answers of a type: it lacks answering(), see Structured"
+        why = f"{type(builder).__name__} does not support typed answers: it has no answering(), see Structured"
         raise InvalidInputError("output", shown(output), why)
     if "response_format" in params:
-        why = "output= says what the answer is too: leave one out; that of a session by {'response_format': None}"
+        why = "pass either this or output=; {'response_format': None} removes a session's own"
         raise InvalidInputError("params['response_format']", shown(params["response_format"]), why)
 
 

@@ -1,4 +1,4 @@
-"""Middleware: wraps each call of a model, to log it or to change its request."""
+"""Middleware: wraps each model call, for example to log it or to change its request."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from turnwise.memory.conversation.turns import Turn
 
 @runtime_checkable
 class Middleware(Protocol):
-    """Wraps each call of the model. Travels to the session's process with its engine, so it pickles."""
+    """Wraps each model call. It is pickled to the session's process together with its engine."""
 
     async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
-        """Return the answer of `runner.run(turn, context)`, which is the rest of the chain, or another in its place.
+        """Return an answer: that of `runner.run(turn, context)`, which is the rest of the chain, or another one.
 
-        `turn.showing(blocks)` is the turn with other blocks: the model sees them, the history does not change. Let
-        asyncio's cancellation through. Raising fails the run.
+        To show the model other blocks, pass `turn.showing(blocks)` to the runner; the history does not change. Do not
+        suppress asyncio's cancellation. An exception fails the run.
         """
 
 
 class _Link:
-    """A middleware with the rest of the chain: a runner like any other."""
+    """A middleware with the rest of the chain, as a runner."""
 
     def __init__(self, middleware: Middleware, runner: InferenceRunner) -> None:
         self._middleware = middleware
@@ -45,11 +45,11 @@ def wrap(runner: InferenceRunner, middleware: Sequence[Middleware]) -> Inference
 
 @dataclass(frozen=True, slots=True)
 class SystemPrompt:
-    """Shows the model a system prompt: one, at the head. Doing so twice is doing so once."""
+    """Puts one system prompt at the beginning of the request. Idempotent."""
 
     text: str
     if_present: Literal["replace", "keep"] = "replace"
-    """What becomes of one that the conversation has."""
+    """What happens to a system prompt in the conversation."""
 
     async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         """See `Middleware`."""
@@ -61,7 +61,7 @@ class SystemPrompt:
 
 @dataclass(frozen=True, slots=True)
 class LogCalls:
-    """Logs each call of the model: ids, sizes and times, never what is said."""
+    """Logs ids, sizes and duration of each model call, never texts."""
 
     logger: str = "turnwise.calls"
     level: int = logging.INFO
@@ -83,10 +83,10 @@ class LogCalls:
 
 @dataclass(frozen=True, slots=True)
 class ReorderResults:
-    """Shows the model each tool result right behind the message that made its call, in the order of declaration.
+    """Moves each tool result to directly after the message with its call, in the order of the calls.
 
-    For histories that came from elsewhere: a session's own are in this order. Where a result is missing, doubled or
-    nobody's, the blocks stay as they are, and the validator names the fault.
+    For imported histories; the session's own histories have this order. If a result is missing, repeated or without a
+    call, nothing is moved, and the validator reports the error.
     """
 
     async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 LONG = 16
-"""A key of so many characters is no word: wherever it stands, it is the key."""
+"""The length from which a key is removed from texts, in characters: a shorter one could be an ordinary word."""
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
-    """Return the text with *** in place of each secret, as it stands or quoted for a URL or in JSON."""
+    """Return the text with *** instead of each secret, whether plain, quoted for a URL, or escaped in JSON."""
     for secret in secrets:
         for form in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1]):
             text = text.replace(form, "***")

@@ -17,7 +17,7 @@ TIMEOUT_S, GRACE_S = 60.0, 2.0
 
 
 class EngineModel:
-    """Asks an engine, for no session: see `memory.text_model.TextModel`. `usage` sums up what it cost."""
+    """An engine as a `TextModel`, outside of any session. `usage` is the sum over all answers."""
 
     def __init__(self, builder: EngineBuilder, *, timeout_s: float = TIMEOUT_S) -> None:
         self._builder = builder
@@ -25,7 +25,7 @@ class EngineModel:
         self.usage = Usage()
 
     async def answer(self, request: Sequence[Block], *, schema: Mapping[str, Any] | None = None) -> str:
-        """See `TextModel`. An engine that is not `Structured` is trusted to read the schema's rules in the request.
+        """See `TextModel`. An engine that is not `Structured` gets no schema, so the request must describe the format.
 
         Raises:
             EngineError, TimeoutError: there is no answer.

@@ -236,4 +236,4 @@ class PlanRunner:
 def check_open(run: ActiveRun) -> None:
     """Raise EngineError if the run's outcome is decided, so that nothing may change its turn."""
     if run.done.done() or run.closed:
-        raise EngineError("the run's end is decided: what comes now changes nothing")
+        raise EngineError("the run has ended: nothing can be added to it")

@@ -286,7 +286,7 @@ class RunDriver:
                 known = set(map(id, attempt.ledger.blocks()))
                 attempt.ledger.record(block for block in run.output.blocks if id(block) not in known)
             elif run.done.done() or run.attempt is not attempt:
-                raise EngineError("the run's end is decided: what comes now changes nothing")
+                raise EngineError("the run has ended: nothing can be added to it")
             else:
                 await self._record(attempt, blocks, events, calls, doubt)
             return self._journal.blocks.turn(run.turn)

@@ -606,7 +606,7 @@ async def killed_behind(step: AnyBlock, memory: Dying) -> Outcome:
     stage.new_core()
     outcome = await stage.outcome()
     memory.goes_on.set()  # the lost process comes back and wants to record, too
-    with pytest.raises(Exception, match="later activation"):
+    with pytest.raises(Exception, match="activated by another process"):
         await lost.reads.wait("run")
     assert outcome.run.state == "completed" and outcome.run.resumes == 1
     return outcome

@@ -624,7 +624,7 @@ async def asked(model: Answers, times: int) -> bool:
 def test_an_engine_that_gives_no_answers_of_a_type_is_not_asked_for_one() -> None:
     async def story() -> None:
         stage = Stage(EchoEngine())
-        with pytest.raises(InvalidInputError, match="EchoEngine gives no answers of a type"):
+        with pytest.raises(InvalidInputError, match="EchoEngine does not support typed answers"):
             await stage.start(output=output_record(City, 2))
         assert await stage.core.reads.runs() == []
 

@@ -290,10 +290,10 @@ def test_later_parameters_take_the_place_of_earlier_ones_and_none_takes_them_out
         ({"tools": ()}, {"tool_choice": "required"}, "the engine has no such tool; it has none"),
         ({}, {"tool_choice": {"type": "function", "name": "paint"}}, "no such tool; it has look"),
         ({"tools": ()}, {"parallel_tool_calls": True}, "the engine has no tools"),
-        ({"provider": "llama.cpp"}, {"tool_choice": LOOK}, "provider 'llama.cpp' does not take it"),
-        ({"provider": "deepseek"}, {"seed": 7}, "provider 'deepseek' does not take it: leave it out; see https://"),
-        ({"provider": "deepseek"}, {"response_format": {"type": "json_schema", **SCHEMA}}, "takes no schemas"),
-        ({"base_url": "https://api.deepseek.com"}, {"metadata": {"a": "b"}}, "provider 'deepseek' does not take it"),
+        ({"provider": "llama.cpp"}, {"tool_choice": LOOK}, "provider 'llama.cpp' does not support it"),
+        ({"provider": "deepseek"}, {"seed": 7}, "provider 'deepseek' does not support it: omit it; see https://"),
+        ({"provider": "deepseek"}, {"response_format": {"type": "json_schema", **SCHEMA}}, "does not support schemas"),
+        ({"base_url": "https://api.deepseek.com"}, {"metadata": {"a": "b"}}, "provider 'deepseek' does not support it"),
     ],
     ids=str,
 )
@@ -441,8 +441,12 @@ async def test_a_session_s_parameters_hold_for_its_runs_and_its_forks() -> None:
 
 async def test_a_run_that_asks_for_what_its_engine_does_not_take_is_refused_and_nothing_is_stored() -> None:
     for engine, asked, why in (
-        (EchoEngine(), {"params": {"temperature": 0.5}}, r"params\['temperature'\]=0.5: EchoEngine takes no param"),
-        (EchoEngine(), {"model": "large"}, "model='large': EchoEngine takes no parameters"),
+        (
+            EchoEngine(),
+            {"params": {"temperature": 0.5}},
+            r"params\['temperature'\]=0.5: EchoEngine does not support param",
+        ),
+        (EchoEngine(), {"model": "large"}, "model='large': EchoEngine does not support parameters"),
         (steered(), {"params": {"top_p": 0.5, "seed": 7}}, r"params\['seed'\]=7: it throws dice"),
     ):
         stage = Stage(engine)

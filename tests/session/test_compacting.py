@@ -311,7 +311,7 @@ async def test_a_summarizer_that_hangs_is_given_up_and_trim_decides() -> None:
     stage = await opened(summarize(model), compaction_timeout_s=10.0)
     await chat(stage, *prompts(0, 12), pause_s=0.0)
     failed = await told(stage, CompactionFailed)
-    assert failed and "nothing came within 10 s" in failed[0].why
+    assert failed and "no result within 10 s" in failed[0].why
     assert {event.strategy for event in await told(stage, WindowCompacted)} == {"Trim"}
 
 
@@ -712,7 +712,7 @@ async def test_an_engine_that_cannot_be_built_in_time_holds_nobody_up() -> None:
     stage.core.use(stage.engine, stage.config, stage.overflow)
     outcome = await chat(stage, *prompts(0, 12), pause_s=0.0)
     assert outcome.run.state == "completed"
-    assert {event.why for event in await told(stage, CompactionFailed)} == {"TimeoutError: nothing came within 5 s"}
+    assert {event.why for event in await told(stage, CompactionFailed)} == {"TimeoutError: no result within 5 s"}
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError(), SystemExit(1), KeyboardInterrupt()])

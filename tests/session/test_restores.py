@@ -248,7 +248,7 @@ def test_a_session_whose_last_turns_are_gone_says_so_and_goes_on(restorable: Res
         await run(core, "lost 2")
         told = (await core.reads.session()).next_index, max(event.seq for event in (await core.reads.events())[0])
         restorable.restore()
-        with pytest.raises(SessionRevertedError, match=r"'s'.*acknowledged are missing"):
+        with pytest.raises(SessionRevertedError, match=r"'s'.*acknowledged turns are missing"):
             await core.start(["after"], run_id="after")
         assert core.ownership.is_lost
 

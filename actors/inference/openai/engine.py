@@ -42,11 +42,11 @@ _RESERVED = {
 }
 
 _NO_FIELDS = {
-    "n": "one answer is kept, so one is asked for",
-    "extra_headers": "it is no field of the body: pass default_headers=",
-    "extra_query": "it is no field of the body: pass default_query=",
-    "extra_body": "put its fields into extra= themselves",
-    "timeout": "it is no field of the body: pass timeout_s=",
+    "n": "a run has one answer",
+    "extra_headers": "it is not a field of the body: pass default_headers=",
+    "extra_query": "it is not a field of the body: pass default_query=",
+    "extra_body": "put its fields directly into extra=",
+    "timeout": "it is not a field of the body: pass timeout_s=",
 }
 """Arguments of the `openai` client that are not fields of the request body, with what to use instead."""
 
@@ -62,9 +62,9 @@ class AzureOpenAI:
     """A resource of Azure OpenAI. The engine's `model` is the name of the deployment."""
 
     endpoint: str
-    """Such as https://my-resource.openai.azure.com, without a path."""
+    """The resource's URL without a path, such as https://my-resource.openai.azure.com."""
     api_version: str | None = None
-    """Such as 2024-10-21, for the older API path, which has a version in each request; if omitted, the v1 path."""
+    """The version for the older API path, such as 2024-10-21. If omitted, the v1 path is used."""
 
     def __post_init__(self) -> None:
         _check_url("endpoint", self.endpoint)
@@ -134,13 +134,13 @@ class OpenAIEngine:
     """More fields of the request body, as JSON values; `tools` among them come after the engine's own."""
 
     def __post_init__(self) -> None:
-        _check("model", self.model, bool(self.model.strip()), "name a model")
+        _check("model", self.model, bool(self.model.strip()), "must not be blank")
         _check("api", self.api, self.api in _RESERVED, "must be 'chat' or 'responses'")
         _check("provider", self.provider, self.provider in (None, *PROFILES), f"must be one of {', '.join(PROFILES)}")
         _check_url("base_url", self.base_url)
-        _check("azure", self.azure, self.azure is None or self.base_url is None, "has an endpoint: leave base_url out")
+        _check("azure", self.azure, self.azure is None or self.base_url is None, "cannot be combined with base_url")
         is_key = self.api_key is None or callable(self.api_key) or _is_key(self.api_key)
-        _check("api_key", "***", is_key, "must be ASCII text without spaces, or a function that returns such")
+        _check("api_key", "***", is_key, "must be ASCII text without spaces, or a function that returns it")
         for name in ("timeout_s", "connect_timeout_s", "first_byte_s"):
             seconds = getattr(self, name)
             _check(name, seconds, seconds is None or 0 < seconds < math.inf, "must be more than 0 seconds")
@@ -149,20 +149,28 @@ class OpenAIEngine:
             is_text = given is None or all(isinstance(each, str) for pair in given.items() for each in pair)
             _check(name, sorted(given or ()), is_text, "must map texts to texts")
             object.__setattr__(self, name, freeze(given))
-        _check("http_client", self.http_client, self.http_client is None or callable(self.http_client), "is a function")
+        _check(
+            "http_client",
+            self.http_client,
+            self.http_client is None or callable(self.http_client),
+            "must be a function",
+        )
         _check("max_retries", self.max_retries, self.max_retries >= 0, "must be 0 or more")
         _check("temperature", self.temperature, 0 <= (self.temperature or 0) < math.inf, "must be 0 or more")
         tokens = self.max_output_tokens
         _check("max_output_tokens", tokens, tokens is None or tokens >= 1, "must be 1 or more")
         _check("extra", self.extra, self.extra is None or isinstance(self.extra, Mapping), "must be a mapping")
         _check(
-            "middleware", self.middleware, all(isinstance(one, Middleware) for one in self.middleware), "see Middleware"
+            "middleware",
+            self.middleware,
+            all(isinstance(one, Middleware) for one in self.middleware),
+            "each must have run(); see Middleware",
         )
         _check("hooks", self.hooks, all(map(callable, self.hooks)), "must be callable")
         object.__setattr__(self, "tools", self.registry)
         given = self.output_type
         is_read = given is None or OutputType.is_record({**given, "retries": given.get("retries") or 0})
-        _check("output_type", given, is_read, "is set by answering(), with 0 to 100 retries")
+        _check("output_type", given, is_read, "must be set by answering(), with 0 to 100 retries")
         taken = sorted(_RESERVED[self.api].intersection(self.extra or ()))
         _check("extra", taken, not taken, "the engine sets these fields itself")
         for name, why in _NO_FIELDS.items():
@@ -219,13 +227,14 @@ class OpenAIEngine:
     def _why_not(self, name: str, value: Any) -> str | None:
         """Return why a parameter is not supported; None if it is."""
         if self.api == "responses" and name in CHAT_ONLY:
-            return "the Responses API has no such parameter: leave it out, or use api='chat'"
+            return "the Responses API has no such parameter: omit it, or use api='chat'"
         profile, is_chat = self._profile, self.api == "chat"
         variant = f"{name}.{value['type']}" if isinstance(value, Mapping) and "type" in value else name
         if is_chat and {name, variant}.intersection(profile.lacks):
-            return f"provider {profile.name!r} does not take it: leave it out; see {profile.source}"
+            return f"provider {profile.name!r} does not support it: omit it; see {profile.source}"
         if is_chat and variant == "response_format.json_schema" and profile.json_mode == "json_object":
-            return f"provider {profile.name!r} takes no schemas: use {{'type': 'json_object'}} and say it in the prompt"
+            remedy = "use {'type': 'json_object'}, and describe the format in the prompt"
+            return f"provider {profile.name!r} does not support schemas: {remedy}"
         if name == "parallel_tool_calls" and not self._tool_names:
             return "the engine has no tools"
         if name == "tool_choice" and forces_call(value):

@@ -202,15 +202,18 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     from turnwise.memory.longterm.items.in_memory import InMemoryFacts
     from turnwise.memory.longterm.items.sql import SQLFacts
     from turnwise.memory.longterm.vector import (
-        chroma as vector_index,
+        collection,
         memory as vector_memory,
         sqlite_items as full_text,
     )
+    from turnwise.memory.longterm.vector.chroma_process import CHROMA_PROCESS, carry_out
 
     if share(10) == 10:
         return 1
     monkeypatch.setattr(vector_memory, "BATCH", 26)
-    monkeypatch.setattr(vector_index, "PAGE", 200)
+    monkeypatch.setattr(collection, "PAGE", 200)
+    opened: dict[Any, collection.VectorCollection] = {}  # by this process, where these sizes apply
+    monkeypatch.setattr(CHROMA_PROCESS, "ask", lambda key, verb, *args: carry_out(opened, key, verb, args))
     monkeypatch.setattr(full_text, "AT_ONCE", 20)
     monkeypatch.setattr(full_text, "_PAGE", 100)
     stores: tuple[Any, ...] = (full_text.SQLiteItems, InMemoryFacts, SQLFacts)

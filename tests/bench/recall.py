@@ -53,7 +53,8 @@ from turnwise.memory.longterm.items.in_memory import InMemoryFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.quoting import quote
 from turnwise.memory.longterm.search.ranking import Weights
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, EmbeddingFunction, VectorIndex
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory
+from turnwise.memory.longterm.vector.index import EmbeddingFunction, VectorIndex
 from turnwise.memory.longterm.vector.memory import Recall, VectorMemory
 from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.testing.embedding import HashEmbedding

@@ -37,7 +37,7 @@ from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.search.query import Query, parse
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.user_index import UserIndex, index_of
-from turnwise.memory.longterm.vector.chroma import EmbeddingFunction
+from turnwise.memory.longterm.vector.index import EmbeddingFunction
 
 Floats = NDArray[np.float32]
 

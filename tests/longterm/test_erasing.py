@@ -23,7 +23,8 @@ from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.vector import sqlite_rows as full_text_rows
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, VectorIndex
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace
+from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.stores.sql.store import SQLStore

@@ -21,7 +21,8 @@ from turnwise.memory.longterm.retention import Retention, Sweeping, Use, Uses
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.chroma import ChromaInMemory, VectorIndex
+from turnwise.memory.longterm.vector.chroma import ChromaInMemory
+from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.testing.embedding import HashEmbedding

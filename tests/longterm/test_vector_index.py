@@ -9,7 +9,8 @@ import pytest
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.conversation.ids import new_id
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer, VectorIndex
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
+from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.testing.embedding import HashEmbedding
 from vector_memories import FlakyEmbedding, chroma_server, constant, free_port
 
@@ -84,7 +85,8 @@ def test_a_server_that_is_down_is_used_once_it_is_up(server: ChromaServer) -> No
     index = VectorIndex(ChromaServer(host="127.0.0.1", port=free_port()), name=f"test-{new_id()}")
     with pytest.raises(StoreError):
         index.count()
-    index._place = server
+    assert index._collection is not None
+    index._collection._place = server
     assert index.count() == 0
     index.close()
 

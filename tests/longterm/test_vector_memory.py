@@ -21,14 +21,8 @@ from turnwise.memory.longterm.deletion import erase
 from turnwise.memory.longterm.search import passages, user_index
 from turnwise.memory.longterm.search.passages import MOST_VECTORS, vectors_of
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.chroma import (
-    MAX_EMBEDDED,
-    ChromaFolder,
-    ChromaInMemory,
-    ChromaPlace,
-    ChromaServer,
-    VectorIndex,
-)
+from turnwise.memory.longterm.vector.chroma import ChromaFolder, ChromaInMemory, ChromaPlace, ChromaServer
+from turnwise.memory.longterm.vector.index import MAX_EMBEDDED, VectorIndex
 from turnwise.memory.longterm.vector.memory import Recall, VectorMemory
 from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.longterm.vector.sqlite_rows import key_of

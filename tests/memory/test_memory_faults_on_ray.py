@@ -28,7 +28,7 @@ from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, Me
 from turnwise.memory.longterm.extraction.memory import is_record
 from turnwise.memory.longterm.items.base import all_facts
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.chroma import VectorIndex
+from turnwise.memory.longterm.vector.index import VectorIndex
 
 HASTY = {"memory": MemoryConfig(timeout_s=1.5), "compaction_timeout_s": 3.0}
 """A run waits so long for memories, and a memory may take so long to save."""
@@ -240,7 +240,8 @@ def test_vectors_of_another_dimension_are_refused_with_the_remedy(house: House, 
 
 HOLDER = """
 import sys
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex
+from turnwise.memory.longterm.vector.chroma import ChromaFolder
+from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.testing.embedding import HashEmbedding
 index = VectorIndex(ChromaFolder(sys.argv[1]), HashEmbedding())
 index.count()

@@ -41,7 +41,8 @@ from turnwise.memory.longterm.items.sql import SQLFacts
 from turnwise.memory.longterm.keyword import LexicalMemory
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.chroma import ChromaFolder, VectorIndex
+from turnwise.memory.longterm.vector.chroma import ChromaFolder
+from turnwise.memory.longterm.vector.index import VectorIndex
 from turnwise.memory.longterm.vector.memory import VectorMemory
 from turnwise.memory.longterm.vector.sqlite_items import SQLiteItems
 from turnwise.memory.stores.conformance.laws import Law, check_law

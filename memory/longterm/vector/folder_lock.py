@@ -11,6 +11,9 @@ from turnwise.errors import StoreError
 NAME = "turnwise.lock"
 """The file in the folder that is locked."""
 
+WAIT_S = 1.0
+"""How long `take` waits for another process, in seconds: one whose parent was killed takes a moment to end."""
+
 _held: dict[Path, tuple[sqlite3.Connection, int]] = {}
 """The folders that this process has, and how often."""
 
@@ -20,7 +23,7 @@ _lock = threading.Lock()
 def take(folder: str | Path) -> None:
     """Lock a folder for this process, until `leave` was called as often as `take`, or the process ends.
 
-    The folder is made if it is not there. Does not wait.
+    The folder is made if it is not there. Waits for another process for `WAIT_S` at most.
 
     Raises:
         StoreError: another process has it, or it cannot be written.
@@ -50,7 +53,7 @@ def _locked(path: Path) -> sqlite3.Connection:
     connection = None
     try:
         path.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(path / NAME, timeout=0, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path / NAME, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
         connection.execute("BEGIN EXCLUSIVE")
     except (OSError, sqlite3.Error) as error:
         if connection is not None:

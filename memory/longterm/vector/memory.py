@@ -24,15 +24,9 @@ from turnwise.memory.longterm.search.passages import item_key, vector_keys, vect
 from turnwise.memory.longterm.search.query import parse
 from turnwise.memory.longterm.search.ranking import Weights
 from turnwise.memory.longterm.types import MemoryType
-from turnwise.memory.longterm.vector.chroma import (
-    SYNC_CHANGES,
-    ChromaFolder,
-    EmbeddingFunction,
-    Health,
-    NoVectors,
-    VectorIndex,
-)
+from turnwise.memory.longterm.vector.chroma import SYNC_CHANGES, ChromaFolder
 from turnwise.memory.longterm.vector.default_embedding import ChromaDefault
+from turnwise.memory.longterm.vector.index import EmbeddingFunction, NoVectors, VectorIndex
 from turnwise.memory.longterm.vector.sqlite_items import Loaded, SQLiteItems
 from turnwise.memory.longterm.vector.sqlite_rows import Pending
 
@@ -41,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from turnwise.memory.longterm.search.user_index import UserIndex
+    from turnwise.memory.longterm.vector.collection import Health
 
     _Vectors = tuple[NDArray[np.float32] | None, str | None]
     _Rows = Sequence[NDArray[np.float32]]

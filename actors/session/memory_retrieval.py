@@ -185,11 +185,10 @@ class MemoryRetrieval:
         return found, forgets
 
     async def _ask(self, slot: MemorySlot, query: str, config: MemoryConfig) -> Sequence[MemoryItem] | ProfiledRecall:
-        """Search one memory. If it has profiles, get both at once, and twice the items: some may be in the profile."""
+        """Search one memory; if it has profiles, get both at once."""
         types = None if is_read_only(slot.memory) else config.types
         if _has_profile(slot, config) and isinstance(slot.memory, Profiled):
-            limit = 2 * config.max_results
-            return await slot.memory.recall_with_profile(self._scope, query, limit=limit, types=types)
+            return await slot.memory.recall_with_profile(self._scope, query, limit=config.max_results, types=types)
         return await slot.memory.recall(self._scope, query, limit=config.max_results, types=types)
 
 

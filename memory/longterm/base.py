@@ -97,7 +97,7 @@ class ProfiledRecall:
     profile: Sequence[MemoryItem]
     """Items about who the user is and how to answer them, the most important first, since not all may fit."""
     found: Sequence[MemoryItem]
-    """The items that `recall` returns. They may include items of the profile."""
+    """The items that `recall` returns, the best first. They may include items of the profile."""
 
 
 @runtime_checkable
@@ -107,7 +107,12 @@ class Profiled(Protocol):
     async def recall_with_profile(
         self, scope: Scope, query: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
     ) -> ProfiledRecall:
-        """Return the user's profile and the items relevant to the query; a blank query finds no items."""
+        """Return the user's profile and the items relevant to the query; a blank query finds no items.
+
+        Args:
+            limit: how many items to find that are not in the profile. Items of the profile that are as relevant are
+                found too, up to as many again.
+        """
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """Pin an item that the scope sees to the profile, or unpin it; return whether it is a valid item."""

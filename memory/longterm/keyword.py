@@ -113,8 +113,9 @@ class LexicalMemory:
             profile: the types of items that are in the profile in addition to pinned items.
         """
         items = await self.items(scope, FactFilter(types=types))
-        ranked = await self.ranked(scope, query, items, limit=max(limit, 0)) if query else []
-        found, standing = list(ranked), profile_of(items, profile)
+        standing = profile_of(items, profile)
+        ranked = await self.ranked(scope, query, items, limit=max(limit, 0) + len(standing)) if query else []
+        found = beside(standing, ranked, limit)
         self.use_profile(scope, standing, found)
         return ProfiledRecall(profile=standing, found=recalled(found, trouble_of(ranked)))
 
@@ -290,6 +291,21 @@ def profile_of(items: Sequence[MemoryItem], types: Collection[MemoryType]) -> li
     used = sorted(newest, key=lambda item: -item.uses)
     by_turns = {item.id: item for pair in zip(used, newest, strict=True) for item in pair}
     return sorted(by_turns.values(), key=lambda item: not item.pinned)[:PROFILED]
+
+
+def beside(profile: Sequence[MemoryItem], ranked: Sequence[MemoryItem], limit: int) -> list[MemoryItem]:
+    """Return the first `limit` of the ranked items that are not in the profile, and of those that are; the best first.
+
+    Args:
+        ranked: the best items, `limit` more than the profile has.
+    """
+    ids, left, found = {item.id for item in profile}, {True: limit, False: limit}, list[MemoryItem]()
+    for item in ranked:
+        is_in_profile = item.id in ids
+        left[is_in_profile] -= 1
+        if left[is_in_profile] >= 0:
+            found.append(item)
+    return found
 
 
 COUNTED = 20

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -585,3 +586,34 @@ async def test_a_user_with_100_000_items_is_answered_and_items_that_come_cost_no
 
 
 NOUNS = [f"{one}{two}" for one in ("stone", "water", "iron", "summer", "night") for two in ("bridge", "mill", "road")]
+
+
+@sync
+async def test_a_recall_of_what_is_in_memory_waits_for_no_write(make: MakeMemory) -> None:
+    memory, other = make(), make()
+    await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
+    assert await ids(memory, "What is the walrus called?") == ["1"]
+    writes, goes_on = memory._text._threads, threading.Event()
+    writes.submit(goes_on.wait)  # as a disk that has stopped
+    assert await ids(memory, "Who is called Antje?") == ["1"]
+    goes_on.set()
+    # What another process has written meanwhile is found too.
+    await other.remember(ANN, [item("2", "Her seal is called Robbie")])
+    assert (await ids(memory, "Who is called Robbie?"))[0] == "2"
+    assert await other.forget(ANN, ["1"]) == 1
+    assert "1" not in await ids(memory, "Who is called Antje?")
+    await other.close()
+
+
+@sync
+async def test_what_is_found_beside_a_profile_is_as_much_as_was_asked_for(make: MakeMemory) -> None:
+    memory = make()
+    await memory.remember(ANN, [item(str(number), f"Her walrus number {number} eats fish") for number in range(12)])
+    for number in range(6):
+        assert await memory.pin(ANN, str(number), True)
+    for limit in (0, 1, 4, 20):
+        got = await memory.recall_with_profile(ANN, "What does her walrus eat?", limit=limit)
+        pinned = {each.id for each in got.profile}
+        assert len(pinned) == 6
+        assert sum(each.id not in pinned for each in got.found) == min(limit, 6)
+        assert sum(each.id in pinned for each in got.found) == min(limit, 6)

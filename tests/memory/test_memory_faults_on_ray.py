@@ -220,7 +220,8 @@ def test_vectors_of_another_dimension_are_refused_with_the_remedy(house: House, 
     """Case 55: nothing is mixed, the chat goes on, and who goes back finds all."""
     chroma.start()
     manager, other = (
-        house.manager(house.vector(chroma.place, SteeredEmbedding(tmp_path, dimensions))) for dimensions in (64, 128)
+        house.manager(house.vector(chroma.place, SteeredEmbedding(tmp_path, dimensions), keep_s=0))
+        for dimensions in (64, 128)
     )
     chat = manager.open("chat")
     say(chat, "My walrus is small.")

@@ -24,7 +24,7 @@ from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, request
 from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
 from turnwise.memory.longterm.extraction.schema import Limits, parse
 from turnwise.memory.longterm.items.base import FactFilter, FactStore, all_items, check_turn, kept
-from turnwise.memory.longterm.keyword import LexicalMemory, profile_of
+from turnwise.memory.longterm.keyword import LexicalMemory, beside, profile_of
 from turnwise.memory.longterm.retention import Retention
 from turnwise.memory.longterm.search.ranking import FACTS, Weights
 from turnwise.memory.longterm.search.similarity import Similarity
@@ -214,11 +214,12 @@ class ExtractiveMemory:
         if not self._chooses or not query:
             return await self._found.recall_with_profile(scope, query, limit=limit, types=types, profile=profile)
         items, found = await asyncio.gather(
-            self._found.items(scope, FactFilter(types=types)), self.recall(scope, query, limit=limit, types=types)
+            self._found.items(scope, FactFilter(types=types)), self.recall(scope, query, limit=2 * limit, types=types)
         )
         standing = profile_of(items, profile)
-        self._found.use_profile(scope, standing, found)
-        return ProfiledRecall(profile=standing, found=found)
+        chosen = beside(standing, found, limit)
+        self._found.use_profile(scope, standing, chosen)
+        return ProfiledRecall(profile=standing, found=recalled(chosen, trouble_of(found)))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Profiled.pin`."""

@@ -18,7 +18,7 @@ from turnwise.memory.background import watch
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, ProfiledRecall, Scope, recalled
 from turnwise.memory.longterm.deletion import texts_of
 from turnwise.memory.longterm.items.base import FactFilter
-from turnwise.memory.longterm.keyword import profile_of
+from turnwise.memory.longterm.keyword import beside, profile_of
 from turnwise.memory.longterm.retention import Expiry, Retention, Uses
 from turnwise.memory.longterm.search.passages import item_key, vector_keys, vectors_of
 from turnwise.memory.longterm.search.query import parse
@@ -54,6 +54,9 @@ written down together."""
 
 HELD = 512
 """How many vectors wait for that at most; who has more waits until Chroma has them."""
+
+QUICK, ASKED = 2_000, 200
+"""A batch is answered on the event loop if its users have so many passages at most, each question counted as some."""
 
 REST = 2.0
 """How many times as long as such a step took the machine is left to others."""
@@ -106,8 +109,8 @@ class VectorMemory:
         embed_s: how long the embedding function may take for what is kept, and
         query_s: for what is asked; then it goes on without vectors.
         keep_s: how long the vectors of new items are held in memory before Chroma is given them, in seconds. Chroma
-            stops the whole process while it writes, for 15 ms and one more for each vector, so it is given many at
-            once. With 0 it has them when `remember` returns.
+            takes 15 ms to write one vector, and one more for each other, so it is given many at once. With 0 it has
+            them when `remember` returns.
         retention: how long it keeps what nobody uses; for good if left out.
         clock: tells the time, in seconds since the epoch, of uses and updates.
     """
@@ -286,12 +289,20 @@ class VectorMemory:
         known = {user: user_index.revision for user, user_index in held.items()}
         users = dict.fromkeys(one.scope.user_id for one in batch)
         now = self._clock()
-        made, loaded = await asyncio.gather(
-            self._vectors_of([one.query for one in batch if one.query], queries=True),
-            self._text.load(users, known, self._expiry(now, users)),
-        )
+        expiry = self._expiry(now, users)
+        embedding = self._vectors_of([one.query for one in batch if one.query], queries=True)
+        if expiry is None and self._text.revisions(users) == known:
+            made, loaded = (
+                await embedding,
+                {user: Loaded(revision=each, base=each, more=()) for user, each in known.items()},
+            )
+        else:
+            made, loaded = await asyncio.gather(embedding, self._text.load(users, known, expiry))
         before = self.trouble
-        answers = await asyncio.to_thread(self._answer, batch, loaded, made, held)
+        if self._is_quick(batch, loaded, held):
+            answers = self._answer(batch, loaded, made, held)
+        else:
+            answers = await asyncio.to_thread(self._answer, batch, loaded, made, held)
         if made[0] is not None and self.trouble is before:
             self._recover()
         if self._retention is not None and self._retention.refresh:
@@ -562,6 +573,17 @@ class VectorMemory:
         used = {user: self._uses.noted(user, since) for user in users}
         return Expiry(since, sorted(self._retention.expiring(None)), used)
 
+    def _is_quick(self, batch: Sequence[Recall], loaded: Mapping[str, Loaded], held: Mapping[str, UserIndex]) -> bool:
+        """Return whether a batch is answered in less time than it takes to wait for a thread: some milliseconds.
+
+        Everything it needs is in memory, and of few items.
+        """
+        if any(found.more or user not in held or found.base != held[user].revision for user, found in loaded.items()):
+            return False
+        if sum(len(held[one.scope.user_id].rows) + ASKED for one in batch) > QUICK:
+            return False
+        return not self._index.is_ready or not any(held[user].missing() for user in loaded)
+
     def _answer(
         self,
         batch: Sequence[Recall],
@@ -578,16 +600,17 @@ class VectorMemory:
             user = one.scope.user_id
             which = FactFilter(types=one.types, as_of=one.as_of, live_at=now if one.as_of is None else one.as_of)
             expired = loaded[user].expired
+            profile = profile_of(user_indexes[user].pinned(one.scope, which, expired), ()) if one.with_profile else []
             found = user_indexes[user].rank(
                 parse(one.query),
                 one.scope,
                 which,
-                limit=one.limit,
+                limit=max(one.limit, 0) + len(profile),
                 weights=self._weights,
                 near=user_indexes[user].near(next(vectors, None) if one.query else None),
                 expired=expired,
             )
-            profile = profile_of(user_indexes[user].pinned(one.scope, which, expired), ()) if one.with_profile else []
+            found = beside(profile, found, one.limit)
             answers.append(ProfiledRecall(profile=profile, found=recalled(found, trouble or troubles.get(user))))
         return answers
 

@@ -588,7 +588,6 @@ async def test_a_user_with_100_000_items_is_answered_and_items_that_come_cost_no
 NOUNS = [f"{one}{two}" for one in ("stone", "water", "iron", "summer", "night") for two in ("bridge", "mill", "road")]
 
 
-@sync
 async def test_a_recall_of_what_is_in_memory_waits_for_no_write(make: MakeMemory) -> None:
     memory, other = make(), make()
     await memory.remember(ANN, [item("1", "Her walrus is called Antje")])
@@ -605,7 +604,6 @@ async def test_a_recall_of_what_is_in_memory_waits_for_no_write(make: MakeMemory
     await other.close()
 
 
-@sync
 async def test_what_is_found_beside_a_profile_is_as_much_as_was_asked_for(make: MakeMemory) -> None:
     memory = make()
     await memory.remember(ANN, [item(str(number), f"Her walrus number {number} eats fish") for number in range(12)])

@@ -29,10 +29,6 @@ TAIL = 64
 """How many turns are read to find the last one that has ended; twice as many each further time."""
 
 
-OPEN = ("pending", "queued", "running")
-"""The states of turns that have not ended."""
-
-
 _ABOVE_ALL = 2**63 - 2
 """No event has a number as high."""
 
@@ -116,9 +112,9 @@ class StoredSession:
         journal.log = EventLog(_ABOVE_ALL)
         journal.mark_loaded()
         turns = await self._tail()
-        heads = [turn for turn in turns if turn.status not in OPEN][-1:]
+        heads = [turn for turn in turns if not turn.is_open][-1:]
         self._state.continue_from(heads[0] if heads else None)
-        opened = [turn for turn in turns if turn.status in OPEN]
+        opened = [turn for turn in turns if turn.is_open]
         await journal.blocks.load(
             union(*(part for turn in (*heads, *opened) for part in (turn.prompt, turn.spans, turn.base)))
         )
@@ -143,6 +139,6 @@ class StoredSession:
         while True:
             after = max(-1, self._journal.session.next_index - 1 - count)
             turns = await self._journal.store.turns(self.session_id, after=after, limit=count)
-            if after < 0 or any(turn.status not in OPEN for turn in turns):
+            if after < 0 or any(not turn.is_open for turn in turns):
                 return turns
             count *= 2

@@ -88,7 +88,7 @@ class Forgetting:
             if active := self._state.active:
                 raise SessionBusyError(self._state.session_id, active.run_id)
             turn = await self._journal.records.find_turn(index)
-            if turn.status in ("pending", "queued", "running"):
+            if turn.is_open:
                 raise TurnNotFoundError(self._state.session_id, index)
             if not turn.forgotten:
                 done = Forgotten(turns=1, summaries=await self._leave_out(turn))

@@ -40,7 +40,7 @@ class Forking:
         await self._transactor.loaded()
         own_id, store = self._state.session_id, self._journal.store
         base = self._state.head if at is None else await self._journal.records.find_turn(at)
-        if base is None or base.status in ("pending", "queued", "running"):
+        if base is None or base.is_open:
             raise TurnNotFoundError(own_id, at)
         parent = f"{own_id}#{base.index}"
         base = base if at is None else await self._forgetting.as_forked(base)

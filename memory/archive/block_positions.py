@@ -9,6 +9,7 @@ from dataclasses import replace
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.blocks import Summary, decode, encode
 from turnwise.memory.conversation.corrupt_records import why_unreadable
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
@@ -79,6 +80,15 @@ async def turns_of(store: SessionStore, session_id: str) -> AsyncIterator[TurnRe
         for turn in page:
             yield turn
         after = page[-1].index
+
+
+async def runs_of(store: SessionStore, session_id: str) -> AsyncIterator[RunRecord]:
+    """Yield a session's runs, by the index of their turns."""
+    after = -1
+    while page := await store.runs(session_id, after=after, limit=PAGE):
+        for run in page:
+            yield run
+        after = page[-1].turn_index
 
 
 async def blocks_of(store: SessionStore, spans: Iterable[Span]) -> AsyncIterator[str]:

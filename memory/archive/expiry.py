@@ -59,11 +59,6 @@ class Swept:
         )
 
 
-def has_expired(session: SessionRecord, now: float) -> bool:
-    """Return whether a session may be swept at this time, in seconds since the epoch."""
-    return session.ttl_s is not None and session.updated_at + session.ttl_s <= now
-
-
 def kept(session_id: str, error: TurnwiseError) -> Swept:
     """Return the outcome of a session that was kept because of this error."""
     session_id = public_id(session_id)

@@ -14,14 +14,21 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
 from turnwise.errors import ArchiveError, CorruptRecordError, InvalidIdError, SessionChangedError, SessionNotFoundError
-from turnwise.memory.archive.block_positions import PAGE, blocks_of, find_places, move_block, move_turn, turns_of
+from turnwise.memory.archive.block_positions import (
+    PAGE,
+    blocks_of,
+    find_places,
+    move_block,
+    move_turn,
+    runs_of,
+    turns_of,
+)
 from turnwise.memory.archive.format import OWN_ID, LineWriter, event_line, read_lines, record_line
 from turnwise.memory.archive.importer import SessionImport
 from turnwise.memory.archive.open_ends import interrupt
 from turnwise.memory.archive.validation import check_session_line
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.ids import check_id, own_id
-from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
@@ -84,7 +91,7 @@ async def _written(
         lines.add("block", text)
     async for turn in turns_of(store, session.session_id):
         lines.add("turn", record_line(ends.turns.get(turn.index) or move_turn(turn, places.of)))
-    async for run in _runs_of(store, session.session_id):
+    async for run in runs_of(store, session.session_id):
         lines.add("run", record_line(ends.runs.get(run.run_id, run)))
     async for event in _events_of(store, session.session_id, history):
         lines.add("event", event_line(event))
@@ -144,14 +151,6 @@ async def import_session(
         await asyncio.wait([begun])  # it may still create the session
         await asyncio.shield(new.undo())
         raise
-
-
-async def _runs_of(store: SessionStore, session_id: str) -> AsyncIterator[RunRecord]:
-    after = -1
-    while page := await store.runs(session_id, after=after, limit=PAGE):
-        for run in page:
-            yield run
-        after = page[-1].turn_index
 
 
 async def _events_of(store: SessionStore, session_id: str, history: HistoryStore | None) -> AsyncIterator[Event]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.archive.block_positions import LOG, PAGE, Places, move_turn, turns_of
+from turnwise.memory.archive.block_positions import LOG, Places, move_turn, runs_of, turns_of
 from turnwise.memory.conversation.blocks import decode, encode
 from turnwise.memory.conversation.events import Event, RunInterrupted
 from turnwise.memory.conversation.ids import public_id
@@ -38,7 +38,9 @@ async def interrupt(store: SessionStore, session: SessionRecord, places: Places)
     """
     ends = Ends(replace(session, log_size=places.size))
     before: TurnRecord | None = None
-    for run in await _open_runs(store, session.session_id):
+    async for run in runs_of(store, session.session_id):
+        if not run.is_open:
+            continue
         turn = next(iter(await store.turns(session.session_id, after=run.turn_index - 1, limit=1)), None)
         if turn is None or turn.index != run.turn_index:
             raise CorruptRecordError(f"turn {session.session_id}#{run.turn_index}", "missing, but its run exists")
@@ -83,18 +85,9 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
     )
 
 
-async def _open_runs(store: SessionStore, session_id: str) -> list[RunRecord]:
-    found: list[RunRecord] = []
-    after = -1
-    while page := await store.runs(session_id, after=after, limit=PAGE):
-        found += [run for run in page if run.is_open]
-        after = page[-1].turn_index
-    return found
-
-
 async def _head(store: SessionStore, session_id: str, places: Places) -> TurnRecord | None:
     head = None
     async for turn in turns_of(store, session_id):
-        if turn.status not in ("pending", "queued", "running"):
+        if not turn.is_open:
             head = turn
     return move_turn(head, places.of) if head else None

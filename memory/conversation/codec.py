@@ -32,6 +32,11 @@ def to_json(value: Any) -> str | None:
     return None if value is None else encode_json(value)
 
 
+def decode_text(text: bytes | str) -> str:
+    """Return the text that `to_json` encoded. Call it in `decoded`: it raises TypeError or ValueError otherwise."""
+    return str(_plain((str,), json.loads(text)))
+
+
 def encode_record(record: Any, names: Collection[str]) -> str:
     """Return the fields with these names as JSON, without fields that have their default value."""
     return encode_json(record_values(record, names))

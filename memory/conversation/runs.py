@@ -11,15 +11,22 @@ from turnwise.memory.conversation.usage import Usage
 
 RunState = Literal["queued", "running", "awaiting_approval", "completed", "cancelled", "failed", "interrupted"]
 
-OPEN_STATES: frozenset[str] = frozenset({"queued", "running", "awaiting_approval"})
+OPEN_STATES = ("queued", "running", "awaiting_approval")
 
-UNSETTLED: frozenset[str] = frozenset({"queued", "running"})
+UNSETTLED = ("queued", "running")
 """The open states that need a process. A run that waits for a person's decision needs none."""
 
 FinishClass = Literal["completed", "max_tokens", "tool_calls_pending", "interrupted", "error"]
 
 CUT_SHORT = ("length", "max_tokens", "max_output_tokens", "model_length")
 """The providers' stop reasons for an answer that reached the token limit."""
+
+
+RUN_CHANGES: tuple[str, ...] = (
+    *("state", "first_seq", "started_at", "ended_at", "resumes"),
+    *("why", "code", "usage", "stop_reason", "calls"),
+)
+"""The fields of a run that may change after it was stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +79,7 @@ class RunRecord:
     @property
     def finish(self) -> FinishClass | None:
         """The outcome in one of five classes; None while the run is queued or running."""
-        if self.state in ("queued", "running"):
+        if self.state in UNSETTLED:
             return None
         if self.state == "awaiting_approval":
             return "tool_calls_pending"

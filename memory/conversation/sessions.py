@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from turnwise.memory.conversation.frozen_json import FrozenDict
@@ -52,6 +52,17 @@ class SessionRecord:
     params: FrozenDict = field(default_factory=FrozenDict)
     """The default request parameters of its runs: see `ModelParams`."""
 
+    def has_expired(self, now: float) -> bool:
+        """Return whether it may be deleted at this time, in seconds since the epoch."""
+        return self.ttl_s is not None and self.updated_at + self.ttl_s <= now
+
     def committed(self, **changes: Any) -> SessionRecord:
         """Return the row after the next commit: with these changes, and with the revision raised by 1."""
         return replace(self, revision=self.revision + 1, **changes)
+
+
+FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "log", "epoch")
+"""The fields that commits do not change. Activations change the epoch."""
+
+SESSION_CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in FIXED)
+"""The fields that commits change."""

@@ -19,6 +19,9 @@ Made = TypeVar("Made")
 TurnStatus = Literal["pending", "queued", "running", "completed", "cancelled", "failed", "interrupted"]
 """`pending`: prompts were appended and no run has them yet. The other values are the states of the turn's run."""
 
+OPEN_STATUSES = ("pending", "queued", "running")
+"""The statuses of turns that have not ended. The status of a turn is `running` while its run waits for approval."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
@@ -49,6 +52,11 @@ class TurnRecord:
     forgotten: bool = False
     """Whether the turn was forgotten on request: no later turn or long-term memory gets its blocks. The snapshot
     stays."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.status in OPEN_STATUSES
 
     @property
     def spans(self) -> Spans:

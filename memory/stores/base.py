@@ -43,8 +43,8 @@ class Commit:
     """One change of a session's state. It is stored whole or not at all."""
 
     session: SessionRecord
-    """The session's row after the commit. Ids, creation time, parent, log and epoch do not change. `revision` is 1
-    above that of the previous commit or activation."""
+    """The session's row after the commit. Only the fields `SESSION_CHANGES` may differ. `revision` is 1 above that of
+    the previous commit or activation."""
     blocks: Sequence[str] = ()
     """Encoded blocks to append to the log, which ends at `session.log_size` afterwards."""
     turns: Sequence[TurnRecord] = ()
@@ -53,8 +53,7 @@ class Commit:
     """Indices of turns to delete, before `turns` are inserted."""
     new_run: RunRecord | None = None
     runs: Sequence[RunRecord] = ()
-    """Runs that replace the stored runs with their ids. Only these fields may differ: state, first_seq, started_at,
-    ended_at, why, code, usage, stop_reason, calls, resumes."""
+    """Runs that replace the stored runs with their ids. Only the fields `RUN_CHANGES` may differ."""
     events: Sequence[Event] = ()
     forget_events: int = 0
     """Stored events up to this sequence number are deleted before `events` are stored: the history store has them.

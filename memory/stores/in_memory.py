@@ -21,7 +21,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.events import AnyEvent, Appending, Event
 from turnwise.memory.conversation.ids import new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -89,12 +89,12 @@ class InMemoryStore:
         session = row.session
         row.session = replace(session, epoch=session.epoch + 1, revision=session.revision + new_jump())
         turns = sorted(row.turns.values(), key=lambda turn: turn.index)
-        settled = [turn for turn in turns if turn.status not in ("pending", "queued", "running")]
+        ended = [turn for turn in turns if not turn.is_open]
         runs = (run for run in row.runs.values() if run.is_open)
         return Activation(
             session=row.session,
-            head=settled[-1] if settled else None,
-            open_turns=tuple(turn for turn in turns if turn.status in ("pending", "queued", "running")),
+            head=ended[-1] if ended else None,
+            open_turns=tuple(turn for turn in turns if turn.is_open),
             open_runs=tuple(sorted(runs, key=lambda run: run.turn_index)),
             now=self._clock(),
         )
@@ -114,22 +114,7 @@ class InMemoryStore:
         self._refuse_duplicates(row, commit)
         if log.keys() & blocks or kept.keys() & events or len(events) < len(commit.events):
             raise StoreError(f"session {session_id!r} has these blocks or events already; nothing was written")
-        row.session = replace(
-            row.session,
-            status=session.status,
-            metadata=session.metadata,
-            updated_at=session.updated_at,
-            log_size=session.log_size,
-            next_index=session.next_index,
-            seq=session.seq,
-            revision=session.revision,
-            usage=session.usage,
-            memory=session.memory,
-            saved=session.saved,
-            ttl_s=session.ttl_s,
-            model=session.model,
-            params=session.params,
-        )
+        row.session = replace(row.session, **{name: getattr(session, name) for name in SESSION_CHANGES})
         log.update(blocks)
         for index in commit.dropped_turns:
             row.turns.pop(index, None)
@@ -214,7 +199,7 @@ class InMemoryStore:
         return Page(tuple(row.session.session_id for row in page), more)
 
     async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
-        page, more = _page((row for row in self._behind(cursor) if _has_expired(row.session, now)), limit)
+        page, more = _page((row for row in self._behind(cursor) if row.session.has_expired(now)), limit)
         return Page(tuple(row.session for row in page), more)
 
     async def delete(self, session_id: str, *, epoch: int | None = None, log: str | None = None) -> None:
@@ -289,10 +274,6 @@ def _page(rows: Iterable[_Row], limit: int) -> tuple[list[_Row], str | None]:
 def _place(session: SessionRecord) -> tuple[str, int, int, int]:
     """Return the fields of a session that a commit must match."""
     return session.log, session.epoch, session.revision, session.log_size
-
-
-def _has_expired(session: SessionRecord, now: float) -> bool:
-    return session.ttl_s is not None and session.updated_at + session.ttl_s <= now
 
 
 def without_blocks(event: Event) -> AnyEvent:

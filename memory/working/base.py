@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from turnwise.errors import StoreClosedError
+from turnwise.memory.conversation.codec import decode_text, decoded
 from turnwise.memory.longterm.base import Scope
 
 Change = Callable[[str | None], str | None]
@@ -14,10 +15,10 @@ Change = Callable[[str | None], str | None]
 
 @runtime_checkable
 class NoteStore(Protocol):
-    """A durable home of notes: the user's, or, of a scope with a session, that session's. Agents play no part.
+    """Durable storage of notes. A scope with a session has that session's note, another scope the user's.
 
-    Not a store of facts: a note is no item that recall finds, it has no history, and it may come again when it was
-    deleted. Verbs raise `StoreError` if the store cannot be reached, read or written.
+    The agent of a scope does not matter. A note is not an item: recall does not find it, it has no history, and it can
+    be written again after a deletion. Methods raise `StoreError` if the store cannot be reached, read or written.
     """
 
     async def read(self, scope: Scope) -> str | None:
@@ -26,8 +27,8 @@ class NoteStore(Protocol):
     async def change(self, scope: Scope, change: Change) -> str | None:
         """Replace the note by the result of `change`; return the new note.
 
-        One transaction: of two that change at once, the second is given what the first has left. If `change` raises,
-        nothing changes.
+        Each change is one transaction: of two concurrent changes, the second gets the note that the first one stored.
+        If `change` raises, nothing changes.
         """
 
     async def purge(self, user_id: str, *, session_id: str | None = None) -> int:
@@ -35,6 +36,16 @@ class NoteStore(Protocol):
 
     async def close(self) -> None:
         """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
+
+
+def decode_note(scope: Scope, stored: bytes | str | None) -> str | None:
+    """Return the note from its stored JSON text; None if there is none.
+
+    Raises:
+        CorruptRecordError: the stored text is damaged.
+    """
+    key = f"note of session {scope.session_id!r} of user {scope.user_id!r}"
+    return None if stored is None else decoded(key, lambda: decode_text(stored))
 
 
 class InMemoryNotes:

@@ -60,7 +60,7 @@ class Markdown:
     def _check(self, text: str) -> str:
         found = iter(_headings(text))
         if missing := [heading for heading in _headings(self.template) if heading not in found]:
-            raise ValueError(f"the heading {missing[0]!r} of the template is missing, or stands elsewhere")
+            raise ValueError(f"the heading {missing[0]!r} of the template is missing or out of order")
         return text
 
 
@@ -70,17 +70,17 @@ def _headings(text: str) -> Iterator[str]:
 
 
 class JsonForm:
-    """A JSON object of a schema. Content is an object, or its JSON text; what is added is merged, see `merge_json`.
+    """A JSON object that fits a schema. Content is an object or its JSON text, and is merged by `merge_json`.
 
-    Only what comes of it has to be valid, so a part may be added. An object of a pydantic model is kept as the model
-    writes what was set.
+    Only the merged object must fit the schema, so content may be a part of it. With a pydantic model, the note has the
+    fields that were set, as the model dumps them.
 
     Args:
         schema: a pydantic model, or a JSON schema.
-        initial: what there is at first; it need not be valid yet.
+        initial: the initial object; it need not fit the schema.
 
     Raises:
-        ConfigError: the schema is none.
+        ConfigError: the schema is not valid.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class JsonForm:
 def merge_json(before: Any, content: Any) -> Any:
     """Return the old value with the content merged into it. Neither argument is changed.
 
-    Objects are merged key by key, and null removes a key. Lists are joined, each value once. Anything else, and what is
-    of another kind than before, is replaced.
+    Objects are merged key by key, and null removes a key. Lists are joined, with each value once. Other values, and
+    values of different types, are replaced.
     """
     if isinstance(content, Mapping):
         merged = dict(before) if isinstance(before, Mapping) else {}

@@ -20,18 +20,18 @@ _SHOWN = 500
 
 
 class WorkingMemory:
-    """A scratchpad of a form. A change is checked as a whole, made in one transaction, and refused without a trace.
+    """A note with a format. Each change is one transaction, and the whole new text is checked before it is stored.
 
-    Of several that change it at once, each is given what the one before has left.
+    Of two concurrent changes, the second gets the text that the first one stored.
 
     Args:
-        notes: where it is kept; closed with it.
-        form: what it may say: `FreeText()`, `Markdown(template)`, `JsonForm(model or schema)`.
-        per: whose it is: the scope's session's, or its user's, so that all of the user's sessions share it.
-        max_bytes: how long it may be, in UTF-8.
+        notes: the store of the note; closed with the memory.
+        form: the format: `FreeText()`, `Markdown(template)` or `JsonForm(model or schema)`.
+        per: `session`: each session has a note. `user`: all sessions of a user share one.
+        max_bytes: the most bytes of the text in UTF-8.
 
     Raises:
-        ConfigError: a setting is out of its range, or it is too long from the first.
+        ConfigError: a setting is out of its range, or the format's initial text is too long.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class WorkingMemory:
         self._per = per
         self._max_bytes = max_bytes
         if len(self._form.initial().encode()) > max_bytes:
-            raise ConfigError("WorkingMemory.max_bytes", max_bytes, "is less than what the form says at first")
+            raise ConfigError("WorkingMemory.max_bytes", max_bytes, "is less than the format's initial text takes")
 
     @property
     def is_local(self) -> bool:
@@ -68,7 +68,7 @@ class WorkingMemory:
             content: text, or for a `JsonForm` also an object.
 
         Raises:
-            WorkingMemoryError: that would not be of the form, or too long; it stays as it was.
+            WorkingMemoryError: the content does not fit the format, or is too long; nothing was changed.
         """
         return await self._change(scope, lambda _: self._form.replace(content))
 
@@ -122,7 +122,7 @@ class WorkingMemory:
 
     def _owner(self, scope: Scope) -> Scope:
         if self._per == "session" and scope.session_id is None:
-            raise WorkingMemoryError(_name(scope), "it is of a session, and the scope names none")
+            raise WorkingMemoryError(_name(scope), "it belongs to a session, and the scope has no session")
         owner = replace(scope, agent=None, session_id=scope.session_id if self._per == "session" else None)
         try:
             check_id("user", owner.user_id)

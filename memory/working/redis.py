@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import ClassVar
 
-from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.codec import to_json
-from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.conversation.ids import digest_of
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.stores.redis.database import RedisDatabase
-from turnwise.memory.working.base import Change
+from turnwise.memory.working.base import Change, decode_note
 
 _READ = "return redis.call('HGET', KEYS[1], ARGV[1])"
 
@@ -37,14 +34,14 @@ return count
 class RedisNotes(RedisDatabase):
     """Keeps notes in Redis, 6.2 or later. See `RedisDatabase` for their durability.
 
-    A user's notes are one hash, under a digest of the user's id. A change is made of what is there, and made anew if
-    another was faster; so of several at once each is made once, and each is given what the one before has left.
+    A user's notes are one hash, under a digest of the user's id. If another change was stored after a change had read
+    the note, the change reads and runs again. So concurrent changes take effect one after the other.
 
     Args:
         url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
-        prefix: what the keys begin with; stores of different prefixes share a database and see nothing of each other.
+        prefix: the prefix of all keys. Stores with different prefixes can share a database without seeing each other.
         timeout_s: how long to wait for a connection, and for an answer, before a StoreError.
-        connections: the most connections at once; who finds none waits.
+        connections: the most connections at once; further calls wait for a free one.
 
     Raises:
         StoreURLError: the URL names no Redis, or the client is not installed.
@@ -54,12 +51,12 @@ class RedisNotes(RedisDatabase):
     scripts: ClassVar = {"read": _READ, "replace": _REPLACE, "purge": _PURGE}
 
     async def read(self, scope: Scope) -> str | None:
-        return _text(scope, await self._raw(scope))
+        return decode_note(scope, await self._raw(scope))
 
     async def change(self, scope: Scope, change: Change) -> str | None:
         while True:
             raw = await self._raw(scope)
-            text = change(_text(scope, raw))
+            text = change(decode_note(scope, raw))
             args = (_field(scope), raw or "", to_json(text) or "")
             if await self._run("replace", [self._key(scope.user_id)], args):
                 return text
@@ -78,16 +75,3 @@ class RedisNotes(RedisDatabase):
 
 def _field(scope: Scope) -> str:
     return "user" if scope.session_id is None else digest_of(scope.user_id, scope.session_id).hex()
-
-
-def _text(scope: Scope, raw: bytes | None) -> str | None:
-    if raw is None:
-        return None
-    try:
-        text = json.loads(raw)
-        if not isinstance(text, str):
-            raise TypeError(f"{type(text).__name__} is not text")
-    except (ValueError, TypeError) as error:
-        key = f"note of session {scope.session_id!r} of user {scope.user_id!r}"
-        raise CorruptRecordError(key, why_unreadable(error)) from None
-    return text

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import sqlalchemy as sa
 from sqlalchemy import Boolean, Column, MetaData, PrimaryKeyConstraint, Table, Text
 
-from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.codec import to_json
-from turnwise.memory.conversation.corrupt_records import why_unreadable
 from turnwise.memory.longterm.base import Scope
 from turnwise.memory.stores.sql.database import Schema
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
-from turnwise.memory.working.base import Change
+from turnwise.memory.working.base import Change, decode_note
 
 tables = MetaData()
 
@@ -33,7 +29,7 @@ notes = Table(
 class SQLNotes(SecureDeleteDatabase):
     """Keeps notes in its own table through SQLAlchemy Core.
 
-    What is deleted is overwritten, as `SQLFacts` does. Pickles as its settings.
+    Deleted text is overwritten, and a pickle has the settings: see `SecureDeleteDatabase`.
 
     Args:
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`; it may be that of other stores.
@@ -84,11 +80,4 @@ def _is(scope: Scope) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _text(connection: sa.Connection, scope: Scope) -> str | None:
-    text = connection.scalar(sa.select(notes.c.text).where(*_is(scope)))
-    if text is None:
-        return None
-    try:
-        return str(json.loads(text))
-    except (ValueError, TypeError) as error:
-        key = f"note of session {scope.session_id!r} of user {scope.user_id!r}"
-        raise CorruptRecordError(key, why_unreadable(error)) from None
+    return decode_note(scope, connection.scalar(sa.select(notes.c.text).where(*_is(scope))))

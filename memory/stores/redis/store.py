@@ -21,7 +21,7 @@ from turnwise.memory.conversation.codec import decode_record, decoded, encode_re
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ids import digest_of, new_key
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import FIXED, SESSION_CHANGES, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -316,18 +316,12 @@ class RedisStore(RedisDatabase):
 _MANY = 2**31
 """A limit above any possible number of results."""
 
-_BORN = ("session_id", "user_id", "agent", "created_at", "parent")
-"""The fields of a session that are set at creation and never change."""
-
-_OWN = ("log", "epoch", "revision")
-"""The fields that are stored outside the JSON text: the session's number, and those that the scripts read."""
-
-_CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in (*_OWN, *_BORN))
+# The log, the epoch and the revision are stored outside the JSON text: scripts use them.
+_BORN = tuple(name for name in FIXED if name not in ("log", "epoch"))
+_CHANGES = tuple(name for name in SESSION_CHANGES if name != "revision")
 
 _TURN = tuple(field.name for field in fields(TurnRecord))
 _RUN = tuple(field.name for field in fields(RunRecord) if field.name != "session_id")
-
-_OPEN_TURN = ("pending", "queued", "running")
 
 
 def _rows(rows: Sequence[Sequence[Argument]]) -> list[Argument]:
@@ -336,7 +330,7 @@ def _rows(rows: Sequence[Sequence[Argument]]) -> list[Argument]:
 
 
 def _turn_row(turn: TurnRecord) -> tuple[str, str, str]:
-    return place_of(turn.index), "o" if turn.status in _OPEN_TURN else "e", encode_record(turn, _TURN)
+    return place_of(turn.index), "o" if turn.is_open else "e", encode_record(turn, _TURN)
 
 
 def _new_run_row(run: RunRecord) -> tuple[str, str, str, str, str]:

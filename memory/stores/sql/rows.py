@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from turnwise.errors import CorruptRecordError
@@ -12,8 +12,8 @@ from turnwise.memory.conversation.codec import decoded, decoded_event, record_of
 from turnwise.memory.conversation.corrupt_records import UNDECODABLE, UnfitError
 from turnwise.memory.conversation.events import AnyEvent, Event, encode_body
 from turnwise.memory.conversation.memory_use import MemoryUse
-from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
+from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionRecord
 from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -71,9 +71,9 @@ _LONG = {short: name for name, short in _SHORT.items()}
 def _usage_text(usage: Usage | None) -> str | None:
     if usage is None:
         return None
-    values = {name: getattr(usage, name) for name in USAGE}
-    values |= {"seconds": round(usage.seconds, 6), "cost": round(usage.cost, 12)}  # more digits are noise
-    return to_json({_SHORT[name]: value for name, value in values.items() if value})
+    values = {short: getattr(usage, name) for name, short in _SHORT.items()}
+    values |= {"s": round(usage.seconds, 6), "cost": round(usage.cost, 12)}  # more digits are noise
+    return to_json({short: value for short, value in values.items() if value})
 
 
 _OWN_LOG = 0
@@ -81,25 +81,30 @@ _OWN_LOG = 0
 
 
 def _spans_text(spans: Spans, own: int) -> str:
-    logs = [_OWN_LOG if int(log) == own else int(log) for log, _, _ in spans]
-    return f"[{','.join(f'[{log},{span.start},{span.stop}]' for log, span in zip(logs, spans, strict=True))}]"
+    name = str(own)
+    texts = [f"[{_OWN_LOG if log == name else int(log)},{start},{stop}]" for log, start, stop in spans]
+    return f"[{','.join(texts)}]"
 
 
 _SESSION_FIELDS = [field.name for field in fields(SessionRecord) if field.name not in ("log", "usage")]
 
+CHANGED_COLUMNS = (*(name for name in SESSION_CHANGES if name != "usage"), *USAGE)
+"""The columns of a session that commits change."""
+
+_BOUND = {f"b_{name}": name for name in CHANGED_COLUMNS}
+
 
 def session_row(key: int, session: SessionRecord) -> dict[str, Any]:
-    row: dict[str, Any] = {"key": key}
-    row |= {field.name: getattr(session, field.name) for field in fields(session) if field.name not in ("log", "usage")}
-    return row | _session_texts(session) | asdict(session.usage)
+    return {"key": key, **_session_columns(session)}
 
 
-def _session_texts(session: SessionRecord) -> dict[str, str | None]:
-    return {
-        "metadata": to_json(session.metadata or None),
-        "memory": _unless_on(session.memory),
-        "params": to_json(session.params or None),
-    }
+def _session_columns(session: SessionRecord) -> dict[str, Any]:
+    columns = {name: getattr(session, name) for name in _SESSION_FIELDS}
+    columns |= {name: getattr(session.usage, name) for name in USAGE}
+    columns["metadata"] = to_json(session.metadata or None)
+    columns["memory"] = _unless_on(session.memory)
+    columns["params"] = to_json(session.params or None)
+    return columns
 
 
 def _unless_on(use: MemoryUse) -> str | None:
@@ -108,24 +113,15 @@ def _unless_on(use: MemoryUse) -> str | None:
 
 def changed_session_row(session_id: str, epoch: int, commit: Commit) -> dict[str, Any]:
     """Return the session fields that a commit changes and those that it must match, for the `put_session` statement."""
-    session, usage = commit.session, commit.session.usage
+    session = commit.session
+    columns = _session_columns(session)
     return {
         "b_key": log_key(session.log),
         "b_session_id": session_id,
         "b_epoch": epoch,
         "b_revision_before": session.revision - 1,
         "b_log_size_before": commit.log_size_before,
-        "b_revision": session.revision,
-        "b_status": session.status,
-        "b_updated_at": session.updated_at,
-        "b_log_size": session.log_size,
-        "b_next_index": session.next_index,
-        "b_seq": session.seq,
-        "b_saved": session.saved,
-        "b_ttl_s": session.ttl_s,
-        "b_model": session.model,
-        **{f"b_{name}": text for name, text in _session_texts(session).items()},
-        **{f"b_{name}": getattr(usage, name) for name in USAGE},
+        **{bound: columns[name] for bound, name in _BOUND.items()},
     }
 
 
@@ -185,15 +181,15 @@ _RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name != "sessi
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
-    row = {name: getattr(run, name) for name in _RUN_FIELDS}
-    fixed = {
+    return {
         "session": key,
+        **{name: getattr(run, name) for name in _RUN_FIELDS},
         "labels": to_json(run.labels or None),
         "memory": _unless_on(run.memory),
         "params": to_json(run.params or None),
         "output": to_json(run.output),
+        **_run_texts(run),
     }
-    return row | fixed | _run_texts(run)
 
 
 def _run_texts(run: RunRecord) -> dict[str, str | None]:
@@ -207,17 +203,8 @@ def _run_texts(run: RunRecord) -> dict[str, str | None]:
 
 def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
     """Return the fields of a run that may change after it was stored, for the `put_run` statement."""
-    return {
-        "b_session": key,
-        "b_turn_index": run.turn_index,
-        "b_state": run.state,
-        "b_first_seq": run.first_seq,
-        "b_started_at": run.started_at,
-        "b_ended_at": run.ended_at,
-        "b_code": run.code,
-        "b_resumes": run.resumes,
-        **{f"b_{name}": text for name, text in _run_texts(run).items()},
-    }
+    changed = {name: getattr(run, name) for name in RUN_CHANGES} | _run_texts(run)
+    return {"b_session": key, "b_turn_index": run.turn_index} | {f"b_{name}": value for name, value in changed.items()}
 
 
 def read_run(row: Any, session_id: str) -> RunRecord:

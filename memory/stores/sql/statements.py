@@ -10,12 +10,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from turnwise.memory.conversation.runs import OPEN_STATES, RUN_CHANGES
+from turnwise.memory.conversation.turns import OPEN_STATUSES
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.database import insert_into
-
-_OPEN_TURN = ("pending", "queued", "running")
-_OPEN_RUN = ("queued", "running", "awaiting_approval")
-
+from turnwise.memory.stores.sql.rows import CHANGED_COLUMNS
 
 Row = Any
 """The parameters of one row for a driver: a tuple, or a dict by name."""
@@ -118,21 +117,6 @@ class Statements:
             .returning(*sessions.columns, self._now(dialect).label("now"))
         )
         self.now = compiled(sa.select(self._now(dialect)))
-        changed = (
-            "status",
-            "metadata",
-            "updated_at",
-            "log_size",
-            "next_index",
-            "seq",
-            "revision",
-            "memory",
-            "saved",
-            "ttl_s",
-            "model",
-            "params",
-            *schema.USAGE,
-        )
         self.put_session = compiled(
             sa.update(sessions)
             .where(
@@ -142,7 +126,7 @@ class Statements:
                 sessions.c.revision == bind("b_revision_before"),
                 sessions.c.log_size == bind("b_log_size_before"),
             )
-            .values({name: bind(f"b_{name}") for name in changed})
+            .values({name: bind(f"b_{name}") for name in CHANGED_COLUMNS})
         )
         self.insert_borrowed = compiled(sa.insert(schema.borrowed))
         self.insert_block = compiled(sa.insert(schema.blocks))
@@ -165,20 +149,20 @@ class Statements:
             sa.delete(turns).where(turns.c.session == bind("b_session"), turns.c.idx == bind("b_idx"))
         )
         of_key = turns.c.session == bind("key")
-        open_turn = turns.c.status.in_(_literals(_OPEN_TURN))
+        open_turn = turns.c.status.in_(_literals(OPEN_STATUSES))
         self.head = compiled(
             sa.select(turns).where(of_key, ~open_turn).order_by(turns.c.idx.desc()).limit(sa.literal_column("1"))
         )
         self.open_turns = compiled(sa.select(turns).where(of_key, open_turn).order_by(turns.c.idx))
         self.open_runs = compiled(
             sa.select(runs)
-            .where(runs.c.session == bind("key"), runs.c.state.in_(_literals(_OPEN_RUN)))
+            .where(runs.c.session == bind("key"), runs.c.state.in_(_literals(OPEN_STATES)))
             .order_by(runs.c.turn_index)
         )
         unsettled = (
             sa.select(runs.c.session)
             .where(
-                runs.c.state.in_(_literals(_OPEN_RUN)),  # the same predicate as the index
+                runs.c.state.in_(_literals(OPEN_STATES)),  # the same predicate as the index
                 runs.c.state != sa.literal_column("'awaiting_approval'"),
                 runs.c.session > bind("after"),
             )
@@ -203,12 +187,10 @@ class Statements:
             .limit(bind("limit"))
         )
         self.insert_run = compiled(sa.insert(runs))
-        changed = ("state", "first_seq", "started_at", "ended_at", "why", "code")
-        changed += ("usage", "stop_reason", "calls", "resumes")
         self.put_run = compiled(
             sa.update(runs)
             .where(runs.c.session == bind("b_session"), runs.c.turn_index == bind("b_turn_index"))
-            .values({name: bind(f"b_{name}") for name in changed})
+            .values({name: bind(f"b_{name}") for name in RUN_CHANGES})
         )
         self.run = compiled(
             sa.select(runs, sessions.c.session_id.label("owner"))

@@ -157,7 +157,7 @@ def test_what_would_not_be_of_the_form_is_refused_and_nothing_changes(
                 await memory.replace(SESSION, start)
             before = await memory.read(SESSION)
             for verb, content in wrong:
-                with pytest.raises(WorkingMemoryError, match="^the change to .* session 's' of user 'u' is invalid"):
+                with pytest.raises(WorkingMemoryError, match=r"^the change to .* session 's' of user 'u' is invalid"):
                     await getattr(memory, verb)(SESSION, content)
                 assert await memory.read(SESSION) == before, (verb, content)
         await memory.close()

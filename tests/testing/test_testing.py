@@ -316,7 +316,7 @@ def test_notes_of_many_processes_stand_in_one_file_and_a_torn_last_line_is_passe
     assert all(note.told >= note.asked for note in notes) and Acknowledged(path).session_ids == ["chat"]
     with path.open("a") as file:
         file.write("\nwhatever\n")
-    with pytest.raises(ConfigError, match="line 301 is no note"):
+    with pytest.raises(ConfigError, match="line 301 is not a note"):
         list(Acknowledged(path))
 
 

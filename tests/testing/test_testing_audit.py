@@ -179,5 +179,5 @@ def test_a_store_that_acknowledges_what_it_does_not_keep_is_found_out() -> None:
             await world.append(f"appended {number}")
         (await world.audit()).check()
 
-    with pytest.raises(AssertionError, match=r"(?s)is there 0 times.*TURNWISE_SEED"):
+    with pytest.raises(AssertionError, match=r"(?s)is stored 0 times.*TURNWISE_SEED"):
         explore(20, life)

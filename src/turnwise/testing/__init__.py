@@ -1,12 +1,12 @@
-"""A fault harness for sessions, stores and engines, for turnwise's own tests and for yours. Needs no test framework.
+"""Fault injection for sessions, stores and engines, for turnwise's own tests and for yours. Needs no test framework.
 
-Imported only on purpose: `import turnwise` does not. Each name is imported from its module:
+`import turnwise` does not import it. Import each name from its module:
 
-- `loop`: `VirtualLoop`, whose clock jumps; `process`: what can be killed on it, at any step;
-- `schedules`: `explore` and `spread` run a schedule under many seeds, and a failure names its seed;
-- `faults`: `FaultPlan`, what is to go wrong, as a value; `Faults`, which carries it out and counts;
+- `loop`: `VirtualLoop`, an event loop with virtual time; `process`: a simulated process that can be killed at any step;
+- `schedules`: `explore` and `spread` run a scenario under many seeds; a failure names its seed;
+- `faults`: `FaultPlan` says which faults to inject; `Faults` injects and counts them;
 - `faulty_store`, `faulty_url`: `FaultyStore` around any store, also by URL; `faulty_engine`: `FaultyEngine`;
-- `world`: `World`, a session on all of that, with a caller who asks again; `exhaust`: each fault at each point in turn;
-- `acknowledged`: `Acknowledged`, the record of what callers were told; `audit`: whether a store still has all of it;
-- `chaos`, with `workload`, `killers` and `report`: the same on Ray, with real kills.
+- `world`: `World`, a session with all of these, and a caller that retries; `exhaust`: each fault at each point in turn;
+- `acknowledged`: records what callers had acknowledged; `audit`: checks that a store still has it, and its invariants;
+- `chaos`, with `workload`, `killers` and `report`: the same on Ray, with real processes.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,43 +12,44 @@ from typing import Any, Literal
 
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Block, User, encode
+from turnwise.testing.faults import append_line
 
 What = Literal["prompt", "run", "end", "fork", "followed", "gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """One thing that somebody was told."""
+    """One acknowledgement to a caller."""
 
     what: What
-    """A prompt is stored; a run has begun, or is queued; it has ended; a fork is there; its events were read to the
-    end; the session was deleted."""
+    """What was acknowledged: a stored prompt, a started or queued run, the end of a run, a fork, reading a run's events
+    to the end, the deletion of a session."""
     session_id: str
     asked: float = 0.0
-    """When it was asked for, on the recorder's clock."""
+    """The time of the call, on the recorder's clock."""
     told: float = 0.0
-    """When that was acknowledged."""
+    """The time of the acknowledgement."""
     run_id: str | None = None
     prompt: str | None = None
     turn_index: int | None = None
     state: str | None = None
-    """How a run ended."""
+    """The final state of a run."""
     digest: str | None = None
-    """Of the turn that it left: see `digest`."""
+    """The `digest` of the blocks of the run's turn."""
     seqs: tuple[int, ...] = ()
     """The numbers of the events that a follower saw, in order."""
 
 
 class Acknowledged:
-    """Records what callers were told. For many tasks, and with a file for many threads and processes of one machine.
+    """Records acknowledgements. Usable by many tasks; with a file, also by many threads and processes of one machine.
 
-    Note it *after* the acknowledgement: what nobody was told may be lost. With a file each note is one line of JSON,
-    there on return; a last line that a kill has cut is passed over.
+    Record *after* the acknowledgement, since a store may lose what nobody was told. With a file, each note is a line of
+    JSON, which is written before the method returns. A last line that was cut by a kill is ignored.
 
     Args:
-        path: the file, which is added to; in memory if left out.
-        fsync: whether each note outlives the machine too.
-        clock: when something is asked and told. All that write to one file need the same clock.
+        path: the file to append to; notes are kept in memory if omitted.
+        fsync: whether each note also survives a crash of the machine.
+        clock: the clock for the times of calls and acknowledgements, the same for all writers of a file.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Acknowledged:
         run_id: str | None = None,
         turn_index: int | None = None,
     ) -> None:
-        """Note that prompts are stored: appended, or those of a run, which is then noted too.
+        """Record that prompts are stored; with `run_id`, that this run with these prompts is stored.
 
         Args:
-            prompts: texts that no other prompt of the session has.
+            prompts: texts that are unique in the session.
             asked: `clock()` before the call.
         """
         for prompt in prompts:
@@ -81,27 +81,27 @@ class Acknowledged:
             self._add("run", session_id, asked, run_id=run_id, turn_index=turn_index)
 
     def ended(self, session_id: str, run_id: str, state: str, blocks: Sequence[Block] | None = None) -> None:
-        """Note how a run ended, and the blocks of its turn if it left one."""
+        """Record the final state of a run, and the blocks of its turn if it has one."""
         found = None if blocks is None else digest(blocks)
         self._add("end", session_id, self.clock(), run_id=run_id, state=state, digest=found)
 
     def forked(self, session_id: str) -> None:
-        """Note that a fork is there."""
+        """Record that a fork was created."""
         self._add("fork", session_id, self.clock())
 
     def followed(self, session_id: str, run_id: str, seqs: Sequence[int]) -> None:
-        """Note the numbers of all events that a follower of a run saw, to its end."""
+        """Record the numbers of all events that a follower of a run saw, up to its end."""
         self._add("followed", session_id, self.clock(), run_id=run_id, seqs=tuple(seqs))
 
     def deleted(self, session_id: str) -> None:
-        """Note that a session was deleted."""
+        """Record that a session was deleted."""
         self._add("gone", session_id, self.clock())
 
     def __iter__(self) -> Iterator[Note]:
-        """Yield all notes, of the file too, whoever wrote them.
+        """Yield all notes; with a file, also those of other processes.
 
         Raises:
-            ConfigError: a line in the midst of the file is no note.
+            ConfigError: a line of the file, other than an incomplete last one, is not a note.
         """
         yield from self._notes
         if self.path is None or not self.path.exists():
@@ -112,12 +112,12 @@ class Acknowledged:
                 values = json.loads(line)
                 note = Note(**{**values, "seqs": tuple(values["seqs"])})
             except (ValueError, TypeError, KeyError) as error:
-                raise ConfigError("path", str(self.path), f"line {number} is no note: {error}") from error
+                raise ConfigError("path", str(self.path), f"line {number} is not a note: {error}") from error
             yield note
 
     @property
     def session_ids(self) -> list[str]:
-        """The sessions that there are notes of, and that were not deleted, by their first note."""
+        """The sessions with notes that were not deleted, in the order of their first notes."""
         notes = list(self)
         gone = {note.session_id for note in notes if note.what == "gone"}
         return [each for each in dict.fromkeys(note.session_id for note in notes) if each not in gone]
@@ -127,18 +127,11 @@ class Acknowledged:
         if self.path is None:
             self._notes.append(note)
             return
-        line = json.dumps(asdict(note)).encode() + b"\n"
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line)
-            if self._fsync:
-                os.fsync(file)
-        finally:
-            os.close(file)
+        append_line(self.path, asdict(note), fsync=self._fsync)
 
 
 def digest(blocks: Sequence[Block]) -> str:
-    """Return the same for the same blocks."""
+    """Return a hash of the blocks."""
     return hashlib.sha256("\n".join(map(encode, blocks)).encode()).hexdigest()[:16]
 
 

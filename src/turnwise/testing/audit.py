@@ -23,7 +23,7 @@ from turnwise.testing.acknowledged import Acknowledged, Note, digest
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that does not hold."""
+    """A violated invariant."""
 
     session_id: str
     law: str
@@ -35,19 +35,15 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What was looked at, and what does not hold."""
+    """What was checked, and the violations."""
 
     counts: Counter[str]
-    """How many sessions, turns, runs, events and requests were checked, and how many acknowledged prompts, runs, ends
-    and followers."""
+    """The numbers of checked sessions, turns, runs, events and requests, and of acknowledged prompts, runs, ends and
+    followers."""
     violations: tuple[Violation, ...]
 
     def check(self) -> None:
-        """Raise unless all holds.
-
-        Raises:
-            AssertionError: names each violation.
-        """
+        """Raise AssertionError, which names each violation, if there are any."""
         if self.violations:
             raise AssertionError("\n".join(["the audit found:", *map(str, self.violations)]))
 
@@ -62,18 +58,18 @@ async def audit(
     discards: bool = False,
     compacts: bool = False,
 ) -> Audit:
-    """Check sessions as they are stored, and that all is there that callers were told. Only reads.
+    """Check stored sessions, and that the store has everything that callers had acknowledged. Only reads.
 
-    The laws: all can be read; numbers of events only grow; one run at a time; each run has one terminal event, its
-    last, and none is without an outcome; each turn continues the one before it, and could be sent to every provider
-    with one prompt more; each acknowledged prompt is there once, in the order of acknowledgement; each acknowledged run
-    is there, ended as was told, and its turn holds what was told; who followed one missed no event and saw none twice.
+    The laws: every record can be read; event numbers only grow; one run at a time; each run has one terminal event, its
+    last, and an outcome; each turn continues the one before it, and with one more prompt would be accepted by every
+    provider; each acknowledged prompt is stored once, in the order of acknowledgement; each acknowledged run is stored
+    with the acknowledged state and turn; a follower of a run saw each of its events once.
 
     Args:
-        history: where events are, if not with the conversations.
+        history: the event store, if events are stored apart from the conversations.
         settled: whether all runs must have ended.
-        discards: whether prompts of runs that were cancelled may be gone: with `on_cancel="discard"` or `rollback`.
-        compacts: whether sessions have an overflow strategy: each turn then continues the newest of what was there.
+        discards: whether prompts of cancelled runs may be missing: with `on_cancel="discard"` or `rollback`.
+        compacts: whether sessions have an overflow strategy; then each turn continues the newest part of the last one.
     """
     notes: dict[str, list[Note]] = {}
     for note in acknowledged or ():
@@ -104,21 +100,21 @@ async def audit(
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """All that a store has of a session."""
+    """All records of a session in a store."""
 
     turns: Sequence[Turn]
     runs: Sequence[RunRecord]
     events: Sequence[Event]
     doubles: Sequence[Event]
-    """Events of a number that another has too."""
+    """Events with the number of another event."""
 
 
 async def read_session(store: SessionStore, session_id: str, history: HistoryStore | None = None) -> StoredSession:
-    """Return all of a session, read from the store alone.
+    """Return all records of a session, read from the store without caches.
 
     Raises:
-        SessionNotFoundError: there is none.
-        CorruptRecordError: a part of it cannot be read.
+        SessionNotFoundError: no session has this id.
+        CorruptRecordError: a record cannot be read.
     """
     await store.get(session_id)
     runs: list[RunRecord] = []
@@ -129,7 +125,7 @@ async def read_session(store: SessionStore, session_id: str, history: HistorySto
 
 
 async def read_turns(store: SessionStore, session_id: str) -> list[Turn]:
-    """Return all turns of a session, read from the store alone."""
+    """Return all turns of a session, read from the store without caches."""
     records: list[TurnRecord] = []
     while page := await store.turns(session_id, after=records[-1].index if records else -1):
         records += page
@@ -140,7 +136,7 @@ async def read_turns(store: SessionStore, session_id: str) -> list[Turn]:
 
 
 async def read_events(store: SessionStore, session_id: str, history: Any = None) -> list[AnyEvent]:
-    """Return all stored events of a session, those in its history among them, by number."""
+    """Return all events of a session from the store and the event store, in the order of their numbers."""
     return (await _read_events(store, session_id, history))[0]
 
 
@@ -156,7 +152,7 @@ async def _read_events(store: SessionStore, session_id: str, history: Any) -> tu
 
 
 Finding = tuple[str, str]
-"""The law, and how it is broken."""
+"""A law, and how it is violated."""
 
 
 def _events_hold(session: StoredSession, *, settled: bool) -> Iterator[Finding]:
@@ -166,7 +162,7 @@ def _events_hold(session: StoredSession, *, settled: bool) -> Iterator[Finding]:
     ended: set[str] = set()
     for event in session.events:
         if event.run_id in ended:
-            yield "one terminal event, the last", f"{event!r} comes after its run's end"
+            yield "one terminal event, the last", f"{event!r} comes after the end of its run"
         if isinstance(event, RunStarted):
             if active is not None:
                 yield "one run at a time", f"{event!r} while run {active!r} is active"
@@ -176,7 +172,7 @@ def _events_hold(session: StoredSession, *, settled: bool) -> Iterator[Finding]:
             active = None if active == event.run_id else active
     for run in session.runs:
         if run.is_open == (run.run_id in ended):
-            yield "one terminal event, the last", f"run {run.run_id!r} is {run.state}, and its events say otherwise"
+            yield "one terminal event, the last", f"run {run.run_id!r} is {run.state}, but its events say otherwise"
         if settled and run.is_open:
             yield "no run without outcome", f"run {run.run_id!r} is {run.state}"
 
@@ -186,8 +182,8 @@ def _turns_hold(session: StoredSession, *, compacts: bool) -> Iterator[Finding]:
     for turn in session.turns:
         if turn.status in ("pending", "queued"):
             continue
-        goes_on = _goes_on(turn, before) if compacts else _continues(turn.blocks, before)
-        if not goes_on:
+        is_continued = _continues_newest(turn, before) if compacts else _continues(turn.blocks, before)
+        if not is_continued:
             yield "continues the turn before", f"turn {turn.index} does not"
         try:
             check_request([*turn.blocks, User(text="next")])
@@ -197,17 +193,17 @@ def _turns_hold(session: StoredSession, *, compacts: bool) -> Iterator[Finding]:
 
 
 def check_request(blocks: Sequence[Block]) -> None:
-    """Raise if any provider would refuse this conversation, with a text for each picture and file it does not take.
+    """Check that every provider would accept the conversation, with unsupported pictures and files shown as text.
 
     Raises:
-        InvalidRequestError: says which, where and why.
+        InvalidRequestError: a provider would refuse it; the error says which, where and why.
     """
     for rules in (CHAT, RESPONSES, ANTHROPIC):
         check(messages_of(rules.spare(blocks)), rules)
 
 
 def _continues(blocks: Sequence[Block], before: Sequence[Block]) -> bool:
-    """Return whether the blocks begin with those before, but for pictures and files that a provider refused."""
+    """Return whether `blocks` begins with `before`, except for summaries of refused pictures and files."""
     pairs = zip(blocks, before, strict=False)
     return len(blocks) >= len(before) and all(
         now == then or (isinstance(now, Summary) and isinstance(then, Image | Document)) for now, then in pairs
@@ -215,14 +211,15 @@ def _continues(blocks: Sequence[Block], before: Sequence[Block]) -> bool:
 
 
 _MOVED = (System, Summary, Image, Document)
-"""What a compaction, or a refusal, puts elsewhere or replaces."""
+"""Blocks that a compaction or a refusal moves or replaces."""
 
 
-def _goes_on(turn: Turn, before: tuple[Block, ...]) -> bool:
+def _continues_newest(turn: Turn, before: tuple[Block, ...]) -> bool:
+    """Return whether the turn's input ends like `before`, apart from blocks that a compaction moves."""
     own = len(turn.new_blocks)
-    held = [block for block in turn.blocks[: len(turn.blocks) - own] if not isinstance(block, _MOVED)]
+    carried = [block for block in turn.blocks[: len(turn.blocks) - own] if not isinstance(block, _MOVED)]
     older = [block for block in before if not isinstance(block, _MOVED)]
-    return not held or older[-len(held) :] == held
+    return not carried or older[-len(carried) :] == carried
 
 
 def _notes_hold(session: StoredSession, notes: Sequence[Note], *, discards: bool) -> Iterator[Finding]:
@@ -239,20 +236,23 @@ def _notes_hold(session: StoredSession, notes: Sequence[Note], *, discards: bool
             if len(found) == 1:
                 present.append((note, found[0]))
             elif found or not (discards and run and run.state == "cancelled"):
-                yield "acknowledged prompt once", f"{note.prompt!r} of run {note.run_id!r} is there {len(found)} times"
+                yield "acknowledged prompt once", f"{note.prompt!r} of run {note.run_id!r} is stored {len(found)} times"
         elif note.what == "end" and run:
             turn = turns.get(run.run_id)
             if run.state != note.state:
-                yield "acknowledged end", f"run {run.run_id!r} was {note.state}, and is {run.state}"
+                yield "acknowledged end", f"run {run.run_id!r} was acknowledged as {note.state}, but is {run.state}"
             if (None if turn is None or note.digest is None else digest(turn.blocks)) != note.digest:
-                yield "acknowledged turn", f"that of run {run.run_id!r} is not there, or not as it was told"
+                yield (
+                    "acknowledged turn",
+                    f"the turn of run {run.run_id!r} is missing, or differs from the acknowledged one",
+                )
         elif note.what == "followed":
             yield from _followed(session, note)
     yield from _in_order(present)
 
 
 def _places(turns: Sequence[Turn]) -> dict[str, list[int]]:
-    """Return where each prompt stands, in reading order; a block that several turns share counts once."""
+    """Return the positions of each prompt in reading order; a block that several turns share counts once."""
     found: dict[str, list[int]] = {}
     seen: set[tuple[str, int]] = set()
     for turn in turns:
@@ -278,7 +278,7 @@ def _followed(session: StoredSession, note: Note) -> Iterator[Finding]:
 
 
 def _in_order(present: Sequence[tuple[Note, int]]) -> Iterator[Finding]:
-    """What was acknowledged before something else was asked for stands before it."""
+    """Check that a prompt that was acknowledged before another call stands before the prompt of that call."""
     by_told = sorted(present, key=lambda each: each[0].told)
     furthest, at = ("", -1), 0
     for note, place in sorted(present, key=lambda each: each[0].asked):
@@ -287,4 +287,7 @@ def _in_order(present: Sequence[tuple[Note, int]]) -> Iterator[Finding]:
                 furthest = str(by_told[at][0].prompt), by_told[at][1]
             at += 1
         if furthest[1] > place:
-            yield "order of acknowledgement", f"{note.prompt!r} was asked after {furthest[0]!r}, and stands before it"
+            yield (
+                "order of acknowledgement",
+                f"{note.prompt!r} was sent after {furthest[0]!r} was acknowledged, but stands before it",
+            )

@@ -1,4 +1,4 @@
-"""Chaos runs on Ray: callers work while killers end processes; an audit follows."""
+"""Chaos runs on Ray: callers use sessions while killers kill processes; then an audit checks the store."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from turnwise.testing.report import Report
 from turnwise.testing.workload import Caller, Workload
 
 LOOK_S = 0.25
-"""How often faults are counted, in seconds."""
+"""The interval in which faults are counted, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """When a chaos run has had enough: when it has lasted `seconds` and had `faults`, or lasted `most_s`."""
+    """When a chaos run ends: after at least `seconds` and `faults`, and at most `most_s` seconds."""
 
     seconds: float = 0.0
     faults: int = 0
     most_s: float = 3600.0
     settle_s: float = 120.0
-    """How long all that was begun may take to end afterwards."""
+    """How long calls and runs may take to end afterwards, in seconds."""
 
 
 async def chaos(
@@ -49,24 +49,24 @@ async def chaos(
     open_history: Callable[[], HistoryStore] | None = None,
     title: str = "Chaos on Ray",
 ) -> Report:
-    """Run callers and killers beside each other, then let all settle, and audit every session from its store.
+    """Run callers and killers concurrently, wait until everything has ended, and audit every session in the store.
 
-    The seed decides what callers ask for and whom killers choose; when they get to it, the machine decides. So a seed
-    does not replay a run, other than in `schedules`. Nothing is swallowed: a caller or killer that fails ends the run.
+    The seed decides the callers' requests and the killers' targets, but not their timing. So, unlike in `schedules`, a
+    seed does not replay a run. An unexpected error of a caller or a killer ends the chaos run and is raised.
 
     Args:
-        manager: of sessions on any placement. Its engine and store may have faults of their own.
-        open_store: opens the store anew, to audit it.
-        told: notes what callers were told. Give it a file, to look at afterwards.
-        killers: makes them of the manager and the ids of sessions; each comes with how many seconds it pauses, on
-            average, between two strikes.
-        journal: where `Faults` in other processes write theirs; see `Faults`.
+        manager: the manager of the sessions, with any placement. Its engine and store may have faults too.
+        open_store: opens the store again for the audit.
+        told: records the acknowledgements. Pass one with a file to inspect it afterwards.
+        killers: returns the killers for the manager and the session ids, each with its average pause between two
+            strikes, in seconds.
+        journal: the file to which `Faults` in other processes append; see `Faults`.
 
     Raises:
         ConfigError: the bounds name neither a time nor a number of faults.
     """
     if not bounds.seconds and not bounds.faults:
-        raise ConfigError("bounds", bounds, "name a number of seconds, of faults, or both")
+        raise ConfigError("bounds", bounds, "set seconds, faults or both")
     session_ids = workload.session_ids
     for session_id in session_ids:
         await manager.open(session_id)

@@ -1,4 +1,4 @@
-"""Ends a process at a fault, as a crash would."""
+"""`crash`: kills the current process, simulated or real."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from turnwise.testing.process import Process
 
 
 async def crash(*, for_real: bool = False) -> None:
-    """Kill the process that this is called in; does not return.
+    """Kill the simulated process that this is called in, if there is one; does not return.
 
     Args:
-        for_real: with SIGKILL, and all of this operating system process. Else only the simulated one.
+        for_real: without a simulated process, kill this operating system process by SIGKILL.
 
     Raises:
-        ConfigError: no process is simulated here, and `for_real` is not set.
+        ConfigError: there is no simulated process, and `for_real` is not set.
     """
     if process := Process.of():
         process.kill()
         await asyncio.Event().wait()
     if not for_real:
-        raise ConfigError("for_real", for_real, "no process is simulated here: set it to kill this one, or use World")
+        raise ConfigError(
+            "for_real", for_real, "there is no simulated process: use World, or set it to kill the real process"
+        )
     os.kill(os.getpid(), signal.SIGKILL)

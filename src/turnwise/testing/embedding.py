@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 STOP_WEIGHT = 0.1
-"""What a word weighs that any text has: enough for a text of nothing else to have a direction."""
+"""The weight of a common word; above 0, so that a text of only common words has a vector."""
 
 PIECES_WEIGHT = 1.0
-"""What the pieces of a word weigh together beside the word: they find what is misspelt, compound or derived."""
+"""The weight of all pieces of a word together. Pieces find misspelt, compound and derived words."""
 
 PIECES = (3, 4, 5)
-"""How many characters a piece has."""
+"""The lengths of pieces, in characters."""
 
 PLACES = 4
-"""Over how many dimensions a feature is spread, so that two that share one are still apart in the others."""
+"""The number of dimensions per feature, so that two features that collide in one still differ in the others."""
 
 _FEWEST, _MOST = 64, 4096
 
 
 class HashEmbedding:
-    """A Chroma embedding function that needs no model and no download, and gives the same vectors everywhere.
+    """A Chroma embedding function that needs no model and no download, and returns the same vectors everywhere.
 
-    Texts are near each other as far as they share words, forms of a word, or pieces of words, each counted sublinearly.
-    It knows nothing of meaning: a model's vectors find more, these cost 50 microseconds.
+    Texts are similar if they share words, forms of words, or pieces of words, each counted sublinearly. It does not
+    know meanings, so a model's vectors find more; one of its vectors takes 50 microseconds.
 
     Args:
-        dimensions: of a vector, from 64 to 4096. Fewer are smaller, and features collide more often.
+        dimensions: the length of a vector, from 64 to 4096. In shorter vectors, features collide more often.
 
     Raises:
         ConfigError: `dimensions` is out of its range.
@@ -45,7 +45,7 @@ class HashEmbedding:
 
     def __init__(self, dimensions: int = 384) -> None:
         if not (isinstance(dimensions, int) and _FEWEST <= dimensions <= _MOST):
-            raise ConfigError("dimensions", dimensions, f"take {_FEWEST} to {_MOST}")
+            raise ConfigError("dimensions", dimensions, f"must be {_FEWEST} to {_MOST}")
         self._dimensions = dimensions
 
     def __repr__(self) -> str:
@@ -56,45 +56,45 @@ class HashEmbedding:
         return [self._embed(text) for text in input]
 
     def embed_query(self, input: Sequence[str]) -> list[NDArray[np.float32]]:
-        """Return the vectors of queries: those of texts."""
+        """Return the vectors of queries, which are made like those of texts."""
         return self(input)
 
-    # What Chroma asks of an embedding function, so that it opens a collection again with the one it was made with
+    # Chroma's protocol, by which a collection is opened again with its embedding function
 
     @staticmethod
     def name() -> str:
-        """Return what Chroma writes down with a collection. Never changes; neither does what it stands for."""
+        """Return the name that Chroma stores with a collection. The name and its vectors never change."""
         return "turnwise_hash_v1"
 
     def get_config(self) -> dict[str, Any]:
-        """Return what `build_from_config` takes."""
+        """Return the argument for `build_from_config`."""
         return {"dimensions": self._dimensions}
 
     @staticmethod
     def build_from_config(config: dict[str, Any]) -> HashEmbedding:
-        """Return one of this config."""
+        """Return an embedding function with this config."""
         return HashEmbedding(**config)
 
     @staticmethod
     def validate_config(config: dict[str, Any]) -> None:
-        """Raise ConfigError if `build_from_config` would."""
+        """Raise ConfigError if the config is invalid."""
         HashEmbedding(**config)
 
     def validate_config_update(self, old_config: dict[str, Any], new_config: dict[str, Any]) -> None:
-        """Raise ConfigError if vectors of the two configs could not be compared."""
+        """Raise ConfigError if vectors of the two configs cannot be compared."""
         if old_config != new_config:
             raise ConfigError("dimensions", new_config.get("dimensions"), f"the collection has {old_config}")
 
     def default_space(self) -> Literal["cosine"]:
-        """Return how vectors are compared."""
+        """Return the default similarity measure."""
         return "cosine"
 
     def supported_spaces(self) -> list[Literal["cosine", "l2", "ip"]]:
-        """Return how vectors may be compared: of length 1, they have the same order in each."""
+        """Return the supported similarity measures; for vectors of length 1, all have the same order."""
         return ["cosine", "l2", "ip"]
 
     def is_legacy(self) -> bool:
-        """Return that it can be built from its config."""
+        """Return False: it can be built from its config."""
         return False
 
     def _embed(self, text: str) -> NDArray[np.float32]:
@@ -105,13 +105,13 @@ class HashEmbedding:
         weights = np.concatenate([weights * (1 + np.log(count)) for _, weights, count in found])
         vector = np.bincount(places, weights, self._dimensions)
         length = np.sqrt(vector @ vector)
-        if length < 1e-9:  # noqa: PLR2004 - features that cancel each other out, to the last
+        if length < 1e-9:  # noqa: PLR2004 - all features cancel each other out
             vector[0] = length = 1.0
         return np.asarray(vector / length, dtype=np.float32)
 
 
 def register() -> None:
-    """Let Chroma find `HashEmbedding` by its name when it opens a collection."""
+    """Register `HashEmbedding` with Chroma, which needs its name to open a collection."""
     from chromadb.utils.embedding_functions import known_embedding_functions, register_embedding_function
 
     if HashEmbedding.name() not in known_embedding_functions:
@@ -120,7 +120,7 @@ def register() -> None:
 
 @lru_cache(maxsize=20_000)
 def _features(word: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the places that a word's features take, in a space far too large, and what they weigh there."""
+    """Return the hashes of a word's features, which modulo `dimensions` are positions, and their weights."""
     import numpy as np
 
     framed = f"<{word}>"

@@ -1,4 +1,4 @@
-"""Runs a scripted session once for each fault that can occur in it."""
+"""`exhaust`: runs a scenario once for each fault that can occur in it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from turnwise.testing.loop import Hook
 from turnwise.testing.schedules import SEED, play
 
 Life = Callable[[Faults], Coroutine[Any, Any, None]]
-"""Makes its world with these faults, lives, and asserts. Without faults it is the same each time."""
+"""A scenario: creates a `World` with these faults, uses it, and asserts. Deterministic without faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault of a life."""
+    """One fault at one point of a scenario."""
 
     number: int
     kind: Kind | None
-    """None: its process is killed between two steps."""
+    """None if the process is killed between two steps."""
     at: int
     """The number of the point, from 0, or of the step, from 1."""
     point: str
@@ -32,10 +32,10 @@ class Case:
 
 
 def cases_of(life: Life) -> list[Case]:
-    """Live once without a fault; return each kind that each point offers, then a kill at each step of its processes.
+    """Run the scenario without faults; return a case for each kind at each point, and for a kill at each step.
 
     Raises:
-        AssertionError: the life fails without any fault.
+        AssertionError: the scenario fails without faults.
     """
     faults = Faults(remembers=True)
     steps = play(life(faults), "the life without faults", -1)
@@ -45,12 +45,12 @@ def cases_of(life: Life) -> list[Case]:
 
 
 def exhaust(life: Life) -> Counter[str]:
-    """Live once for each case of `cases_of`, with that fault; return how many faults there were, by kind.
+    """Run the scenario once for each case of `cases_of`; return the number of faults by kind.
 
-    TURNWISE_SEED is the number of the one case to replay.
+    If TURNWISE_SEED is set, only the case with this number runs.
 
     Raises:
-        AssertionError: one failed; the message has the case, and its number.
+        AssertionError: a case failed, or its fault did not occur; the message has the case and its number.
     """
     struck: Counter[str] = Counter()
     only = os.environ.get(SEED)
@@ -60,7 +60,7 @@ def exhaust(life: Life) -> Counter[str]:
             play(life(faults), str(case), case.number, hook)
             struck[case.kind or "kill"] += 1
             if case.kind and faults.struck.total() != 1:
-                raise AssertionError(f"{case} did not come: without its fault, the life is not the same each time")
+                raise AssertionError(f"{case} did not occur: without faults, the scenario is not deterministic")
     return struck
 
 

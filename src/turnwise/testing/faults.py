@@ -29,27 +29,27 @@ Kind = Literal[
     "stubborn",
     "exit",
 ]
-"""What can go wrong. At the verbs of a store: it is late, raises StoreError, or kills the process that called; at a
-commit, somebody else takes the session over (`fence`). Of an engine: it raises, never answers, breaks off in the midst,
-returns what is no block, returns nothing, only thinks, leaves a tool call open, ignores a cancel, raises SystemExit, or
-kills its process."""
+"""Kinds of faults. A store's method is delayed, raises StoreError, or kills the calling process; before or after a
+commit, another process activates the session (`fence`). An engine raises, never answers, breaks off within its answer,
+returns an object that is not a block, returns nothing, returns only thoughts, leaves a tool call open, ignores a
+cancel, raises SystemExit, or kills its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """What is to go wrong. Says nothing by itself: `Faults` carries it out.
+    """Which faults to inject; `Faults` injects them.
 
-    A point that is passed offers some kinds. It has the fault that `at` names for it, else one by the `rates`.
+    Each point of the code under test offers some kinds. It gets the fault that `at` names for it, else one by `rates`.
     """
 
     rates: Mapping[Kind, float] = field(default_factory=dict)
-    """How likely each kind is where it is offered, from 0 to 1; together at most 1."""
+    """The probability of each kind at a point that offers it, from 0 to 1; their sum is at most 1."""
     at: Mapping[int, Kind] = field(default_factory=dict)
-    """Kinds by the number of the point, counted from 0 in the order in which points are passed."""
+    """Kinds by the number of the point; points are numbered from 0, in the order in which they are reached."""
     points: tuple[str, ...] = ("*",)
-    """Patterns of the points that `rates` are for: `store.*`, `store.commit after`."""
+    """Patterns of the points to which `rates` apply, such as `store.*` or `store.commit after`."""
     limit: int | None = None
-    """How many faults there may be at most."""
+    """The maximum number of faults; None for no limit."""
 
     def __post_init__(self) -> None:
         for kind in [*self.rates, *self.at.values()]:
@@ -60,16 +60,16 @@ class FaultPlan:
 
 
 class Faults:
-    """Carries a plan out: is asked at each point that something passes, and counts what it answered.
+    """Decides at each point which fault happens, by a plan, and counts the faults.
 
-    Pickles as its settings. In another process it throws dice of that process's own, so no two fail alike.
+    Only its settings are pickled. In another process it draws other random numbers, so processes fail differently.
 
     Args:
-        plan: may be set anew at any time, as the attribute `plan`.
-        seed: where the dice come from.
-        journal: a file that each fault is added to, as a line of JSON, before it strikes: so that faults of processes
-            that do not live to tell are counted too. See `read_faults`.
-        remembers: keep the points that are passed, in `passed`.
+        plan: the plan; the attribute `plan` may be changed at any time.
+        seed: the seed of the random numbers.
+        journal: a file to which each fault is appended, as a line of JSON, before it happens, so that the faults of
+            killed processes are counted too. See `read_faults`.
+        remembers: whether `passed` records the points.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class Faults:
         self.remembers = remembers
         self.dice = random.Random(str(seed))
         self.count = 0
-        """How many points have been passed."""
+        """The number of points reached so far."""
         self.passed: list[tuple[str, tuple[Kind, ...]]] = []
         """With `remembers`, the points in order, each with the kinds that it offers."""
         self.struck: Counter[str] = Counter()
-        """How many faults there were, by kind and point: `error store.commit after`."""
+        """The number of faults by kind and point, such as `error store.commit after`."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _elsewhere, (self.plan, self.seed, self.journal, os.getpid())
 
     def strike(self, point: str, *offers: Kind) -> Kind | None:
-        """Return the fault that happens at this point, one of those offered, or None. Counts it."""
+        """Return the fault that happens at this point: one of the offered kinds, or None. A fault is counted."""
         number, self.count = self.count, self.count + 1
         if self.remembers:
             self.passed.append((point, offers))
@@ -105,7 +105,7 @@ class Faults:
             return None
         self.struck[f"{kind} {point}"] += 1
         if self.journal:
-            _add_line(self.journal, {"fault": f"{kind} {point}", "pid": os.getpid()})
+            append_line(self.journal, {"fault": f"{kind} {point}", "pid": os.getpid()})
         return kind
 
     def _drawn(self, point: str, offers: tuple[Kind, ...]) -> Kind | None:
@@ -121,7 +121,7 @@ class Faults:
 
 
 def read_faults(journal: Path | str) -> Counter[str]:
-    """Return how many faults a journal has, by kind and point; none if there is no such file."""
+    """Return the number of faults in a journal by kind and point; empty if the file does not exist."""
     path = Path(journal)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return Counter(str(json.loads(line)["fault"]) for line in lines)
@@ -131,10 +131,12 @@ def _elsewhere(plan: FaultPlan, seed: object, journal: Path | None, pid: int) ->
     return Faults(plan, seed=seed if os.getpid() == pid else f"{seed} in {os.getpid()}", journal=journal)
 
 
-def _add_line(path: Path, line: Mapping[str, Any]) -> None:
-    # One write of a few bytes at the end: lines of several processes do not mix, and a kill leaves whole ones.
+def append_line(path: Path, line: Mapping[str, Any], *, fsync: bool = False) -> None:
+    """Append a line of JSON to a file, in one write, so that lines of several processes do not mix."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(file, json.dumps(line).encode() + b"\n")
+        if fsync:
+            os.fsync(file)
     finally:
         os.close(file)

@@ -1,4 +1,4 @@
-"""An engine without a provider, which fails in the ways that models fail."""
+"""`FaultyEngine`: an engine without a model, which fails in the ways that models fail."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _CALL = re.compile(r"\bcall:(\w+)")
 
 
 class FaultyEngine:
-    """Streams `answer to <prompt>`, word by word. With tools, a prompt that says `call:name` has it called first.
+    """Streams `answer to <prompt>`, word by word. If it has tools, a prompt with `call:name` makes it call that tool.
 
-    Each call of the model is a point of faults, `engine.run`. A conversation that a provider would refuse is refused.
+    Each model call is a point of faults, `engine.run`. It raises if a provider would refuse the conversation.
 
     Args:
-        faults: what goes wrong. Travels to the session's process with the engine: give it a journal to count there.
-        tools: the tools it may call.
-        late_s: how long it works on after a cancel that it ignores, in seconds.
-        word_s: the time between words, in seconds; random, up to 0.02 s, if left out.
-        for_real: a crash kills this operating system process, if no process is simulated here.
+        faults: the faults. They are pickled to the session's process with the engine, so count them by a journal.
+        tools: the tools that it may call.
+        late_s: how long it continues after a cancel that it ignores, in seconds.
+        word_s: the pause between words, in seconds; if omitted, random, up to 0.02 s.
+        for_real: whether a crash without a simulated process kills this operating system process.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class FaultyEngine:
                 return cast(Sequence[AnyBlock], ["no block", None])
             case "thoughts":
                 return [Thinking(text="hm")]
-        said = "".join(block.text for block in turn.new_blocks[-1:] if isinstance(block, User))
-        if self._tools and (wanted := _CALL.search(said)):
+        prompt = "".join(block.text for block in turn.new_blocks[-1:] if isinstance(block, User))
+        if self._tools and (wanted := _CALL.search(prompt)):
             return [ToolUse(call_id=f"{context.run_id}-1", name=wanted[1], input={})]
         return await self._answer(" ".join(["answer to", *_prompts(turn)]), context, kind)
 
@@ -102,7 +102,7 @@ class FaultyEngine:
                 raise ConnectionError("injected: the stream broke off")
             case "dangling":
                 context.emit(ToolUse(call_id=f"{context.run_id}-open", name="look", input={}))
-                raise ConnectionError("injected: the stream broke off behind a call")
+                raise ConnectionError("injected: the stream broke off after a call")
             case "crash":
                 await crash(for_real=self._for_real)
 

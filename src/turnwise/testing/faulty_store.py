@@ -1,4 +1,4 @@
-"""Wraps any store and injects faults."""
+"""`FaultyStore`: wraps any store and injects faults."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from turnwise.testing.schedules import pause
 Store = TypeVar("Store")
 
 VERB: tuple[Kind, ...] = ("delay", "error", "crash")
-"""The faults of each verb."""
+"""The faults that each method can have."""
 
 
 class FaultyStore:
-    """Passes each verb on to `inner`, with two points of faults: `store.<verb> before` and `store.<verb> after`.
+    """Delegates each method to `inner`, with two points of faults: `store.<method> before` and `store.<method> after`.
 
-    At either it may be late, raise StoreError, or crash; at a commit the session may be taken over. After the verb has
-    acted, a StoreError leaves its caller in doubt, as a lost connection does. `close` has no faults. For any store, of
-    sessions, events or anything else whose verbs are coroutines; `with_faults` is the same with the type of what it
-    wraps.
+    At each point the call may be delayed, raise StoreError, or crash; at a commit, another process may activate the
+    session. A StoreError after the method leaves the outcome unknown to the caller, as a lost connection does. `close`
+    has no faults. `inner` may be any store, of sessions, events or other things, whose methods are coroutine functions;
+    `with_faults` returns the wrapper with the type of `inner`.
 
     Args:
-        delay_s: how long a `delay` takes at most, in seconds.
-        paces: let verbs take a little random time anyway.
-        for_real: a crash kills this operating system process, if no process is simulated here.
-        name: what the points are called, in place of `store`.
+        delay_s: the longest `delay`, in seconds.
+        paces: whether methods also take a little random time without a fault.
+        for_real: whether a crash without a simulated process kills this operating system process.
+        name: the first word of the points' names, instead of `store`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FaultyStore:
         return getattr(self.inner, name)
 
     async def close(self) -> None:
-        """Close what is inside."""
+        """Close the inner store."""
         await self.inner.close()
 
     def _faulty(self, verb: str) -> Callable[..., Awaitable[Any]]:
@@ -88,5 +88,5 @@ class FaultyStore:
 
 
 def with_faults(inner: Store, faults: Faults, **settings: Any) -> Store:
-    """Return a `FaultyStore` around `inner`, which type checkers take for one of its kind."""
+    """Return a `FaultyStore` around `inner`, with the type of `inner`."""
     return cast(Store, FaultyStore(inner, faults, **settings))

@@ -1,4 +1,4 @@
-"""URLs of stores with faults, so that session processes open them too."""
+"""URLs of stores with faults, so that session processes can open them too."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SCHEME = "faulty"
 
 
 def register(folder: Path | str) -> None:
-    """Let this process, and those that it starts from now on, open stores by a `faulty_url`. Call it before Ray starts.
+    """Enable `faulty_url` in this process and in processes that it starts later. Call it before Ray starts.
 
-    Makes a package of the tests' own that has the entry point, since an installed turnwise has none.
+    Writes the metadata of a package with the entry point, since the installed turnwise does not have it.
 
     Args:
-        folder: where that package goes; must stay as long as the processes do.
+        folder: the folder for that package, which must exist as long as the processes.
     """
     package = Path(folder).resolve() / "turnwise_faulty-0.dist-info"
     package.mkdir(parents=True, exist_ok=True)
@@ -39,28 +39,28 @@ def register(folder: Path | str) -> None:
 
 
 def faulty_url(store: str, plan: FaultPlan, *, seed: object = 0, journal: Path | str) -> str:
-    """Return the URL of a store with faults around the store of another URL, by the rates and points of a plan.
+    """Return the URL of a store with faults around the store at another URL, by the rates and points of a plan.
 
-    For `SessionManager(store=...)`, after `register`: each process that opens it throws dice of its own, a crash is
-    SIGKILL to it, and what it injects is in the journal. The process of the manager is one of them, so audit the inner
-    store.
+    Pass it to `SessionManager(store=...)` after `register`. Each process that opens it draws its own random numbers, is
+    killed by SIGKILL at a crash, and appends its faults to the journal. The manager's process may fail too, so audit
+    the inner store.
     """
     values = {"store": resolve_url(store), "seed": seed, "journal": Path(journal).resolve(), "points": plan.points}
     return f"{SCHEME}://?{urlencode(values | dict(plan.rates), doseq=True)}"
 
 
 def open_faulty(url: str) -> SessionStore:
-    """Return the store of a `faulty_url`. It is what `register` registers for the scheme.
+    """Return the store of a `faulty_url`; the entry point that `register` adds.
 
     Raises:
-        StoreURLError: it is none, or the store in it cannot be opened.
-        ConfigError: the rates make no sense.
+        StoreURLError: the URL is not one of `faulty_url`, or its inner store cannot be opened.
+        ConfigError: the rates are invalid.
     """
     values = parse_qs(url.partition("?")[2])
     try:
         (inner,), (seed,), (journal,) = values["store"], values["seed"], values["journal"]
         rates = {cast(Kind, kind): float(values[kind][0]) for kind in get_args(Kind) if kind in values}
     except (KeyError, ValueError) as error:
-        raise StoreURLError(SCHEME, f"it lacks {error}: make it with faulty_url") from error
+        raise StoreURLError(SCHEME, f"{error} is missing: use a URL of faulty_url()") from error
     plan = FaultPlan(rates=rates, points=tuple(values.get("points", ())))
     return with_faults(open_store(inner), Faults(plan, seed=f"{seed} in {os.getpid()}", journal=journal), for_real=True)

@@ -20,7 +20,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.errors import OverloadedError, SessionLostError, SessionNotFoundError, StoreError
 
 ASK_S = 5.0
-"""How long a session may take to say where it lives, in seconds."""
+"""The time limit for asking a session for its process, in seconds."""
 
 
 class Killer(Protocol):
@@ -28,16 +28,16 @@ class Killer(Protocol):
 
     @property
     def kind(self) -> str:
-        """What it does, for the report, and where."""
+        """The name of the fault in the report."""
 
     async def strike(self, dice: random.Random) -> bool:
-        """Do it once; return whether there was anything to do it to."""
+        """Inject the fault once; return whether there was a target."""
 
 
 class SessionKiller:
-    """SIGKILLs the process of one of some sessions: its own, or its packed host, with all that live there.
+    """Kills the process of a random session by SIGKILL: its dedicated actor, or its packed host with all its sessions.
 
-    Only a process that the session itself names, on this node of the cluster.
+    Kills only processes that sessions report, on this node of the cluster.
     """
 
     kind = "SIGKILL of a session's process"
@@ -55,12 +55,12 @@ class SessionKiller:
                 return False
             os.kill(info.pid, signal.SIGKILL)
         except (TimeoutError, ProcessLookupError, SessionNotFoundError, SessionLostError, OverloadedError, StoreError):
-            return False  # it has died already, or not begun
+            return False  # the process is dead already, or not yet started
         return True
 
 
 class ActorKiller:
-    """Kills an actor of a namespace whose name begins so, such as `turnwise/memory/`; Ray starts it again."""
+    """Kills a random actor whose name has a prefix, such as `turnwise/memory/`; Ray restarts it."""
 
     def __init__(self, kind: str, namespace: str, prefix: str) -> None:
         self.kind = kind
@@ -79,15 +79,15 @@ class ActorKiller:
         try:
             ray.kill(ray.get_actor(dice.choice(found), namespace=self._namespace), no_restart=False)
         except ValueError:
-            return False  # it has left
+            return False  # the actor has ended
         return True
 
 
 class WriteLock:
-    """Holds the write lock of a SQLite file for a while, as a backup does. Any longer than its writers wait, they fail.
+    """Locks a SQLite file for writing for a random time, as a backup does.
 
     Args:
-        longest_s: for how long at most, in seconds.
+        longest_s: the longest time, in seconds. Writers fail if it is longer than their timeout.
     """
 
     kind = "SQLite file locked by another process"
@@ -97,24 +97,24 @@ class WriteLock:
         self._longest_s = longest_s
 
     async def strike(self, dice: random.Random) -> bool:
-        return await asyncio.to_thread(self._hold, dice.random() * self._longest_s)
+        return await asyncio.to_thread(self._lock, dice.random() * self._longest_s)
 
-    def _hold(self, seconds: float) -> bool:
+    def _lock(self, seconds: float) -> bool:
         try:
             with closing(sqlite3.connect(self._path, timeout=1.0, isolation_level=None)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 time.sleep(seconds)
                 connection.execute("ROLLBACK")
         except sqlite3.OperationalError:
-            return False  # others hold it
+            return False  # another process has locked the file
         return True
 
 
 class Doing:
-    """Calls what it is given: to kill a store's server and start it again, or a node.
+    """Calls a function that injects a fault, such as a restart of the store's server.
 
     Args:
-        call: takes nothing, may be a coroutine function; else it is called on a thread. Raises if it fails.
+        call: a function, which is called on a thread, or a coroutine function. Its errors end the chaos run.
     """
 
     def __init__(self, kind: str, call: Callable[[], Any]) -> None:

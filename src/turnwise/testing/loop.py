@@ -11,17 +11,17 @@ from typing import Any, Literal
 from turnwise.testing.process import Process
 
 Fate = Literal["go", "yield", "kill"]
-"""What becomes of a step: it is taken; it is taken behind all that is ready; its process dies instead."""
+"""What happens to a step: it runs; it runs after all other ready steps; its process is killed instead."""
 
 Hook = Callable[[int], Fate]
-"""Is asked before each step of a process, with the number of the step, from 1."""
+"""Called before each step of a process, with the number of the step, from 1."""
 
 CLEANUPS = 5
-"""How often what is left on a loop that closes is cancelled."""
+"""How often the remaining tasks are cancelled when the loop closes."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Where a selector would wait for time to pass, time jumps."""
+    """Advances its clock instead of waiting."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__()
@@ -30,20 +30,20 @@ class _JumpingSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None or self.now > self._limit_s:
-            raise RuntimeError("deadlock: everybody waits for somebody else, or for ever")
+            raise RuntimeError("deadlock: all tasks wait for each other, or the time limit is reached")
         self.now += max(0.0, timeout)
         return super().select(0)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock moves only when nothing else can, so that what runs on it depends on nothing else.
+    """An event loop with a virtual clock, which advances only when no step is ready. So its runs are deterministic.
 
-    It waits for no other thread and no socket: use it with stores in memory, and with `off_loop=inline`. When nothing
-    can go on, or its clock passes the limit, it raises RuntimeError.
+    It does not wait for threads and sockets: use it with stores in memory, and with `off_loop=inline`. It raises
+    RuntimeError if no step can ever become ready, or if its clock passes the limit.
 
     Args:
-        hook: asked before each step that a `Process` takes: a step of a task, or a callback.
-        limit_s: how far its clock may go, in seconds.
+        hook: called before each step of a `Process`: a step of a task, or a callback.
+        limit_s: the limit of its clock, in seconds.
     """
 
     def __init__(self, hook: Hook | None = None, *, limit_s: float = 1000.0) -> None:
@@ -51,10 +51,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping)
         self.hook = hook
         self.steps = 0
-        """How many steps processes have taken so far."""
+        """The number of steps that processes have taken."""
         self._processes: set[Process] = set()
         self._lost: list[tuple[Callable[..., object], tuple[Any, ...], Context]] = []
-        """Steps that died with their process."""
+        """Steps of killed processes."""
 
     def time(self) -> float:
         return self._jumping.now
@@ -85,7 +85,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return task
 
     def settle(self) -> None:
-        """Let what is left end: dead processes are revived for it, and all tasks are cancelled. Then close."""
+        """Cancel all remaining tasks, also of killed processes, let them end, and close the loop."""
         self.hook = None
         for process in self._processes:
             process.is_dead = False

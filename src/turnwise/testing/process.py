@@ -15,17 +15,17 @@ _PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class Process:
-    """Stands for the process of a session on a `VirtualLoop`.
+    """Simulates the process of a session on a `VirtualLoop`.
 
-    What it was doing when it is killed is never gone on with, not even by a `finally`, as with SIGKILL. What it has
-    handed to others, such as a commit to a store, is theirs.
+    When it is killed, its tasks stop at once, without running even a `finally`, as with SIGKILL. Work that others do
+    for it, such as a store's commit, continues.
     """
 
     def __init__(self, name: str = "process") -> None:
         self.name = name
         self.is_dead = False
         self.tasks: list[asyncio.Task[Any]] = []
-        """All that it ever began. Kept, since a task that nobody holds would be torn down by Python, and clean up."""
+        """All tasks that it started; referenced here, since Python would close a task without references."""
         self._died = asyncio.Event()
 
     @staticmethod
@@ -34,16 +34,16 @@ class Process:
         return _PROCESS.get() if context is None else context.get(_PROCESS, None)
 
     def kill(self) -> None:
-        """Stop all that it does, where it stands. Killing twice is fine."""
+        """Stop all its tasks. Idempotent."""
         if not self.is_dead:
             self.is_dead = True
             self._died.set()
 
     async def call(self, coroutine: Coroutine[Any, Any, Answer]) -> Answer:
-        """Return what the coroutine returns, run in the process.
+        """Run the coroutine in the process; return its result.
 
         Raises:
-            SessionLostError: the process is dead, or died meanwhile.
+            SessionLostError: the process is dead, or was killed meanwhile.
         """
         if self.is_dead:
             coroutine.close()
@@ -58,6 +58,6 @@ class Process:
             death.cancel()
         if self._died.is_set():
             if task.done() and not task.cancelled():
-                task.exception()  # nobody is left to be told
+                task.exception()  # nobody gets this error
             raise SessionLostError(self.name, "its process was killed")
         return task.result()

@@ -1,4 +1,4 @@
-"""The report of a chaos run: what was done and which invariants were violated."""
+"""The report of a chaos run: the injected faults, and the violated invariants."""
 
 from __future__ import annotations
 
@@ -15,47 +15,43 @@ from turnwise.testing.audit import Audit
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what took part."""
+    """Return the versions of Python, SQLite and the packages."""
     packages = {name: version(name) for name in ("turnwise", "ray", "sqlalchemy")}
     return {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version, **packages}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A chaos run: what was injected, what callers were told, and whether the store still has it."""
+    """The result of a chaos run."""
 
     title: str
     seed: int
     seconds: float
-    """How long faults were injected."""
+    """How long faults were injected, in seconds."""
     settling_s: float
-    """How long it took afterwards until nothing was under way."""
+    """How long calls and runs took to end afterwards, in seconds."""
     faults: Mapping[str, int]
-    """By kind, and where they were injected."""
+    """The number of faults by kind and place."""
     refused: Mapping[str, int]
-    """How often callers were told no, or nothing, by the name of the error."""
+    """The number of failed calls by the name of the error."""
     audit: Audit
     unsettled: tuple[str, ...] = ()
-    """Who did not come to an end: callers, runs."""
+    """Callers and runs that did not end."""
     versions: Mapping[str, str] = field(default_factory=versions)
 
     @property
     def total(self) -> int:
-        """How many faults there were."""
+        """The number of faults."""
         return sum(self.faults.values())
 
     def check(self) -> None:
-        """Raise unless all that was acknowledged is there and all has ended.
-
-        Raises:
-            AssertionError: says what is not, and the seed.
-        """
+        """Raise AssertionError, with the violations and the seed, if the audit found any or something did not end."""
         broken = [*self.unsettled, *map(str, self.audit.violations)]
         if broken:
             raise AssertionError("\n".join([f"seed {self.seed}, {self.total} faults:", *broken]))
 
     def markdown(self) -> str:
-        """Return it as a page."""
+        """Return the report as a Markdown page."""
         held = "all holds" if not self.audit.violations and not self.unsettled else "VIOLATIONS"
         day = time.strftime("%Y-%m-%d", time.gmtime())
         lines = [
@@ -75,7 +71,7 @@ class Report:
         return "\n".join(lines).rstrip() + "\n"
 
     def write(self, path: Path | str) -> None:
-        """Write the page to a file."""
+        """Write the Markdown page to a file."""
         Path(path).write_text(self.markdown(), encoding="utf-8")
 
 

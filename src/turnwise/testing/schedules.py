@@ -1,6 +1,6 @@
-"""Schedules: what happens in one world under one seed, replayed from that seed alone.
+"""Schedules: random but reproducible runs of a scenario.
 
-Everything random in a schedule comes from its seed, and a `VirtualLoop` leaves nothing to the machine.
+All random numbers of a schedule come from its seed, and it runs on a `VirtualLoop`, so the seed alone replays it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SEED = "TURNWISE_SEED"
 """The environment variable that names the one seed to replay."""
 
 Schedule = Callable[[int], Coroutine[Any, Any, None]]
-"""Makes its world from a seed, and asserts."""
+"""A scenario: creates a `World` from a seed, uses it, and asserts."""
 
 
 def explore(count: int | range, schedule: Schedule, *, yields: float = 0.0, kills: float = 0.0) -> int:
-    """Run `schedule` under each seed, on a loop of its own; return how many ran.
+    """Run `schedule` with each seed, on a new loop; return the number of runs.
 
-    Seeds are the numbers below `count`, or those of a range; only the one in TURNWISE_SEED, if that is set.
+    The seeds are the numbers below `count`, or the given range; if TURNWISE_SEED is set, only that one.
 
     Args:
-        yields: how likely a step of a `Process` waits until all others that are ready have been taken, from 0 to 1.
-        kills: how likely its process dies instead.
+        yields: the probability that a step of a `Process` is postponed until all other ready steps have run.
+        kills: the probability that its process is killed instead.
 
     Raises:
-        AssertionError: one failed; the message has the seed that replays it.
+        AssertionError: a run failed; the message has its seed.
     """
     ran = 0
     for seed in seeds(count) if isinstance(count, int) else count:
@@ -43,10 +43,10 @@ def explore(count: int | range, schedule: Schedule, *, yields: float = 0.0, kill
 
 
 def spread(count: int, schedule: Schedule, **rates: float) -> int:
-    """Do what `explore` does, on all cores: for many schedules that leave nothing in this process.
+    """Do the same as `explore`, in one process per core. The schedules must not rely on side effects in this process.
 
     Raises:
-        AssertionError: one failed; the message has the seed that replays it.
+        AssertionError: a run failed; the message has its seed.
     """
     among = [] if SEED in os.environ else range(os.cpu_count() or 1)
     if len(among) < 2:  # noqa: PLR2004 - one core, one process
@@ -57,26 +57,26 @@ def spread(count: int, schedule: Schedule, **rates: float) -> int:
     def work(first: int) -> None:
         try:
             answers.put(explore(range(first, count, len(among)), schedule, **rates))
-        except BaseException:  # noqa: BLE001 - it is told, whatever it is
+        except BaseException:  # noqa: BLE001 - raised again by the parent
             answers.put(traceback.format_exc())
 
     workers = [context.Process(target=work, args=[first]) for first in among]
     for worker in workers:
         worker.start()
-    told = [answers.get() for _ in workers]
+    results = [answers.get() for _ in workers]
     for worker in workers:
         worker.join()
-    for answer in told:
-        if isinstance(answer, str):
-            raise AssertionError(answer)
-    return sum(answer for answer in told if isinstance(answer, int))
+    for result in results:
+        if isinstance(result, str):
+            raise AssertionError(result)
+    return sum(result for result in results if isinstance(result, int))
 
 
 def play(life: Coroutine[Any, Any, None], name: str, number: int, hook: Hook | None = None) -> int:
-    """Run one coroutine on a `VirtualLoop`; return how many steps its processes took.
+    """Run a coroutine on a `VirtualLoop`; return the number of steps of its processes.
 
     Raises:
-        AssertionError: it failed; the message says how `number` replays it.
+        AssertionError: the coroutine failed; the message says how to replay it by `number`.
     """
     loop = VirtualLoop(hook)
     try:
@@ -95,8 +95,8 @@ def seeds(count: int) -> Iterable[int]:
 
 
 def unsteady(seed: int, yields: float, kills: float) -> Hook:
-    """Return a hook that puts steps off, and kills, at these rates."""
-    # Dice of its own, so that a schedule sees the same numbers with it and without it.
+    """Return a hook that postpones steps and kills processes with these probabilities."""
+    # Its own random numbers, so that the schedule's are the same with and without the hook.
     dice = random.Random(f"{seed} between steps")
 
     def fate(_: int) -> Fate:
@@ -107,9 +107,9 @@ def unsteady(seed: int, yields: float, kills: float) -> Hook:
 
 
 async def pause(dice: random.Random) -> None:
-    """Let others run: not at all, for a tick, or for up to 0.02 s."""
+    """Pause for a random time: not at all, for one step of the loop, or for up to 0.02 s."""
     drawn = dice.random()
-    if drawn < 0.3:  # noqa: PLR2004 - each of the three is likely
+    if drawn < 0.3:  # noqa: PLR2004 - the three cases are about equally likely
         return
     if drawn < 0.6:  # noqa: PLR2004
         await asyncio.sleep(0)
@@ -118,5 +118,5 @@ async def pause(dice: random.Random) -> None:
 
 
 async def inline(call: Callable[..., Any], *args: Any) -> Any:
-    """Call it here: what a `SessionCore` takes as `off_loop` where no thread may be waited for."""
+    """Call the function on the event loop: the `off_loop` of a `SessionCore` on a `VirtualLoop`."""
     return call(*args)

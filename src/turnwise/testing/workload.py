@@ -32,39 +32,39 @@ from turnwise.testing.acknowledged import Acknowledged
 Answer = TypeVar("Answer")
 
 AGAIN_S = 0.05
-"""How long a caller waits before it asks again, in seconds."""
+"""The pause before a caller repeats a call, in seconds."""
 
 PATIENCE_S = 10.0
-"""How long one wait for a run takes at most before it is asked anew, in seconds."""
+"""The timeout of one wait for a run, which is then repeated, in seconds."""
 
 IF_BUSY: tuple[IfBusy, ...] = ("reject", "enqueue", "enqueue", "interrupt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """How many ask for what. Rates are from 0 to 1; what is left are runs that are waited for."""
+    """The sessions, callers, and requests. Rates are from 0 to 1; the remaining requests are plain runs."""
 
     sessions: int = 8
     callers: int = 2
-    """For each session."""
+    """The number of callers of each session."""
     appends: float = 0.15
     cancels: float = 0.1
     follows: float = 0.25
-    """Runs whose events are followed to their end."""
+    """The rate of runs whose events are read to the end."""
     forks: float = 0.02
     run_timeout_s: float = 2.0
-    """How long a run may take: an engine that hangs ends so."""
+    """The time limit of a run, in seconds; it ends engines that hang."""
     tag: str = "chaos"
-    """What ids of sessions begin with."""
+    """The first part of the session ids."""
 
     @property
     def session_ids(self) -> tuple[str, ...]:
-        """The sessions that callers begin with."""
+        """The ids of the sessions, without forks."""
         return tuple(f"{self.tag}-{number}" for number in range(self.sessions))
 
 
 class Caller:
-    """Asks a session for one thing after the other. What has a key it asks for again until it is answered."""
+    """Sends a session one request after the other. Requests with a key are repeated until they are answered."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Caller:
         seed: str,
     ) -> None:
         self.refused: Counter[str] = Counter()
-        """How often it was told no, or nothing, by the name of the error."""
+        """The number of failed calls by the name of the error."""
         self._manager = manager
         self.session_id = session_id
         self._name = name
@@ -86,8 +86,8 @@ class Caller:
         self._dice = random.Random(seed)
 
     async def call(self, is_over: Callable[[], bool]) -> None:
-        """Go on until it is over and what was begun has ended."""
-        session = await self._again(lambda: self._manager.open(self.session_id))
+        """Send requests until `is_over()`; return when the last one has ended."""
+        session = await self._repeat(lambda: self._manager.open(self.session_id))
         number = 0
         while not is_over():
             number += 1
@@ -105,13 +105,13 @@ class Caller:
         try:
             index = await session.append(prompt)
         except (OverloadedError, SessionLostError, StoreError) as error:
-            self._note(error)  # nobody knows whether it is there, so nobody may ask again
+            self._note(error)  # the outcome may be unknown, so the append must not be repeated
         else:
             self._told.stored(session.id, [prompt], asked, turn_index=index)
 
     async def _fork(self, session: AsyncSession, fork_id: str) -> None:
         try:
-            fork = await self._again(lambda: session.fork(session_id=fork_id))
+            fork = await self._repeat(lambda: session.fork(session_id=fork_id))
         except TurnNotFoundError:
             return
         self._told.forked(fork.id)
@@ -125,7 +125,7 @@ class Caller:
             "timeout_s": self._workload.run_timeout_s,
         }
         try:
-            run = await self._again(lambda: session.run(prompt, **settings))
+            run = await self._repeat(lambda: session.run(prompt, **settings))
         except (SessionBusyError, QueueFullError) as error:
             self._note(error)
             await asyncio.sleep(AGAIN_S)
@@ -141,7 +141,7 @@ class Caller:
 
     async def _cancel(self, run: AsyncExecutionHandle) -> None:
         try:
-            await self._again(run.cancel)
+            await self._repeat(run.cancel)
         except NoActiveRunError as error:
             self._note(error)
 
@@ -150,23 +150,23 @@ class Caller:
 
         async def follow() -> None:
             async for event in run.events(seqs[-1] if seqs else 0):
-                seqs.append(event.seq)  # noqa: PERF401 - what was seen before a failure counts
+                seqs.append(event.seq)  # noqa: PERF401 - events before a failure count
 
-        await self._again(follow)
+        await self._repeat(follow)
         self._told.followed(run.session_id, run.run_id, seqs)
 
     async def _wait(self, run: AsyncExecutionHandle) -> None:
         turn: Turn | None
         try:
-            turn, state = await self._again(lambda: run.wait(PATIENCE_S)), "completed"
+            turn, state = await self._repeat(lambda: run.wait(PATIENCE_S)), "completed"
         except RunEndedError as ended:
             turn, state = ended.turn, "failed"
             if isinstance(ended, RunCancelledError | RunInterruptedError):
                 state = "cancelled" if isinstance(ended, RunCancelledError) else "interrupted"
         self._told.ended(run.session_id, run.run_id, state, turn.blocks if turn else None)
 
-    async def _again(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask until there is an answer, if only a refusal."""
+    async def _repeat(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Repeat the call until it returns or is refused for good."""
         while True:
             try:
                 return await ask()

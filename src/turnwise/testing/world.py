@@ -1,4 +1,4 @@
-"""A simulated session with injected faults, and a caller that repeats each request until it is answered."""
+"""`World`: a simulated session with injected faults, and a caller that repeats requests until they are answered."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from turnwise.testing.process import Process
 from turnwise.testing.schedules import inline
 
 AGAIN_S = 0.01
-"""How long the caller waits before it asks again, in seconds."""
+"""The pause before the caller repeats a request, in seconds."""
 
 
 class World:
-    """One session on a `VirtualLoop`: its core in a process that may die, its store and engine with faults.
+    """One session on a `VirtualLoop`: a core in a simulated process, with a store and an engine that have faults.
 
-    The verbs `append`, `start`, `wait`, `cancel`, `decide` and `fork` ask with the same ids until a process answers, as
-    a caller on Ray does, and a patient one: a dead process is replaced, a StoreError is no answer. What they were told
-    is in `told`, and `audit()` holds the store to it.
+    `append`, `start`, `wait`, `cancel`, `decide` and `fork` repeat a request with the same ids until it is answered, as
+    callers on Ray do: a dead process is replaced, and after a StoreError the request is repeated. `told` records the
+    acknowledgements, and `audit()` checks that the store has them.
 
     Args:
-        faults: what goes wrong, in the store and in the default engine.
-        engine: in place of a `FaultyEngine` with these faults.
-        store: in place of one in memory; of that one, if it shares it with other worlds.
+        faults: the faults of the store and of the default engine.
+        engine: the engine; a `FaultyEngine` with these faults if omitted.
+        store: the store, which may be shared with other worlds; a new one in memory if omitted.
     """
 
     def __init__(
@@ -71,36 +71,36 @@ class World:
         self.process, self.core = self._begin()
 
     async def create(self) -> None:
-        """Make the session."""
+        """Create the session in the store."""
         await self.store.inner.create(SessionRecord(session_id=self.session_id))
 
     def kill(self) -> None:
-        """Kill the session's process; the next call begins another."""
+        """Kill the session's process; the next request starts another."""
         self.process.kill()
 
     async def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the answer of a verb, such as `start` or `reads.wait`; repeat the call until a process answers."""
+        """Return the result of a method of the core, such as `start` or `reads.wait`; repeat the call if needed."""
         while True:
             if self.process.is_dead:
                 self.process, self.core = self._begin()
             try:
                 return await self.process.call(attrgetter(verb)(self.core)(*args, **kwargs))
             except (CorruptRecordError, StoreClosedError):
-                raise  # it would be the same again
+                raise  # a repetition would raise it again
             except (SessionFencedError, SessionRevertedError):
-                self.process.kill()  # as a process that has lost its session does
+                self.process.kill()  # a process that lost its session ends
             except (SessionLostError, StoreError):
                 await asyncio.sleep(AGAIN_S)
 
     async def append(self, prompt: str) -> int:
-        """Append a prompt, which no other is like; return the index of its turn."""
+        """Append a unique prompt; return the index of its turn."""
         asked = self.told.clock()
         index = cast(int, await self.ask("append", [prompt], prompt))
         self.told.stored(self.session_id, [prompt], asked, turn_index=index)
         return index
 
     async def start(self, prompt: str, **settings: Any) -> str:
-        """Start a run of a prompt that no other is like; return its id, which is the prompt unless it is given."""
+        """Start a run with a unique prompt; return its id, which is the prompt unless `run_id` is given."""
         asked = self.told.clock()
         settings.setdefault("run_id", prompt)
         started = await self.ask("start", [prompt], **settings)
@@ -109,18 +109,18 @@ class World:
         return cast(str, run_id)
 
     async def wait(self, run_id: str) -> str:
-        """Wait for a run; return the state in which it ended."""
+        """Wait for a run; return its final state."""
         outcome = await self.ask("reads.wait", run_id)
         state = cast(str, outcome.run.state)
         self.told.ended(self.session_id, run_id, state, outcome.turn.blocks if outcome.turn else None)
         return state
 
     async def cancel(self, run_id: str) -> bool:
-        """Cancel a run; return whether it ended so."""
+        """Cancel a run; return whether it was cancelled."""
         return cast(bool, await self.ask("cancel", "stop", run_id))
 
     async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
-        """Decide about a call that waits."""
+        """Decide about a tool call that waits."""
         await self.ask("decide", run_id, call_id, decision)
 
     async def fork(self, session_id: str, at: int | None = None) -> None:
@@ -129,7 +129,7 @@ class World:
         self.told.forked(session_id)
 
     async def audit(self, **settings: Any) -> Audit:
-        """Check this session and its forks: see `audit`. The store is read as it is, without faults."""
+        """Check this session and its forks without faults: see `audit`."""
         history = self.history and self.history.inner
         ids = {self.session_id: None} | dict.fromkeys(self.told.session_ids)
         return await audit(self.store.inner, ids, self.told, history, **settings)

@@ -25,7 +25,7 @@ class Compaction:
     """Which parts of the window are removed and kept, why, and their tokens. `str()` has a line for each part."""
 
     strategy: str
-    """Who decided."""
+    """The name of the strategy."""
     tokens_before: int
     """The tokens of the next request before the compaction, without the next prompt."""
     tokens_after: int

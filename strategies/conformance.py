@@ -1,7 +1,7 @@
-"""The laws of `OverflowStrategy`: what every strategy holds to, shown on random conversations. Needs no test framework.
+"""The laws of `OverflowStrategy`, checked on random conversations. Needs no test framework.
 
-`check_strategy(make)` shows it for a strategy of your own. It looks at the requests before and after, block by block,
-and so finds out for itself what `Plan.check` finds out from ranges.
+`check_strategy(make)` checks a strategy of your own. It compares the requests before and after block by block, so it
+does not depend on `Plan.check`, which compares ranges.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from turnwise.strategies.window import TokenBudget, Window
 
 
 def check_strategy(make: Callable[[Case], OverflowStrategy], seeds: Iterable[int] = range(1000), grow: int = 1) -> None:
-    """Check all laws on random conversations, each of which goes on for some exchanges after the first decision.
+    """Check all laws on random conversations, each of which continues for some exchanges after the first decision.
 
     Args:
         make: returns the strategy for a case; its settings may depend on the budget.
-        seeds: each is a conversation, the same one each time.
+        seeds: the seeds of the conversations. The same seed gives the same conversation.
+        grow: how many exchanges follow the first decision.
 
     Raises:
         AssertionError: the strategy breaks a law; names it, and the seed.
@@ -103,7 +104,7 @@ def _hold(law: Law, holds: bool, why: str) -> None:
         raise AssertionError(f"{law}: {why}")
 
 
-# What a request holds, told without any help of the window
+# The content of a request, found without the methods of the window
 
 
 Place = tuple[str, int]
@@ -146,7 +147,7 @@ class _Request:
         return found
 
     def newest(self) -> list[int]:
-        """Return what the newest turn is made of: from its first prompt on, neither system prompts nor summaries."""
+        """Return the newest turn: from its first prompt on, without system prompts and summaries."""
         pairs = self.pairs()
         prompts = [
             at

@@ -1,4 +1,4 @@
-"""Conversations to try strategies on: they grow, are random if so wished, and hold what a session could hold."""
+"""Growing and random conversations, with blocks that a session could have, for the laws of strategies."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from turnwise.strategies.ranges import Range
 from turnwise.strategies.window import TokenBudget, Window
 
 COUNTER = ByteCounter()
-"""What counts here: exact, and the same everywhere."""
+"""The counter of these conversations, which is the same on every machine."""
 
 
 class Conversation:
-    """A conversation that grows, as a session would keep it: logs, spans over them, and what they take."""
+    """A growing conversation as a session stores it: logs, spans over them, and token counts."""
 
     def __init__(self, counter: TokenCounter = COUNTER) -> None:
         self.cache = BlockCache()
@@ -46,24 +46,24 @@ class Conversation:
         self._sizes: dict[str, int] = {}
 
     def store(self, log: str, blocks: Sequence[Block], *, encoded: bool = False) -> Span:
-        """Append blocks to a log, which alone changes no conversation."""
+        """Append blocks to a log; return their span. The conversation does not change."""
         start = self._sizes.get(log, 0)
         self.cache.add(log, start, list(map(encode, blocks)) if encoded else list(blocks))
         self._sizes[log] = start + len(blocks)
         return Span(log, start, start + len(blocks))
 
     def add(self, blocks: Sequence[Block], log: str = "own") -> None:
-        """Go on with these blocks."""
+        """Continue the conversation with these blocks."""
         if self.newest_turn is not None:
             self.newest_turn = size(self.spans)
         self.spans = join(self.spans, [self.store(log, blocks)])
 
     def window(self) -> Window:
-        """Return what the next request would hold."""
+        """Return the window of the next request."""
         return Window(self.spans, self.cache, self.index, newest_turn=self.newest_turn)
 
     def carry_out(self, plan: Plan) -> None:
-        """Do as a plan says, with a summary that is as long as it may be."""
+        """Carry out a plan, with a summary of the longest length."""
         window = self.window()
         summary = None
         if plan.summary:
@@ -79,14 +79,14 @@ def _longest(max_tokens: int) -> str:
 
 
 class Case(NamedTuple):
-    """A conversation, and what a request may take."""
+    """A conversation and the budget of a request."""
 
     conversation: Conversation
     budget: TokenBudget
 
 
 def random_case(dice: Random) -> Case:
-    """Return a conversation that every provider takes, and a budget that it may or may not fit."""
+    """Return a conversation that every provider accepts, and a budget that it may or may not fit."""
     conversation = Conversation()
     blocks: list[Block] = []
     newest_turn = 0
@@ -111,7 +111,7 @@ def random_case(dice: Random) -> Case:
 
 
 def random_budget(dice: Random, window: Window) -> TokenBudget:
-    """Return a budget that the window fits, or fits in parts, or, now and then, not at all."""
+    """Return a budget that the window fits, fits in part, or sometimes does not fit at all."""
     overhead = dice.choice([0, 0, 7, 300])
     least = window.overflow(TokenBudget(1, overhead)).needed
     room = window.total + overhead - least
@@ -120,7 +120,7 @@ def random_budget(dice: Random, window: Window) -> TokenBudget:
 
 
 def random_exchange(dice: Random) -> list[Block]:
-    """Return what a user said and what came of it, as a session would have it."""
+    """Return the prompts of a user and the answer, as a session could have them."""
     blocks: list[Block] = [_prompt(dice) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
     blocks.append(User(text=_text(dice)))
     if _is(dice, 0.15):

@@ -14,7 +14,7 @@ from turnwise.strategies.window import TokenBudget, Window
 class DeleteOldest:
     """When the request does not fit, removes the `count` oldest exchanges, and more if that is not enough.
 
-    The newest never goes. With a larger count there is something to do less often.
+    The newest exchange is never removed. A larger count means fewer compactions.
     """
 
     count: int = 1

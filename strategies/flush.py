@@ -19,9 +19,9 @@ from turnwise.strategies.window import TokenBudget, Window
 class FlushToMemory:
     """Above `trigger_ratio` of the window, moves the oldest exchanges to long-term memory, down to `max_ratio`.
 
-    In two phases: each memory acknowledges what it has stored, and only then does the window drop what all have.
-    A memory that fails keeps those exchanges in the window; they are given again, under the same ids. Memories that are
-    read-only are never written.
+    The window drops an exchange only after each memory has acknowledged that it stored the exchange. If a memory fails,
+    its exchanges stay in the window and are flushed again later, under the same ids. Read-only memories are not
+    written.
     """
 
     memories: Sequence[LongTermMemory]
@@ -35,7 +35,7 @@ class FlushToMemory:
     def __post_init__(self) -> None:
         object.__setattr__(self, "memories", tuple(self.memories))
         if all(map(is_read_only, self.memories)):
-            raise ConfigError("FlushToMemory.memories", self.memories, "must have one that may be written")
+            raise ConfigError("FlushToMemory.memories", self.memories, "must contain a memory that is not read-only")
         if not 0 < self.trigger_ratio <= 1:
             raise ConfigError("FlushToMemory.trigger_ratio", self.trigger_ratio, "must be above 0 and at most 1")
         if not 0 < self.max_ratio <= self.trigger_ratio:

@@ -15,24 +15,24 @@ from turnwise.strategies.ranges import Range
 from turnwise.strategies.window import Window
 
 HandedOver = tuple[Range, list[MemoryItem]]
-"""An exchange, and the items that it becomes."""
+"""An exchange, and the items to save for it."""
 
 MOST = sys.maxsize
-"""Behind all positions."""
+"""A position after all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushTask:
     """Exchanges that leave the window once every memory has acknowledged them.
 
-    The session first gives `items` to each memory, whose failures are its own. Only then may the window drop what all
-    have acknowledged: `Plan.retaining` keeps the rest. What is given again has the same ids.
+    The session first saves the items of `hand_over` in each memory. Then the window drops the exchanges that all of
+    them have acknowledged; `Plan.retaining` keeps the others. Items that are saved again have the same ids.
     """
 
     ranges: tuple[Range, ...]
     """The ranges that leave the window. System prompts and summaries in them stay."""
     memories: tuple[LongTermMemory, ...]
-    """The writable memories, in the order in which they were given."""
+    """The writable memories, in their order in the strategy."""
 
     def items(self, window: Window, session_id: str, turns: Sequence[TurnBlocks] = ()) -> list[MemoryItem]:
         """Return all items of `hand_over`."""
@@ -41,12 +41,11 @@ class FlushTask:
     def hand_over(self, window: Window, session_id: str, turns: Sequence[TurnBlocks] = ()) -> list[HandedOver]:
         """Return the exchanges to flush, oldest first, each with an item for each turn that has blocks in it.
 
-        Blocks of no known turn are one item of their exchange, those of a private one are none. A turn's item is the
-        same whatever comes behind it.
-        O(blocks that go, and the logarithm of the turns for each exchange).
+        Blocks of unknown turns are one item per exchange; blocks of private turns are left out. A turn's item does not
+        depend on later turns. O(blocks to flush, and for each exchange the logarithm of the number of turns).
 
         Args:
-            turns: those of the session that have blocks here.
+            turns: the session's turns with blocks in the window.
         """
         owners = sorted((span, turn.index) for turn in turns for span in turn.spans)
         known = {turn.index: turn for turn in turns}
@@ -62,15 +61,9 @@ class FlushTask:
                 if turn is None or not turn.is_private:
                     spans = join(part)
                     items.append(turn_item(session_id, turn, spans, window.read(spans)))
-            if told := [item for item in items if item]:
-                handed.append((exchange, told))
+            if there := [item for item in items if item]:
+                handed.append((exchange, there))
         return handed
-
-    def unacknowledged(
-        self, window: Window, acknowledged: Collection[Collection[str]], turns: Sequence[TurnBlocks] = ()
-    ) -> tuple[Range, ...]:
-        """Return the exchanges that must stay: see `unacknowledged`."""
-        return unacknowledged(self.hand_over(window, "", turns), acknowledged)
 
     def spans(self, window: Window) -> Spans:
         """Return the spans of the blocks to flush."""

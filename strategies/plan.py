@@ -35,21 +35,21 @@ Law = Literal[
     "decides the same again",
     "leaves nothing to do",
 ]
-"""What every strategy holds to: see `Plan.check`, `strategy.decide`, and for the last two `conformance.py`."""
+"""The laws for strategies: see `Plan.check` and `strategy.decide`, and for the last two `conformance.py`."""
 
 LAWS: tuple[Law, ...] = get_args(Law)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to keep of a window. Made by `plan_for`, which counts tokens. Making a plan has no effect.
+    """What to keep of a window. `plan_for` makes plans and counts their tokens; making a plan has no effect.
 
-    Once it is carried out, the next request holds the system prompt, then the new summary, if there is one, then what
-    is kept.
+    After the plan is carried out, the next request contains the system prompt, the new summary if there is one, and the
+    ranges to keep.
     """
 
     strategy: str
-    """Who decided."""
+    """The name of the strategy."""
     keep: Ranges
     """The ranges that stay, without system prompts. The effective system prompt always stays."""
     summary: SummaryTask | None = None
@@ -73,7 +73,7 @@ class Plan:
         """Return the spans of the next turn's input after the plan is carried out.
 
         Args:
-            summary_span: where the new summary is; given if and only if the plan has one.
+            summary_span: the span of the new summary; required if the plan has one, and None otherwise.
         """
         if (summary_span is None) != (self.summary is None):
             raise ValueError("a plan with a summary takes its span, and one without takes none")
@@ -116,21 +116,20 @@ class Plan:
     # Checking
 
     def check(self, window: Window, budget: TokenBudget) -> None:
-        """Raise if the plan breaks a law. O(blocks kept); changes nothing.
+        """Raise if the plan breaks a law. O(blocks to keep); changes nothing.
 
-        What keeps the newest exchanges whole and nothing before them keeps pairs whole and is as valid as before, so
-        there is no more to look at.
+        - order kept: all ranges are within the window, in ascending order, separate and not empty, and the summarised
+          blocks are older than all kept blocks;
+        - system prompt once: no range to keep contains a system prompt;
+        - newest turn kept: the whole newest exchange stays;
+        - tool pairs whole: no call is separated from its result;
+        - summaries kept or folded in: an earlier summary stays, or the new summary includes it;
+        - nothing twice: blocks that go to long-term memory do not stay as well;
+        - something goes: the request has fewer tokens than before, even if the summary has its full length;
+        - valid for providers: each provider that would accept the present request accepts the new one;
+        - budget met: the request is within the budget, even if the summary has its full length.
 
-        - order kept: all ranges are of the window, ascending and apart, and none is empty; what is summarised is older
-          than all that is kept;
-        - system prompt once: no range that is kept has a system prompt;
-        - newest turn kept: all of the newest exchange stays;
-        - tool pairs whole: no call is parted from its result;
-        - summaries kept or folded in: an earlier summary stays, or is among what the new one stands for;
-        - nothing twice: what goes to long-term memory does not stay as well;
-        - something goes: the request takes less than before, also if the summary is as long as it may be;
-        - valid for providers: those that would take the request as it is take it then;
-        - budget met, also then.
+        Tool pairs and validity are not checked if the plan keeps only the newest whole exchanges, which keep both.
 
         Raises:
             StrategyError: names the law.
@@ -143,7 +142,7 @@ class Plan:
             self._check_pairs(window)
         after = _taken(window, budget, self.keep, self.summary)
         if after >= (before := window.taken(budget)):
-            self._break("something goes", f"the request would take {after} tokens, and takes {before} as it is")
+            self._break("something goes", f"the request would have {after} tokens, and has {before} now")
         if not whole:
             self._check_valid(window)
         if after > budget.max_tokens:
@@ -159,10 +158,10 @@ class Plan:
         for ranges in (self.keep, self.summary.ranges if self.summary else (), self.flush.ranges if self.flush else ()):
             for part in ranges:
                 if not 0 <= part.start < part.stop <= len(window):
-                    self._break("order kept", f"{tuple(part)} is no range of {len(window)} blocks")
+                    self._break("order kept", f"{tuple(part)} is not a range of {len(window)} blocks")
             for before, after in pairwise(ranges):
                 if after.start < before.stop:
-                    self._break("order kept", f"{tuple(after)} comes behind {tuple(before)}")
+                    self._break("order kept", f"{tuple(after)} comes after {tuple(before)}")
         if self.summary and self.summary.ranges and self.keep and self.summary.ranges[-1].stop > self.keep[0].start:
             self._break("order kept", f"block {self.summary.ranges[-1].stop - 1} is summarised, an older one is kept")
 
@@ -173,7 +172,7 @@ class Plan:
         stays = merge([*self.keep, *(self.summary.ranges if self.summary else ())])
         for at in window.summaries:
             if not any(overlap([Range(at, at + 1)], stays)):
-                self._break("summaries kept or folded in", f"block {at} is a summary, and goes")
+                self._break("summaries kept or folded in", f"block {at} is a summary, and would be removed")
         for part in overlap(self.flush.ranges if self.flush else (), self.keep):
             if window.without(part, Summary):
                 self._break("nothing twice", f"blocks {part.start} to {part.stop - 1} are flushed and kept")
@@ -181,7 +180,10 @@ class Plan:
     def _check_newest(self, window: Window) -> None:
         for part in gaps(self.keep, window.newest):
             if lost := window.without(part, System):
-                self._break("newest turn kept", f"block {lost[0].start} goes, it begins at {window.newest.start}")
+                self._break(
+                    "newest turn kept",
+                    f"block {lost[0].start} would be removed; the newest turn begins at {window.newest.start}",
+                )
 
     def _keeps_whole_exchanges(self, window: Window) -> bool:
         summaries = set(window.summaries)
@@ -208,7 +210,7 @@ class Plan:
         """Raise if a result stays without its call, unless the conversation had no call for it in the first place."""
         lost = window.blocks(overlap(self._gone(window), [Range(0, before)]))
         if any(isinstance(block, ToolUse) and block.call_id == call_id for block in lost):
-            self._break("tool pairs whole", f"the result of call {call_id!r} stays, and the call goes")
+            self._break("tool pairs whole", f"the result of call {call_id!r} stays, and the call would be removed")
 
     def _check_valid(self, window: Window) -> None:
         summary = [Summary(text="A summary.")] if self.summary else []
@@ -246,7 +248,7 @@ def plan_for(
     """Return the plan that keeps these ranges, with token counts and reasons.
 
     Args:
-        why: what the rest goes for.
+        why: why the rest is removed.
     """
     fate: Literal["summarised", "flushed", "dropped"] = "summarised" if summary else "flushed" if flush else "dropped"
     gone = gaps(keep, Range(0, len(window)))

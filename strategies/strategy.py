@@ -11,21 +11,21 @@ from turnwise.strategies.window import TokenBudget, Window
 
 @runtime_checkable
 class OverflowStrategy(Protocol):
-    """Decides what to remove; the session carries it out. Pickled to the session's process.
+    """Decides what to remove from a window; the session carries it out. It is pickled to the session's process.
 
-    A decision is pure: it depends on the window, the budget and the strategy's settings, and changes nothing. It holds
-    to the laws of `Plan.check`, and once it is carried out there is nothing more to do: `conformance.py` shows
-    that on random conversations.
+    A decision is pure: it depends only on the window, the budget and the strategy's settings, and changes nothing. It
+    obeys the laws of `Plan.check`, and after it is carried out there is nothing more to remove. `conformance.py` checks
+    this on random conversations.
     """
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         """Return the plan for the window; None to leave it unchanged.
 
-        Asked before each request, also one that fits; where `due` says so, when a run has ended; and about an empty
-        window, when a manager is made.
+        Called before each request, even if it fits; after a run if `due` returns true; and with an empty window when a
+        manager is created.
 
         Raises:
-            WindowOverflowError: the window is over its budget, and nothing that may go would make it fit.
+            WindowOverflowError: the window is over its budget, and removing all that may be removed does not help.
         """
 
     def due(self, window: Window, budget: TokenBudget) -> bool:
@@ -64,7 +64,7 @@ def decide(strategy: OverflowStrategy, window: Window, budget: TokenBudget) -> P
         raise StrategyError(name, "decides", f"it raised {error!r}") from error
     if plan is None:
         if (taken := window.taken(budget)) > budget.max_tokens:
-            why = f"it leaves the window as it is, at {taken} of {budget.max_tokens} tokens"
+            why = f"it does not change the window, which has {taken} of {budget.max_tokens} tokens"
             raise StrategyError(name, "budget met", why)
         return None
     if not isinstance(plan, Plan):

@@ -21,13 +21,13 @@ _LEAST = 64
 class Summarize:
     """Above `trigger_ratio` of the window, replaces all but the newest exchanges and the previous summary by a summary.
 
-    So each block is summed up once, and the summary moves on with the conversation. What is summed up stays in the log.
-    If the model gives no summary that can be taken, or none would fit, nothing changes; once the window is over its
-    budget, `otherwise` decides.
+    So each block is summarized once, and the summary grows with the conversation. Summarized blocks stay in the log. If
+    the model returns no valid summary, or no summary would fit, the window does not change; once it is over its budget,
+    `otherwise` decides.
     """
 
     model: Any
-    """The engine that writes the summary, an `EngineBuilder`: a small model will do."""
+    """The engine that writes the summary, an `EngineBuilder`. A small model is enough."""
     trigger_ratio: float = field(default=0.8, kw_only=True)
     """The fill of the window that triggers a summary, as a share of its budget, above 0 and up to 1."""
     keep_turns: int = field(default=2, kw_only=True)
@@ -56,7 +56,7 @@ class Summarize:
         if self.model_window is not None and self.model_window < 1:
             raise ConfigError("Summarize.model_window", self.model_window, "must be 1 or more, or None")
         if not self.prompt.strip():
-            raise ConfigError("Summarize.prompt", self.prompt, "must say what to do")
+            raise ConfigError("Summarize.prompt", self.prompt, "must not be blank")
 
     def decide(self, window: Window, budget: TokenBudget) -> Plan | None:
         """Also raises ConfigError if the kept exchanges and the summary would trigger the next summary at once."""
@@ -74,10 +74,9 @@ class Summarize:
         trigger = int(budget.max_tokens * self.trigger_ratio)
         name = "max_summary_tokens" if self.keep_tokens is None else "keep_tokens"
         if (self.keep_tokens or 0) + self.max_summary_tokens > trigger:
-            why = (
-                f"what is kept and a summary of {self.max_summary_tokens} tokens must stay under the trigger, {trigger}"
-            )
-            raise ConfigError(f"Summarize.{name}", getattr(self, name), f"{why} of {budget.max_tokens}")
+            room = f"the trigger, {trigger} of {budget.max_tokens}"
+            why = f"the kept exchanges and a summary of {self.max_summary_tokens} tokens must stay under {room}"
+            raise ConfigError(f"Summarize.{name}", getattr(self, name), why)
         return trigger
 
     def _plan(self, window: Window, budget: TokenBudget) -> Plan | None:

@@ -59,10 +59,10 @@ class SummaryTask:
     prompt: str = PROMPT
 
     def parts(self, window: Window, model_window: int | None) -> list[Ranges]:
-        """Return the ranges in parts that fit one request each, of whole exchanges; one part if the limit is unknown.
+        """Return the ranges as parts of whole exchanges that fit one request each; one part if the limit is unknown.
 
-        The summary of one part is shown with the next: so still each block is shown once. O(blocks, and for more than
-        one part that times the logarithm of their number); counts all that is shown.
+        The summary of a part is shown with the next part, so each block is shown once. Counts the tokens of all shown
+        blocks: O(blocks), for several parts times the logarithm of the number of parts.
         """
         if model_window is None or self._fits(window, self.ranges, model_window):
             return [self.ranges]
@@ -84,13 +84,13 @@ class SummaryTask:
         return shown + 2 * self.max_tokens <= model_window
 
     def request(self, window: Window, part: Ranges | None = None, before: str | None = None) -> tuple[AnyBlock, ...]:
-        """Return the model's request: instructions, then each block to summarize, once, as data. O(those blocks).
+        """Return the request to the model: instructions, then each block to summarize, as quoted data. O(blocks).
 
-        Thoughts come without their signatures; images and files are shown as they are. There are no tools.
+        Thoughts are shown without their signatures, and images and files unchanged. There are no tools.
 
         Args:
-            part: what of it is to be summed up; all if left out.
-            before: the summary of the parts before.
+            part: the part to summarize; all if left out.
+            before: the summary of the previous parts.
         """
         limit = f"Write no more than {_words(self.max_tokens, window.counter)} words."
         shown: list[AnyBlock] = [System(text=f"{self.prompt}\n\n{limit}")]
@@ -106,18 +106,17 @@ class SummaryTask:
         """Return the summary text of the model's answer.
 
         Raises:
-            SummaryRefusedError: it is empty, was cut short, is over `max_tokens`, or the model called tools, so what it
-                said is no summary.
+            SummaryRefusedError: the answer is empty, was cut short, is over `max_tokens`, or calls tools.
         """
         if calls := [block.name for block in answer if isinstance(block, ToolUse)]:
-            raise SummaryRefusedError("tool_call", f"the model called {calls[0]!r}, and has no tools")
+            raise SummaryRefusedError("tool_call", f"the model called {calls[0]!r}, but has no tools")
         text = answer_text(answer).strip()
         if not text:
-            raise SummaryRefusedError("empty", "the model said nothing")
+            raise SummaryRefusedError("empty", "the model returned no text")
         if any(block.interrupted for block in answer if isinstance(block, Text)):
-            raise SummaryRefusedError("cut", f"it ends after {len(text)} characters, in the middle")
+            raise SummaryRefusedError("cut", f"the answer was cut after {len(text)} characters")
         if (tokens := counter.count(Summary(text=text))) > self.max_tokens:
-            raise SummaryRefusedError("oversize", f"it takes {tokens} tokens, and {self.max_tokens} are left for it")
+            raise SummaryRefusedError("oversize", f"it has {tokens} tokens, and at most {self.max_tokens} fit")
         return text
 
     def block(self, window: Window, text: str) -> Summary:
@@ -144,7 +143,7 @@ def _as_json(fact: dict[str, Any]) -> str:
 
 
 def _facts(block: Block) -> Iterator[dict[str, Any]]:
-    """Yield the lines that show a block to the model. Its content is quoted, so that it cannot leave its line."""
+    """Yield the lines that show a block to the model. Quoting keeps its content within the line."""
     match block:
         case Summary():
             yield {_BEFORE: block.text}

@@ -27,11 +27,11 @@ class Trim:
         return trimmed(window, budget, limit, strategy="Trim")
 
     def due(self, window: Window, budget: TokenBudget) -> bool:
-        return False  # trimming needs no wait, so it is done only when it must be
+        return False  # trimming takes no time, so it waits until it is necessary
 
 
 def trimmed(window: Window, budget: TokenBudget, limit: int, *, strategy: str, at_least: int = 0) -> Plan | None:
-    """Return the plan that drops everything before `at_least`, and more of the oldest until the rest fits `limit`.
+    """Return the plan that drops everything before `at_least`, and further old exchanges until the rest fits `limit`.
 
     Raises:
         WindowOverflowError: the newest exchange does not fit the budget.
@@ -47,9 +47,9 @@ def trimmed(window: Window, budget: TokenBudget, limit: int, *, strategy: str, a
 
 
 def newest_that_fit(window: Window, budget: TokenBudget, limit: int) -> int:
-    """Return where the newest exchanges that fit `limit` together begin. The newest one always counts as fitting.
+    """Return where the newest exchanges that fit `limit` together begin. The newest exchange is always among them.
 
-    O(their blocks and those of one more).
+    O(blocks of these exchanges and of one more).
     """
     cut = window.newest.start
     for exchange in window.exchanges():

@@ -49,11 +49,11 @@ _AT_A_TIME = 16
 
 
 class Window:
-    """A read-only view of the blocks that the next request would hold, in order.
+    """A read-only view of the blocks of the next request, in order.
 
-    Making one is O(spans), if the index has counted their blocks; so is no method more than it says. Blocks are read,
-    and decoded, when they are asked for. Two kinds stand apart. Of the system prompts the last one wins; the others are
-    never sent. Summaries stand for what is not here any more, so they go only where another takes them in. All else is
+    Its creation is O(spans) if the index has counted their blocks; each method says its cost. Blocks are read and
+    decoded when they are needed. Two kinds of blocks are special: of the system prompts only the last one is sent, and
+    a summary stands for removed blocks, so it is removed only if a new summary includes it. All other blocks belong to
     exchanges.
     """
 
@@ -160,13 +160,12 @@ class Window:
     # Exchanges
 
     def exchanges(self, before: int | None = None) -> Iterator[Range]:
-        """Yield the exchanges, the newest first; if a position where one begins is given, only those before it.
+        """Yield the exchanges, the newest first; with `before`, the start of an exchange, only those before it.
 
-        An exchange begins with what the user says and goes on to where the user next does: prompts, answer, tool calls
-        and their results. Prompts that no answer parts begin one together. Whichever of them are left out, from the
-        oldest on, the rest begins with the user and no call is parted from its result. Together they cover the window:
-        what the model has said before any prompt comes last, as one of its own. Lazy: O(blocks of those that were asked
-        for, and a few).
+        An exchange consists of one or more consecutive prompts of the user, and of all that follows up to the next
+        prompt: answers, tool calls and results. If the oldest exchanges are removed, the rest begins with the user, and
+        each result still has its call. The exchanges cover the whole window: blocks of the model before any prompt are
+        the last exchange. Lazy: O(blocks of the yielded exchanges, and a few more).
         """
         stop = len(self) if before is None else before
         begins: int | None = None
@@ -196,7 +195,7 @@ class Window:
     def end_of_oldest(self, count: int) -> int:
         """Return where the `count` oldest exchanges with a prompt end, or where the newest begins, if that is earlier.
 
-        O(their blocks and those of the newest).
+        O(blocks of these exchanges and of the newest).
         """
         stop = self.newest.start
         begins: int | None = None
@@ -222,7 +221,7 @@ class Window:
 
     @cached_property
     def newest(self) -> Range:
-        """The newest exchange. It always stays."""
+        """The newest exchange, which no strategy removes."""
         return next(self.exchanges(), Range(0, 0))
 
     # What remains after removing the oldest blocks
@@ -263,7 +262,7 @@ class Window:
     def _place(self, at: int) -> tuple[int, int]:
         """Return the number of the span that has the block, and the block's position in its log."""
         if not 0 <= at < len(self):
-            raise IndexError(f"no place {at} in a window of {len(self)} blocks")
+            raise IndexError(f"position {at} is outside a window of {len(self)} blocks")
         number = bisect_right(self._ends, at)
         return number, self._spans[number].stop - (self._ends[number] - at)
 

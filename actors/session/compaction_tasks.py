@@ -182,7 +182,7 @@ class Compactor:
             missing = self._index.missing(spans)
             if size(missing) > COUNTED_AT_ONCE:
                 # Whoever waits may be cancelled while the thread goes on, so it must not write into the index.
-                self._index.take(await self.off_loop(self._index.count, missing, cache))
+                self._index.merge(await self.off_loop(self._index.count, missing, cache))
             else:
                 self._index.cover(spans, cache)
             return self._index

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Unpack
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.types import MemoryType
 
-DESK_TOOLS = frozenset(
+MEMORY_TOOLS = frozenset(
     {"save_memory", "recall_memories", "update_memory", "delete_memory", "read_notes", "replace_notes", "add_to_notes"}
 )
 """Tools by which a model uses the memories. Their arguments and results are not saved to long-term memory."""

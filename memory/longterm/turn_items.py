@@ -20,7 +20,7 @@ from turnwise.memory.conversation.blocks import (
 from turnwise.memory.conversation.output_type import is_sent_back
 from turnwise.memory.conversation.spans import Span, Spans, join
 from turnwise.memory.longterm.base import MemoryItem, Source, item_id
-from turnwise.memory.longterm.session_memory import DESK_TOOLS
+from turnwise.memory.longterm.session_memory import MEMORY_TOOLS
 from turnwise.memory.longterm.types import MemoryType
 from turnwise.memory.providers.openai_chat import ERROR, arguments_of
 
@@ -42,7 +42,7 @@ def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Se
     Leaves out system prompts, summaries, and calls of memory tools with their results. Otherwise recalled items would
     be remembered again, and deleted items would come back. The same blocks always make the same item.
     """
-    own = {block.call_id for block in blocks if isinstance(block, ToolUse) and block.name in DESK_TOOLS}
+    own = {block.call_id for block in blocks if isinstance(block, ToolUse) and block.name in MEMORY_TOOLS}
     places = [Span(log, at, at + 1) for log, start, stop in spans for at in range(start, stop)]
     said = [pair for pair in zip(places, blocks, strict=True) if not _is_left_out(pair[1], own)]
     spans, blocks = join([place for place, _ in said]), tuple(block for _, block in said)

@@ -33,16 +33,18 @@ Part = dict[str, Any]
 def encode(blocks: Sequence[Block]) -> tuple[str | list[Part] | None, list[Part]]:
     """Return the system prompt and the messages for the blocks.
 
-    The last `System` is the system prompt. Messages alternate; one of the assistant has its thoughts first, then texts
-    and calls; one of the user has the results first, in the order in which their calls were declared. Thoughts that
-    are signed, or redacted, go back unchanged. One without a signature, or with one of the Responses API, is lost: it
-    is left out, and if nothing is left of the thoughts of a message that calls tools, one redacted thought of the data
-    `LOST` leads it; none is made up where there were no thoughts. What a cache checkpoint follows gets a
-    `cache_control`, for the last four of them. Not sent: thoughts that lead to nothing, citations, unknown kinds,
-    blank texts. The messages are as valid as the blocks: see `repair` and `validation.check`.
+    - The last `System` is the system prompt. The messages of user and assistant alternate.
+    - A message of the assistant has its thoughts first, then texts and calls. A message of the user has the tool
+      results first, in the order in which the calls were declared.
+    - Thoughts with Anthropic's signature, and redacted thoughts, are sent unchanged. Other thoughts are left out. If a
+      message that calls tools loses all of its thoughts, one redacted thought with the data `LOST` replaces them.
+    - The part before each of the last four cache checkpoints gets a `cache_control`.
+    - Thoughts without a following text or call, citations, unknown kinds and blank texts are not sent.
+
+    The messages are valid if the blocks are: see `repair` and `validation.check`.
 
     Raises:
-        UnsupportedBlockError: an image or document in no form that the API takes.
+        UnsupportedBlockError: the API accepts an image or document in none of its forms.
     """
     text = system_of(blocks) or ""
     system: Part | None = {"type": "text", "text": text} if text.strip() else None

@@ -1,8 +1,8 @@
 """Provider profiles: how servers with OpenAI's APIs differ from OpenAI in what they accept.
 
-A profile is chosen by its name (`OpenAIEngine(..., provider="deepseek")`), else by the host of the base URL. What no
-profile says is found out at run time: a server that refuses a field which the engine added is asked again without it,
-and what else its refusal tells is a lesson.
+A profile is chosen by its name (`OpenAIEngine(..., provider="deepseek")`), else by the host of the base URL. The engine
+learns further differences at run time: if a server refuses a field that the engine added, the request is repeated
+without it, and other refusals are recognized as lessons.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Literal
 LimitField = Literal["max_completion_tokens", "max_tokens"]
 
 JsonMode = Literal["json_schema", "tool", "json_object"]
-"""How a server is made to answer in JSON that fits a schema: by the schema parameter; by a tool whose arguments are the
-answer; by JSON mode, with the schema in the instructions."""
+"""How an answer in JSON is requested: by the parameter for a schema; by a tool whose arguments are the answer; or by
+JSON mode, with the schema in the instructions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +32,16 @@ class Profile:
     limit_field: LimitField = "max_completion_tokens"
     """The name of the parameter that limits the answer's tokens."""
     stream_options: bool = True
-    """Whether usage in a stream must be, and can be, requested by `stream_options`."""
+    """Whether the usage in a stream is requested by `stream_options`."""
     returns_thoughts: Literal["never", "known", "always"] = "never"
-    """Whether an assistant message that calls tools carries the thoughts behind it, as `reasoning_content`: if there
-    are any in the conversation, or always, if empty ones."""
+    """Whether assistant messages that call tools have their thoughts as `reasoning_content`: never, only if the
+    conversation contains thoughts, or always, empty if there are none."""
     json_mode: JsonMode = "json_schema"
     schema_with_tools: bool = False
-    """Whether a schema leaves the model its tools. Else it answers by a tool where it has others: vLLM and Ollama would
-    call none of these, Gemini and Groq refuse both together."""
+    """Whether a request may have both a schema and tools. If not, a model with tools answers by a tool: with a schema,
+    vLLM and Ollama would call no tools, and Gemini and Groq refuse the request."""
     has_short_ids: bool = False
-    """Whether the ids of calls must be of nine letters and digits."""
+    """Whether ids of calls must have exactly nine letters and digits."""
     answers_results: bool = False
     """Whether an assistant message is required between tool results and the next prompt."""
     has_content: bool = False
@@ -49,14 +49,14 @@ class Profile:
     unknown_keywords: frozenset[str] = frozenset()
     """JSON Schema keywords that it refuses in the parameters of tools."""
     has_long_ids: bool = False
-    """Whether the ids of calls may be of any length: those of LiteLLM hold what Gemini has signed."""
+    """Whether ids of calls may have any length. LiteLLM stores Gemini's signatures in them."""
     signs_calls: bool = False
-    """Whether it refuses calls without the signature that it gave them; then those of others get one that it passes."""
+    """Whether the server refuses calls without its signature; other models' calls then get a placeholder."""
     seed_field: str = "seed"
     """The name of the seed parameter."""
     lacks: tuple[str, ...] = ()
-    """Parameters of runs that it refuses, or does as if they were not there; `tool_choice.function` is the choice of
-    one function. A run that asks for one is refused."""
+    """Parameters of runs that the server refuses or ignores; `tool_choice.function` is the choice of one function. A
+    run with one of them is refused."""
 
 
 CHAT_ONLY = frozenset({"seed", "stop", "frequency_penalty", "presence_penalty"})
@@ -123,7 +123,7 @@ PROFILES: Mapping[str, Profile] = {
             name="groq",
             source="https://console.groq.com/docs/openai",
             hosts=("api.groq.com",),
-            json_mode="tool",  # schemas go neither with streams nor with tools
+            json_mode="tool",  # it accepts schemas neither in streams nor with tools
             lacks=(
                 *("frequency_penalty", "presence_penalty", "verbosity", "metadata"),
                 *("prompt_cache_key", "safety_identifier"),
@@ -217,7 +217,7 @@ LESSONS: tuple[Lesson, ...] = (
 )
 
 _UNKNOWN_KEYWORD = re.compile(r"""Unknown name \\*"([\w$]+)\\*" at \\*'[\w.]*\btools\b""")
-"""How Gemini refuses a keyword, such as https://github.com/AstrBotDevs/AstrBot/issues/7572."""
+"""Gemini's refusal of a keyword, as in https://github.com/AstrBotDevs/AstrBot/issues/7572."""
 
 _KEYWORD = "keyword "
 
@@ -240,12 +240,12 @@ def taught(profile: Profile, lessons: Collection[str]) -> Profile:
 
 
 def profile_of(provider: str | None, host: str) -> Profile:
-    """Return the profile of this name, else that of the host.
+    """Return the profile with this name or, if the name is None, of this host.
 
-    An unknown server's is OpenAI's, under its host, but that ids may be long: it takes back those that it gave.
+    An unknown host gets OpenAI's profile under its own name, with ids of any length, since it accepts its own ids.
 
     Raises:
-        KeyError: there is no profile of this name.
+        KeyError: there is no profile with this name.
     """
     if provider is not None:
         return PROFILES[provider]
@@ -256,12 +256,12 @@ def profile_of(provider: str | None, host: str) -> Profile:
 
 
 def pack_attached(provider: str, **attached: Any) -> str:
-    """Return a signature that keeps what a provider attached to a call or a thought, so that it can be sent back."""
+    """Return a signature with the data that a provider attached to a call or a thought, to be sent back."""
     return json.dumps({"provider": provider, **attached}, separators=(",", ":"))
 
 
 def unpack_attached(signature: str | None, provider: str, name: str) -> Any:
-    """Return what `pack_attached` kept under this name for this provider; None if there is none, or it is another's."""
+    """Return the data that `pack_attached` stored under this name for this provider; None if there is none."""
     if not signature or not signature.startswith('{"provider":'):
         return None
     try:

@@ -33,7 +33,7 @@ from turnwise.memory.providers.endpoints import OPENAI, Profile, unpack_attached
 from turnwise.memory.providers.validation import CHAT, fit
 
 INTERRUPTED = " [interrupted]"
-"""The text after an answer that was cut short, so that the model knows it."""
+"""The text after an answer that was interrupted, for the model to see."""
 
 ERROR = "[error] "
 """The text before the result of a failed tool call."""
@@ -43,7 +43,7 @@ SUMMARY = "[summary of the conversation so far]\n"
 
 
 ATTACHED = ("reasoning_details", "thinking_blocks")
-"""What OpenRouter and LiteLLM attach to thoughts: lists, which go back in fields of these names."""
+"""Fields in which OpenRouter and LiteLLM attach lists to thoughts, which are sent back in the same fields."""
 
 PARAGRAPH = "\n\n"
 """The separator between consecutive texts of the user, which are sent as one."""
@@ -52,19 +52,22 @@ PARAGRAPH = "\n\n"
 def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str, Any]]:
     """Return the messages for the blocks.
 
-    The last `System` leads, the others are not sent. Then, in order: neighbours of the user are one message, a plain
-    string if it is text alone, joined by a blank line, since many servers take no list of texts; neighbours of the
-    assistant are one message, their texts joined, their calls in `tool_calls`; results follow, each a message, in the
-    order in which their calls were declared. Not sent: citations, cache checkpoints, unknown kinds, empty texts, and
-    thoughts, but to a server whose profile says that it wants them. The messages are as valid as the blocks: see
-    `repair` and `validation.check`. A document that is known by its `url` alone is sent as its name and address, a
-    summary as a text behind `SUMMARY`.
+    - The last `System` is the first message; other system prompts are not sent.
+    - Consecutive blocks of the user are one message. Its content is a string, with a blank line between texts, unless
+      it has images or files, since many servers accept no list of texts.
+    - Consecutive blocks of the assistant are one message, with the texts joined and the calls in `tool_calls`.
+    - Each tool result is a message, in the order in which the calls were declared.
+    - A document with only a `url` is sent as its name and URL, a summary as a text after `SUMMARY`.
+    - Citations, cache checkpoints, unknown kinds and empty texts are not sent. Thoughts are sent only to servers whose
+      profile requires them.
+
+    The messages are valid if the blocks are: see `repair` and `validation.check`.
 
     Args:
-        profile: of the server. What it attached to a call or a thought goes back to it, and to no other.
+        profile: the profile of the server. Data that this server attached to a call or a thought is sent back.
 
     Raises:
-        UnsupportedBlockError: an image or document in no form that chat takes.
+        UnsupportedBlockError: the API accepts an image or document in none of its forms.
     """
     system = system_of(blocks)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -86,23 +89,23 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
 
 
 def _sent(blocks: Sequence[Block]) -> Iterator[Block]:
-    """Yield the blocks that a chat server gets, each with the thoughts before it."""
-    telling = [block for block in blocks if CHAT.sends(block) or isinstance(block, Thinking)]
-    for is_assistant, neighbours in groupby(telling, key=lambda block: block.role == "assistant"):
+    """Yield the blocks to send, without thoughts that no other block of the assistant follows."""
+    sent = [block for block in blocks if CHAT.sends(block) or isinstance(block, Thinking)]
+    for is_assistant, neighbours in groupby(sent, key=lambda block: block.role == "assistant"):
         group = list(neighbours)
         if not is_assistant or any(not isinstance(block, Thinking) for block in group):
             yield from group
 
 
 def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """Return the blocks that the messages hold: `decode(encode(blocks)) == blocks` for what chat can carry.
+    """Return the blocks of these messages: `decode(encode(blocks)) == blocks` for everything that the format contains.
 
-    What it cannot carry: which texts of one side were apart, where a call stood between them, all but the last
-    system prompt, the names of text documents, that a text is a summary, signatures, and whatever `encode` does not
-    send.
+    The format does not contain: the borders between texts of one role, the place of a call between texts, system
+    prompts but the last, the names of text documents, whether a text is a summary, signatures, and blocks that `encode`
+    does not send.
 
     Raises:
-        EngineError: a message of no known form; names it by its index.
+        EngineError: a message has an unknown form; names it by its index.
     """
     blocks: list[Block] = []
     for index, message in enumerate(messages):
@@ -146,10 +149,10 @@ def data_uri(block: Image | Document) -> str:
 
 
 def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: bool) -> dict[str, Any]:
-    """Return the message.
+    """Return the assistant's message.
 
     Args:
-        has_thought: whether each message that calls tools has to have thoughts, if empty ones.
+        has_thought: whether each message with calls must have thoughts, which may be empty.
     """
     texts = [block.text + INTERRUPTED * block.interrupted for block in said if isinstance(block, Text)]
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
@@ -162,7 +165,7 @@ def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: 
         message["tool_calls"] = calls
         if profile.has_content:
             message["content"] = message["content"] or ""
-        if profile.signs_calls:  # of parallel calls, the first is signed
+        if profile.signs_calls:  # of parallel calls, only the first has a signature
             calls[0].setdefault("extra_content", _UNSIGNED)
         if has_thought:
             message["reasoning_content"] = PARAGRAPH.join(thought.text for thought in thoughts if thought.text)
@@ -170,13 +173,13 @@ def _assistant_message(said: Sequence[Block], profile: Profile, *, has_thought: 
 
 
 _UNSIGNED = {"google": {"thought_signature": "skip_thought_signature_validator"}}
-"""What Google's documentation has in place of a signature, for calls that another model has made."""
+"""The placeholder in Google's documentation for the signature of a call that another model made."""
 
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 def _id(call_id: str, profile: Profile) -> str:
-    """Return the id as the server takes it: always the same for the same id."""
+    """Return the id in the form that the server accepts. It depends on the id only."""
     if not profile.has_short_ids or _SHORT_ID.fullmatch(call_id):
         return call_id
     return base64.b32encode(hashlib.sha256(call_id.encode()).digest())[:9].decode()

@@ -29,14 +29,14 @@ _BETWEEN = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A reasoning item as it came, but for its text: what `encode` needs to send it back."""
+    """A received reasoning item without its text: what `encode` needs to send it back."""
 
     id: str
     encrypted_content: str
     model: str = ""
     """The model that made it, since another model cannot read it. Empty if unknown."""
     before: int = 0
-    """How many other items stand before it in its message: the text counts as one, and so does each call."""
+    """The number of other items before it in its message: the text is one, and each call is one."""
     parts: tuple[int, ...] = ()
     """The lengths of the parts of its summary, in characters; one part if empty."""
 
@@ -56,7 +56,7 @@ def pack_reasoning(
 
 
 def unpack_reasoning(signature: str | None) -> Reasoning | None:
-    """Return what was packed, unchanged; None for a signature that `pack_reasoning` did not make."""
+    """Return the packed values; None for a signature that `pack_reasoning` did not make."""
     if not signature or not signature.startswith("{"):
         return None
     try:
@@ -76,19 +76,22 @@ def encode(
 ) -> tuple[str | None, list[dict[str, Any]]]:
     """Return the instructions and the input items for the blocks, to send with `store` off.
 
-    The last `System` is the instructions. Then, in order: what the assistant said is one message with its texts joined,
-    and its calls, with its reasoning items among them where they stood; what the user said is the outputs, in the order
-    in which their calls were declared, and one message of parts, in which neighbouring texts are one. A thought goes
-    back if this API has signed it for this model and something follows from it, and, if it is there twice, once. Not
-    sent: other thoughts, citations, cache checkpoints, unknown kinds, empty texts. The items are as valid as the
-    blocks: see `repair` and `validation.check`.
+    - The last `System` is the instructions.
+    - Consecutive blocks of the assistant are one message with the texts joined, then the calls, with the reasoning
+      items at their places.
+    - Consecutive blocks of the user are the tool outputs, in the order in which the calls were declared, then one
+      message of parts, in which adjacent texts are joined.
+    - A thought is sent if this API signed it for this model and a text or call follows. A duplicate is sent once.
+    - Other thoughts, citations, cache checkpoints, unknown kinds and empty texts are not sent.
+
+    The items are valid if the blocks are: see `repair` and `validation.check`.
 
     Args:
-        model: who is asked; any may have signed the thoughts if left out.
-        rules: what the server takes.
+        model: the model of the request; if left out, thoughts of all models are sent.
+        rules: the rules of the server.
 
     Raises:
-        UnsupportedBlockError: an image or document in no form that the API takes.
+        UnsupportedBlockError: the API accepts an image or document in none of its forms.
     """
     items: list[dict[str, Any]] = []
     thought_of: set[str] = set()
@@ -101,7 +104,7 @@ def encode(
 
 
 def _reasoning(said: Sequence[Block], thought_of: set[str], model: str) -> list[tuple[int, dict[str, Any]]]:
-    """Return the reasoning items with their places, without those whose ids are in `thought_of`, which grows."""
+    """Return the reasoning items and their places, without ids in `thought_of`; add their ids to it."""
     items: list[tuple[int, dict[str, Any]]] = []
     for block in said:
         found = unpack_reasoning(block.signature) if isinstance(block, Thinking) else None
@@ -116,7 +119,7 @@ def _reasoning(said: Sequence[Block], thought_of: set[str], model: str) -> list[
 
 
 def _placed(said: list[dict[str, Any]], reasoning: list[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the items with each reasoning item before the one that it led to: there is always one behind it."""
+    """Return the items with each reasoning item before the item that followed it."""
     placed: list[dict[str, Any]] = []
     for at, item in enumerate(said):
         placed += [thought for before, thought in reasoning if min(before, len(said) - 1) == at]
@@ -125,7 +128,7 @@ def _placed(said: list[dict[str, Any]], reasoning: list[tuple[int, dict[str, Any
 
 
 def _parted(text: str, lengths: Sequence[int]) -> list[str]:
-    """Return the parts of a thought, which a blank line stands between; the whole, if they do not add up to it."""
+    """Return the parts of a thought, separated by blank lines; the whole text if the lengths do not match it."""
     parts, at = list[str](), 0
     for length in lengths:
         parts.append(text[at : at + length])
@@ -150,7 +153,7 @@ def _asked(asked: Sequence[Block]) -> list[dict[str, Any]]:
     items = [_output(block) for block in asked if isinstance(block, ToolResult)]
     parts: list[dict[str, Any]] = []
     for part in [_part(block) for block in asked if not isinstance(block, ToolResult)]:
-        if parts and parts[-1]["type"] == part["type"] == "input_text":  # some servers put nothing between two texts
+        if parts and parts[-1]["type"] == part["type"] == "input_text":  # some servers join texts without a separator
             parts[-1] = {**part, "text": parts[-1]["text"] + PARAGRAPH + part["text"]}
         else:
             parts.append(part)

@@ -73,10 +73,10 @@ class Rules:
     unique_ids: Literal["message", "conversation"] = "conversation"
     """The scope within which a call's id must be unique."""
     results: Literal["later", "next", "one_message"] = "next"
-    """Where the results of calls stand: anywhere after them, before anything else is said, or, moreover, at the head
-    of the one message that comes next."""
+    """Where tool results must be: anywhere after the calls ("later"); before any other block of the user ("next"); or
+    in addition all at the start of the next message ("one_message")."""
     thinking_leads: bool = False
-    """Whether, where the model has thought and calls tools, the thoughts come first."""
+    """Whether the thoughts of a message that calls tools must come first."""
     user_begins: bool = False
     user_ends: bool = False
 
@@ -121,7 +121,7 @@ class Rules:
         """Return the blocks with a text in place of each picture and file that the provider refuses.
 
         Args:
-            keep: those that stay all the same: what a run itself asks about is not left out in silence.
+            keep: blocks that are not replaced, such as those in the run's own prompt.
         """
         return tuple(self._spared(block, keep) for block in blocks)
 
@@ -153,7 +153,7 @@ CHAT = Rules(
 """Does not fetch documents: the model gets the URL of a document as text."""
 
 RESPONSES = Rules(name="OpenAI Responses", kinds=_SAID | {"thinking"}, results="later")
-"""Of thoughts, those go back that it has signed itself: see `openai_responses.pack_reasoning`."""
+"""Thoughts are sent back only if this API signed them: see `openai_responses.pack_reasoning`."""
 
 ANTHROPIC = Rules(
     name="Anthropic Messages",
@@ -168,7 +168,7 @@ ANTHROPIC = Rules(
     user_begins=True,
     user_ends=True,
 )
-"""Of thoughts, those go back that are signed or redacted, unchanged."""
+"""Thoughts are sent back unchanged if they are signed or redacted."""
 
 
 def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
@@ -243,24 +243,27 @@ class _Calls:
 
 
 def check(messages: Sequence[Message], rules: Rules) -> None:
-    """Raise if the provider would refuse these messages, whose system prompt is apart. O(blocks); changes nothing.
+    """Raise if the provider would refuse these messages. The system prompt is not among them. O(blocks).
 
-    Neighbouring messages of one side count as one group; blocks that say nothing to the provider count for nothing, and
-    so does a message of such blocks. Names and ids need not be fit for the wire, only there: see `fit`. Refused are,
-    by the `kind` of the error:
+    Adjacent messages of one role count as one group. Blocks that are not sent to the provider are ignored. Names and
+    ids must not be empty, and may be in any form: see `fit`. The `kind` of the error is one of these:
 
-    - empty: no message says anything, or one has no blocks; misplaced: a block of the other side, or a system prompt;
-    - unsupported: an image or document in no form that the provider takes;
-    - thinking_only: thoughts that lead to nothing; thinking_late: thoughts that do not lead what calls tools;
-    - empty_id, empty_name: a call or a result without an id, a call without a name;
-    - duplicate_id: a second call of an id in a group, or while the first is waiting; a second result of a call;
-    - missing: calls without results, none of their group having one; partial: some have one and some have not;
-    - orphan: a result without a call before it; late: a result in a place where the provider does not look for it;
-    - first, last: the conversation begins or ends on a side on which it may not.
+    - empty: nothing would be sent, or a message has no blocks;
+    - misplaced: a block in a message of the other role, or a system prompt;
+    - unsupported: the provider accepts an image or document in none of its forms;
+    - thinking_only: thoughts without a text or call after them;
+    - thinking_late: the thoughts of a message that calls tools are not at its start;
+    - empty_id, empty_name: a call or a result has no id, or a call has no name;
+    - duplicate_id: two calls have one id in a group, or while the first has no result; or a call has two results;
+    - missing: a call has no result, and neither has any other call of its group;
+    - partial: a call has no result, but another call of its group has one;
+    - orphan: a result without a call before it;
+    - late: a result at a place where the provider does not accept it;
+    - first, last: the conversation begins or ends with the wrong role.
 
     Raises:
-        InvalidRequestError: names the message and, in it, the block, and, if it is about a call, the call's id.
-        UnsupportedBlockError: the same, for an image or document.
+        InvalidRequestError: names the message, the block in it, and the call's id if there is one.
+        UnsupportedBlockError: the same for an image or document.
     """
     said = list(_said(messages, rules))
     if not said:
@@ -299,11 +302,11 @@ def _said(messages: Sequence[Message], rules: Rules) -> Iterator[_At]:
         for block_at, block in enumerate(message.blocks):
             at = _At(index, block_at, block)
             if isinstance(block, System):
-                _refuse(rules, at, "misplaced", "the system prompt stands apart from the messages")
+                _refuse(rules, at, "misplaced", "a system prompt is not part of the messages")
             if not rules.sends(block):
                 continue
             if _is_assistant(at) != (message.role == "assistant"):
-                _refuse(rules, at, "misplaced", f"a {block.kind} is not of the {message.role}")
+                _refuse(rules, at, "misplaced", f"a {block.kind} is in a message of the {message.role}")
             _check_form(at, rules)
             yield at
 
@@ -317,7 +320,7 @@ def _check_form(at: _At, rules: Rules) -> None:
 def _check_thoughts(group: Sequence[_At], rules: Rules) -> None:
     thoughts = [at for at in group if isinstance(at.block, Thinking)]
     if len(thoughts) == len(group):
-        _refuse(rules, thoughts[0], "thinking_only", "thoughts that lead to no text and no call: leave them out")
+        _refuse(rules, thoughts[0], "thinking_only", "no text and no call follows the thoughts: leave them out")
     if not thoughts or not rules.thinking_leads or not any(isinstance(at.block, ToolUse) for at in group):
         return
     if thoughts[0] is not group[0]:
@@ -325,7 +328,7 @@ def _check_thoughts(group: Sequence[_At], rules: Rules) -> None:
     for before, at in pairwise(group):
         is_late = at.index == before.index and not isinstance(before.block, Thinking)
         if is_late and isinstance(at.block, Thinking):
-            _refuse(rules, at, "thinking_late", "thoughts stand before what else their message says")
+            _refuse(rules, at, "thinking_late", "thoughts must come before the other blocks of their message")
 
 
 def _declare(number: int, group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
@@ -336,7 +339,7 @@ def _declare(number: int, group: Sequence[_At], calls: _Calls, rules: Rules) -> 
         if not use.call_id:
             _refuse(rules, at, "empty_id", f"the call of {use.name!r} has no id")
         if not use.name:
-            _refuse(rules, at, "empty_name", f"call {use.call_id!r} names no tool")
+            _refuse(rules, at, "empty_name", f"call {use.call_id!r} has no name of a tool")
         if use.call_id in calls.waiting:
             _refuse(rules, at, "duplicate_id", f"another call has the id {use.call_id!r}")
         calls.waiting[use.call_id] = number, at
@@ -356,9 +359,9 @@ def _answer(group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
         if call_id in calls.answered:
             _refuse(rules, at, "duplicate_id", f"call {call_id!r} has a result already")
         if call_id not in calls.waiting:
-            _refuse(rules, at, "orphan", f"the result of call {call_id!r} follows no such call")
+            _refuse(rules, at, "orphan", f"no call {call_id!r} precedes this result")
         if rules.results != "later" and not is_lead:
-            _refuse(rules, at, "late", f"the result of call {call_id!r} must come before anything else is said")
+            _refuse(rules, at, "late", f"the result of call {call_id!r} must come before any other block")
         if rules.results == "one_message" and at.index != group[0].index:
             _refuse(rules, at, "late", f"the result of call {call_id!r} must be in the message right after the call")
         calls.answered[call_id], _ = calls.waiting.pop(call_id)
@@ -367,5 +370,5 @@ def _answer(group: Sequence[_At], calls: _Calls, rules: Rules) -> None:
 def _check_answered(calls: _Calls, rules: Rules) -> None:
     for call_id, (number, at) in calls.waiting.items():
         if number in calls.answered.values():
-            _refuse(rules, at, "partial", f"call {call_id!r} has no result, others of its message have one")
+            _refuse(rules, at, "partial", f"call {call_id!r} has no result, but other calls of its message have one")
         _refuse(rules, at, "missing", f"call {call_id!r} has no result")

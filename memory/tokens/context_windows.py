@@ -1,8 +1,8 @@
 """Context windows of OpenAI's chat models.
 
-The figures are those of the page of each model in OpenAI's API documentation, as two tables that follow these pages
-gave them in November 2026: LiteLLM's "model_prices_and_context_window.json", of its release 1.109.1, and models.dev.
-Models that were retired are as earlier versions of these gave them. Where figures differ, the smallest is taken.
+The numbers are from the model pages in OpenAI's API documentation, as copied in November 2026 by two tables: LiteLLM's
+"model_prices_and_context_window.json" of release 1.109.1, and models.dev. Numbers of retired models are from earlier
+versions of these. If numbers differ, the smallest is used.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _MODELS = {
         *("gpt-4-turbo", "gpt-4-turbo-preview", "gpt-4-1106-preview", "gpt-4-0125-preview"),
         *("gpt-4o", "gpt-4o-mini", "chatgpt-4o-latest", "o1-preview", "o1-mini"),
         *("gpt-5-chat-latest", "gpt-5.1-chat-latest", "gpt-5.2-chat-latest", "gpt-5.3-chat-latest"),
-        "gpt-5-pro",  # of 400,000, an answer has 272,000
+        "gpt-5-pro",  # 400,000, of which 272,000 are reserved for the answer
     ),
     200_000: ("o1", "o1-pro", "o3", "o3-mini", "o3-pro", "o3-deep-research", "o4-mini", "o4-mini-deep-research"),
-    # Of 400,000, an answer has 128,000.
+    # 400,000, of which 128,000 are reserved for the answer.
     272_000: (
         *("gpt-5", "gpt-5-mini", "gpt-5-nano", "gpt-5-codex"),
         *("gpt-5.1", "gpt-5.1-codex", "gpt-5.1-codex-mini", "gpt-5.1-codex-max"),
         *("gpt-5.2", "gpt-5.2-pro", "gpt-5.2-codex", "gpt-5.3-codex", "gpt-5.4-mini", "gpt-5.4-nano"),
     ),
-    # Of 1,050,000, an answer has 128,000.
+    # 1,050,000, of which 128,000 are reserved for the answer.
     922_000: (
         *("gpt-5.4", "gpt-5.4-pro", "gpt-5.5", "gpt-5.5-pro"),
         *("gpt-5.6", "gpt-5.6-sol", "gpt-5.6-terra", "gpt-5.6-luna"),
@@ -45,12 +45,12 @@ _SNAPSHOT = re.compile(r"-(\d{4}-\d\d-\d\d|[01]\d{3})$")
 def window_of(model: str) -> int | None:
     """Return the most tokens of a request to this model together with its answer; None if unknown.
 
-    Never more than the model takes as input. Where a part of its window is kept for answers, as with gpt-5, it is the
-    rest: a request that leaves room for its answer in that is smaller than it need be.
+    It is never more than the model accepts as input. If a model reserves a part of its window for answers, such as
+    gpt-5, it is the rest of the window, so requests stay smaller than necessary.
 
-    A model is known by its name alone: `gpt-4o`, also as `gpt-4o-2024-08-06`, `openai/gpt-4o` or `ft:gpt-4o:...`. Other
-    providers may serve the same model with a smaller window, so it is not known by their prefixes. No other name that
-    begins like a known one is taken for it.
+    Known names are `gpt-4o`, `gpt-4o-2024-08-06`, `openai/gpt-4o` and `ft:gpt-4o:...`. Names with another provider's
+    prefix are unknown, since that provider may serve the model with a smaller window. Other names that only begin like
+    a known name are unknown too.
     """
     provider, _, name = model.rpartition("/")
     if provider.rpartition("/")[2] not in ("", "openai"):

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class TokenCounter(Protocol):
-    """Counts tokens of blocks. Immutable and deterministic, since each count is made once and cached."""
+    """Counts tokens of blocks. It must be immutable and deterministic, since counts are cached."""
 
     def count(self, block: Block) -> int:
         """Return the tokens of a block in a request, including its part of the framing; 0 if it is never sent."""
@@ -45,22 +45,22 @@ class TokenCounter(Protocol):
 
         Args:
             system: instructions that are in no block; None if there are none.
-            tools: what is declared to the model, as JSON objects.
+            tools: the declarations of tools, as JSON objects.
         """
 
 
 FRAMING = 4
-"""Tokens around a message and of its role: three and one, by OpenAI's guide to counting with tiktoken. Each block
-counts as its own message, so the estimate is high rather than low."""
+"""Tokens of a message besides its text: three, and one for the role, by OpenAI's guide to counting with tiktoken. Each
+block counts as a message of its own, so the estimate is rather too high."""
 
 _CALL = 8
-"""Around a call."""
+"""Tokens of a call besides its text."""
 
 _REPLY = 3
 """Tokens at the end of a request, where the answer begins."""
 
 _TOOLS, _TOOL = 12, 8
-"""Tokens around the tools, and around each tool. Tools are counted as JSON, which is longer than what is sent."""
+"""Tokens of all tools and of each tool besides their text. Tools are counted as JSON, which is rather too much."""
 
 _HIDDEN_CHARACTERS = 4
 """Characters of an encrypted thought per token."""
@@ -76,7 +76,7 @@ class _Counter(ABC):
     @property
     @abstractmethod
     def images(self) -> ImageRule:
-        """What images take."""
+        """The rule for the tokens of images."""
 
     def count(self, block: Block) -> int:
         said: tuple[str, ...]
@@ -112,7 +112,7 @@ class _Counter(ABC):
         return _REPLY + said + (_TOOLS + sum(declared) if declared else 0)
 
     def _document(self, block: Document) -> int:
-        """Return the tokens of a file: of its text or, for a PDF, of the text and the image of each page."""
+        """Return the tokens of a file: of its text or, for a PDF, of text and image of each page."""
         if block.text:
             return self.text(block.text)
         page = PAGE_TEXT + self.images.tokens(None)
@@ -129,9 +129,9 @@ class _Counter(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ByteCounter(_Counter):
-    """Counts UTF-8 bytes: an upper estimate, since no token of a byte-level vocabulary is less than a byte.
+    """Counts UTF-8 bytes: an upper bound, since each token of a byte-level vocabulary has at least one byte.
 
-    English comes to about four times what it takes, so a window looks that much fuller than it is.
+    For English the count is about four times too high, so a window seems that much fuller than it is.
     """
 
     model: str = ""
@@ -147,13 +147,13 @@ class ByteCounter(_Counter):
 
 @dataclass(frozen=True, slots=True)
 class TiktokenCounter(_Counter):
-    """Counts by the model's vocabulary; by o200k_base for models that tiktoken does not know.
+    """Counts by the model's vocabulary, or by o200k_base for models that tiktoken does not know.
 
-    The vocabulary is loaded when it is first needed, in each process: from TIKTOKEN_CACHE_DIR, else over the network.
-    Pickles as its settings.
+    Each process loads the vocabulary at first use: from TIKTOKEN_CACHE_DIR, else over the network. A pickle has the
+    settings only.
 
     Raises:
-        ConfigError: from `count` and `overhead`: it could not be loaded; see `counter_for` for one that counts anyway.
+        ConfigError: from `count` and `overhead`: the vocabulary cannot be loaded. `counter_for` avoids this error.
     """
 
     model: str
@@ -169,18 +169,18 @@ class TiktokenCounter(_Counter):
 
 
 def counter_for(model: str, *, load_timeout_s: float = 10.0) -> TokenCounter:
-    """Return a counter for a model: by its vocabulary if that can be loaded, by bytes if not.
+    """Return a counter for a model: by its vocabulary if that can be loaded, else by bytes.
 
-    Blocks for up to `load_timeout_s` at the first call in a process, so not for an event loop. Of a vocabulary that
-    cannot be had, one warning is logged; it is not tried again.
+    The first call in a process blocks for up to `load_timeout_s`, so do not call it on an event loop. If a vocabulary
+    cannot be loaded, one warning is logged, and loading is not tried again.
     """
     try:
         _vocabulary(model, load_timeout_s)
     except ConfigError as error:
         load = _load_of(model)
-        if not load.was_told:
-            load.was_told = True
-            _log.warning("tokens are estimated as bytes, which is too much for most texts: %s", error)
+        if not load.has_warned:
+            load.has_warned = True
+            _log.warning("tokens are counted as bytes, which is too much for most texts: %s", error)
         return ByteCounter(model)
     return TiktokenCounter(model, load_timeout_s=load_timeout_s)
 
@@ -189,15 +189,15 @@ def counter_for(model: str, *, load_timeout_s: float = 10.0) -> TokenCounter:
 
 
 class _Load:
-    """The loading of a vocabulary, on a thread of its own: tiktoken waits for the network without a limit."""
+    """Loads a vocabulary on a thread of its own, since tiktoken waits for the network without a limit."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._done = threading.Event()
         self._waited = False
         self._found: tiktoken.Encoding | None = None
-        self._why = "it did not come in time"
-        self.was_told = False
+        self._why = "loading took too long"
+        self.has_warned = False
         threading.Thread(target=self._run, name=f"turnwise-vocabulary-{name}", daemon=True).start()
 
     def _run(self) -> None:

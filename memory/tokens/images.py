@@ -2,8 +2,8 @@
 
 The rules are those of OpenAI's guide "Images and vision", section on costs, and of Anthropic's guide "Vision", section
 on image size: https://developers.openai.com/api/docs/guides/images-vision and
-https://platform.claude.com/docs/en/build-with-claude/vision, as they read in 2026. Where a rule depends on what is not
-known here, such as the size of an image behind an address, the most that it can come to is taken.
+https://platform.claude.com/docs/en/build-with-claude/vision, as of 2026. If a rule depends on something unknown, such
+as the size of an image at a URL, the highest possible count is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches:
-    """A token for each square of `side` pixels; larger images are scaled down to `most` of them."""
+    """One token per square of `side` pixels, after scaling the image down to at most `most` squares."""
 
     side: int
     most: int
@@ -31,20 +31,20 @@ class Patches:
     """Tokens per patch."""
 
     def tokens(self, size: Size | None) -> int:
-        """Return what an image takes; the most that any takes if its size is not known."""
+        """Return the tokens of an image; of the largest image if its size is unknown."""
         patches = ceil(size[0] / self.side) * ceil(size[1] / self.side) if size else self.most
         return ceil(min(patches, self.most) * self.factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """`base` tokens, and `tile` for each 512 pixels square, once the image is scaled down into 2048 by 768 pixels."""
+    """`base` tokens, and `tile` per square of 512 pixels, after scaling the image down into 2048 by 768 pixels."""
 
     base: int
     tile: int
 
     def tokens(self, size: Size | None) -> int:
-        """Return what an image takes; the most that any takes if its size is not known."""
+        """Return the tokens of an image; of the largest image if its size is unknown."""
         width, height = size or (2048, 768)
         long, short = max(width, height), min(width, height)
         scale = min(Fraction(1), Fraction(2048, long), Fraction(768, short))
@@ -119,7 +119,7 @@ def _size(head: bytes) -> Size | None:
 
 _MARKER = 0xFF
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""The markers of JPEG frames; the three among them are those of tables."""
+"""The markers of JPEG frames, without the three markers of tables among them."""
 
 
 def _jpeg_size(head: bytes) -> Size | None:
@@ -151,7 +151,7 @@ def _webp_size(head: bytes) -> Size | None:
 # Files
 
 PAGE_TEXT = 3000
-"""Tokens of a page's text, the most of the 1,500 to 3,000 that Anthropic names; providers add an image of each page."""
+"""Tokens of a page's text: the upper end of Anthropic's range. Providers add an image of each page."""
 
 UNSEEN_PAGES = 10
 """The assumed page count of a file that is given only by URL."""
@@ -169,7 +169,7 @@ def pdf_pages(data: bytes) -> int:
 
 
 def _packed_objects(data: bytes) -> Iterator[bytes]:
-    """Yield the beginnings of the object streams, where newer files have their pages."""
+    """Yield the beginnings of object streams, which contain the pages in newer files."""
     for found in _OBJECTS.finditer(data):
         try:
             yield zlib.decompressobj().decompress(data[found.end() :], _MAX_OBJECTS)

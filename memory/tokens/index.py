@@ -54,8 +54,7 @@ class _Stretch:
 class TokenIndex:
     """Token counts by log and position. The count of a span is a lookup. Counts are added and never removed.
 
-    Not shared between threads. Adding is O(the blocks that are added), all else O(spans), times the logarithm of what
-    is in here.
+    Not safe for several threads. Adding is O(added blocks), all else O(spans), times the logarithm of the index's size.
     """
 
     def __init__(self, counter: TokenCounter) -> None:
@@ -64,7 +63,7 @@ class TokenIndex:
 
     @property
     def counter(self) -> TokenCounter:
-        """What counts."""
+        """The counter of tokens."""
         return self._counter
 
     def add(self, log: str, start: int, blocks: Sequence[Block]) -> None:
@@ -75,15 +74,15 @@ class TokenIndex:
                 stretch.add(type(block), self._counter.count(block))
 
     def count(self, spans: Iterable[Span], cache: BlockCache) -> Counted:
-        """Count blocks and return the counts, for `take`. Does not change the index, so it may run on another thread.
+        """Count blocks and return the counts, for `merge`. Does not change the index, so it may run on another thread.
 
         Raises:
-            CorruptRecordError: the cache has not all of them.
+            CorruptRecordError: the cache lacks some of the blocks.
         """
         return [(span, [(type(block), self._counter.count(block)) for block in cache.read([span])]) for span in spans]
 
-    def take(self, counted: Counted) -> None:
-        """Add counts that were made elsewhere. Blocks that were counted here meanwhile are skipped."""
+    def merge(self, counted: Counted) -> None:
+        """Add the result of `count`. Blocks that were counted meanwhile are skipped."""
         for span, tokens in counted:
             for _, first, stop in self.missing([span]):
                 stretch = self._stretch(span.log, first)
@@ -94,7 +93,7 @@ class TokenIndex:
         """Count the blocks of `spans` that are not counted yet. The cache must hold them.
 
         Raises:
-            CorruptRecordError: it has not.
+            CorruptRecordError: the cache lacks some of the blocks.
         """
         for span in self.missing(spans):
             self.add(span.log, span.start, cache.read([span]))
@@ -111,7 +110,7 @@ class TokenIndex:
         return join(gaps)
 
     def sum(self, spans: Iterable[Span], kind: type[Block] | None = None) -> int:
-        """Return the total tokens of the blocks: of all, or of those of a kind, `System` or `Summary`.
+        """Return the total tokens of the blocks, or of those of one kind, `System` or `Summary`.
 
         Raises:
             KeyError: some are not counted.
@@ -158,7 +157,7 @@ class TokenIndex:
         return stretches[place]
 
     def _stretches(self, log: str, start: int, stop: int) -> Iterator[_Stretch]:
-        """Yield those that have something between `start` and `stop`, ascending."""
+        """Yield the stretches with blocks between `start` and `stop`, in ascending order."""
         stretches = self._logs.get(log, [])
         place = bisect_right(stretches, start, key=lambda stretch: stretch.stop)
         while place < len(stretches) and stretches[place].start < stop:
@@ -166,7 +165,7 @@ class TokenIndex:
             place += 1
 
     def _pieces(self, spans: Iterable[Span]) -> Iterator[tuple[_Stretch, int, int]]:
-        """Yield the parts of `spans`, in order, each with the stretch that has it."""
+        """Yield the parts of `spans` in order, each with its stretch."""
         for span in spans:
             at = span.start
             for stretch in self._stretches(*span):

@@ -775,7 +775,7 @@ async def test_a_migration_that_is_cancelled_lets_go_of_its_source(tmp_path: Pat
         ("mysql://u:secret@h/d", "pass sqlite:///"),
         ("sqlite://relative.db", "pass sqlite:///"),
         ("postgresql://u:secret@h:port/d", "not a database URL"),
-        ("sqlite:///lines.jsonl", "no SQLite database"),
+        ("sqlite:///lines.jsonl", "not a SQLite database"),
         ("facts.db", "no table 'store'"),
     ],
 )

@@ -28,7 +28,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Syste
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryRecalled, TurnNotSaved
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import Scope
-from turnwise.memory.longterm.session_memory import DESK_TOOLS
+from turnwise.memory.longterm.session_memory import MEMORY_TOOLS
 from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.longterm.types import MemoryCategory, MemoryType
 from turnwise.memory.working.base import InMemoryNotes
@@ -337,7 +337,7 @@ def test_what_a_model_did_with_memory_is_not_remembered_again() -> None:
         "assistant: Tea, I think.",
     ]
     assert item.source.spans == (Span("1", 0, 1), Span("1", 2, 3), Span("1", 4, 5), Span("1", 6, 7))
-    assert {tool.name for tool in (*memory_tools(), *notes_tools())} == DESK_TOOLS
+    assert {tool.name for tool in (*memory_tools(), *notes_tools())} == MEMORY_TOOLS
 
 
 async def test_a_session_that_goes_without_its_memories_for_a_while_keeps_what_they_lack() -> None:

@@ -45,7 +45,7 @@ from turnwise.strategies.conformance import check_case
 from turnwise.strategies.conformance_conversations import COUNTER, Case, Conversation, random_case
 from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.flush import FlushToMemory
-from turnwise.strategies.flush_task import FlushTask
+from turnwise.strategies.flush_task import FlushTask, unacknowledged
 from turnwise.strategies.plan import LAWS, Plan, plan_for, refusals
 from turnwise.strategies.ranges import Range, gaps, merge, overlap
 from turnwise.strategies.strategy import OverflowStrategy, decide
@@ -663,6 +663,12 @@ def flush(plan: Plan, window: Window, memories: Sequence[Memory]) -> list[Collec
     return [asyncio.run(memory.remember(scope, items)) for memory in memories]
 
 
+def unsaved(plan: Plan, window: Window, acknowledged: Collection[Collection[str]]) -> Sequence[Range]:
+    """Return the exchanges that some memory has not acknowledged."""
+    assert plan.flush
+    return unacknowledged(plan.flush.hand_over(window, "s"), acknowledged)
+
+
 def test_what_goes_is_handed_over_whole_with_where_it_comes_from() -> None:
     """Case 42."""
     memory = Memory()
@@ -682,7 +688,7 @@ def test_what_goes_is_handed_over_whole_with_where_it_comes_from() -> None:
     assert plan and plan.flush
     assert plan.flush.memories == (memory,)
     acknowledged = flush(plan, window, [memory])
-    assert plan.flush.unacknowledged(window, acknowledged) == ()
+    assert unsaved(plan, window, acknowledged) == ()
     assert plan.retaining(window, TokenBudget(300), ()) is plan
     first, *_ = memory.items.values()
     assert first.text == 'user: Paris?\nassistant calls look: {"at": "Paris"}\nresult: rain\nassistant: Yes.'
@@ -705,7 +711,7 @@ def test_a_memory_that_fails_keeps_in_the_window_what_it_has_not_and_a_retry_mak
     assert plan and plan.flush and plan.flush.memories == (good, bad)
     everything = len(plan.flush.items(window, "s"))
     bad.fails_from = 2
-    stay = plan.flush.unacknowledged(window, flush(plan, window, [good, bad]))
+    stay = unsaved(plan, window, flush(plan, window, [good, bad]))
     assert len(stay) == everything - 2
     less = plan.retaining(window, budget, stay)
     assert less and less.flush
@@ -719,7 +725,7 @@ def test_a_memory_that_fails_keeps_in_the_window_what_it_has_not_and_a_retry_mak
     window = conversation.window()
     again = decide(strategy, window, budget)
     assert again and again.flush
-    assert again.flush.unacknowledged(window, flush(again, window, [good, bad])) == ()
+    assert unsaved(again, window, flush(again, window, [good, bad])) == ()
     for memory in (good, bad):
         texts = [item.text for item in memory.items.values()]
         assert len(texts) == len(set(texts)) == memory.writes
@@ -734,9 +740,9 @@ def test_where_no_memory_acknowledges_nothing_goes() -> None:
     window = talk(*exchanges(*range(10))).window()
     plan = decide(FlushToMemory([memory], otherwise=Trim()), window, TokenBudget(200))
     assert plan and plan.flush
-    stay = plan.flush.unacknowledged(window, flush(plan, window, [memory]))
+    stay = unsaved(plan, window, flush(plan, window, [memory]))
     assert plan.retaining(window, TokenBudget(200), stay) is None
-    assert plan.flush.unacknowledged(window, []) == stay
+    assert unsaved(plan, window, []) == stay
     assert plan.otherwise == Trim(), "who decides then"
 
 
@@ -755,7 +761,7 @@ def test_whichever_exchanges_stay_the_rest_of_the_laws_holds() -> None:
         ids = [item.id for item in plan.flush.items(window, "s")]
         assert len(ids) == len(set(ids)) > 0, seed
         acknowledged = [dice.sample(ids, dice.randrange(len(ids) + 1)) for _ in range(2)]
-        stay = plan.flush.unacknowledged(window, acknowledged)
+        stay = unsaved(plan, window, acknowledged)
         less = plan.retaining(window, budget, stay)
         if less is None:
             continue
@@ -934,7 +940,7 @@ def test_a_strategy_that_fails_is_told_as_one_that_breaks_a_law() -> None:
     for strategy, law, why in [
         (Nonsense(), "decides", "list"),
         (Failing(), "decides", "ZeroDivisionError"),
-        (Idle(), "budget met", "as it is"),
+        (Idle(), "budget met", "does not change"),
     ]:
         with pytest.raises(StrategyError, match=why) as caught:
             decide(strategy, window, budget)

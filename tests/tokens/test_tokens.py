@@ -137,7 +137,7 @@ def test_a_network_that_hangs_is_waited_for_once_and_not_for_long(
     finally:
         released.set()
     (warning,) = caplog.records
-    assert "did not come in time" in warning.getMessage()
+    assert "loading took too long" in warning.getMessage()
 
 
 # By bytes, and what is no text

@@ -1,4 +1,4 @@
-"""Migration: copies the memories of a flat namespace into a fact store, each with its category."""
+"""`migrate`: copies the memories of a flat namespace, such as LangGraph's, into a fact store."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from turnwise.memory.longterm.migration.values import FlatMemory, has_unknown_ty
 from turnwise.memory.longterm.types import MemoryType
 
 _PAGE = 1000
-"""The most memories that are in memory at once."""
+"""The most source memories that are held in memory at once."""
 
 SKIPS_LISTED = 1000
-"""How many of those that were skipped a report lists; it counts all."""
+"""The most skipped memories that a report lists. It counts all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationReport:
-    """What became of each memory that was read: `read == written + known + sum(skipped.values())`."""
+    """The result of a migration: `read == written + known + sum(skipped.values())`."""
 
     dry_run: bool
-    """Whether nothing was written: then `written` would be."""
+    """Whether nothing was written; then `written` counts what would be written."""
     read: int
     written: int
     known: int
-    """Those that the target had already, or that were forgotten there; they stay as they are."""
+    """Memories that the target has, or that were deleted there; they are not changed."""
     skipped: Mapping[SkipReason, int]
     skips: tuple[Skipped, ...]
-    """The first of those that were skipped, at most `SKIPS_LISTED`."""
+    """The first `SKIPS_LISTED` skipped memories."""
     by_user: Mapping[str, int]
-    """How many were written or known, by user; 0 for one who was named and has none."""
+    """How many were written or known, by user; 0 for a requested user without memories."""
     by_type: Mapping[MemoryType, int]
     """How many were written or known, by type."""
     unknown_types: int
-    """How many are `general` only because their type is none of ours."""
+    """How many became `general` because their type is unknown."""
     without_expiry: int
-    """How many were to expire later, which items do not."""
+    """How many had an expiry in the future, which their items do not have."""
 
 
 async def migrate(
@@ -62,28 +62,29 @@ async def migrate(
     dry_run: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> MigrationReport:
-    """Copy the memories that stand directly in a flat namespace into a store of facts; return what became of each.
+    """Copy the memories directly in a flat namespace into a fact store; return a report.
 
-    The source is read only, as it was at one moment; see `read_flat` for what it may be. Each memory becomes an item of
-    its type, with its times and no session, for `LexicalMemory` and `ExtractiveMemory` to find. Its id is made of its
-    namespace and key: so a migration may be repeated, also after it was killed, changes nothing that is there, and
-    brings nothing back that was forgotten since. Of lines with the same namespace and key the first is taken.
+    The source is not changed, and is read as it was at one moment; see `read_flat` for possible sources. Each memory
+    becomes an item of its type, with its times and without a session, which `LexicalMemory` and `ExtractiveMemory` can
+    find. The id of the item depends only on namespace and key. So a migration may be repeated, also after a crash: it
+    does not change existing items, and does not bring back deleted ones. Of several lines with the same namespace and
+    key, the first is used.
 
-    Pages are written as they are read, each user's part of one in a transaction; no more than a page is held, and a
-    number for each user. An error ends it, and leaves what was written until then.
+    Memories are read and written in pages, so memory use does not depend on their number. Each user's items of a page
+    are one transaction. After an error, what was written before stays.
 
     Args:
-        users: only theirs; a dot in one is the user's own then. Everybody's if left out, but for users with a dot in a
-            source that does not tell segments apart.
-        namespace: the segments behind the user; or all of them, with `{user}` for the user.
-        agent: whose the episodic and procedural ones become; all of the user's agents' if left out.
-        dry_run: write nothing. What was forgotten in the target counts as what would be written.
-        progress: told after each page how many memories were read so far.
+        users: copy only memories of these users, whose names may contain dots. If left out, of all users, except users
+            with a dot in the name if the source does not separate the segments of a namespace.
+        namespace: the segments after the user; or all segments, with `{user}` for the user.
+        agent: the owner of episodic and procedural memories; all of the user's agents if left out.
+        dry_run: write nothing. Memories that were deleted in the target count as written.
+        progress: called after each page with the number of memories read so far.
 
     Raises:
         ConfigError: the source, the users or the namespace cannot be used.
-        InvalidIdError: the agent, the namespace or a user cannot be one.
-        StoreError: the source cannot be read, or the target written.
+        InvalidIdError: the agent, the namespace or a user is not a valid id.
+        StoreError: the source cannot be read, or the target cannot be written.
     """
     if agent is not None:
         check_id("agent", agent)
@@ -91,7 +92,7 @@ async def migrate(
     tally = _Tally(chosen.users or (), agent)
     found = read_flat(source, chosen)
     loop = asyncio.get_running_loop()
-    # One thread, so that what is being read when this is cancelled has ended before the source is closed.
+    # One thread, so that a read in progress ends before the source is closed when this is cancelled.
     reader = ThreadPoolExecutor(1, thread_name_prefix="turnwise-migration")
     try:
         while page := await loop.run_in_executor(reader, lambda: [*islice(found, _PAGE)]):
@@ -110,7 +111,7 @@ async def migrate(
 
 
 class _Tally:
-    """Sorts what is read, and counts."""
+    """Converts memories to items, and counts them."""
 
     def __init__(self, users: Collection[str], agent: str | None) -> None:
         self._agent = agent
@@ -160,7 +161,7 @@ class _Tally:
             return Skipped(found.prefix, found.key, SkipReason.EXPIRED)
         try:
             item = item_of(found)
-        except RecursionError as error:  # reading it needed a little less of the stack
+        except RecursionError as error:  # it is nested so deeply that only reading it succeeded
             return Skipped(found.prefix, found.key, SkipReason.UNREADABLE, str(error))
         if item is None:
             return Skipped(found.prefix, found.key, SkipReason.NO_TEXT)

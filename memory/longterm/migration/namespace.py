@@ -1,4 +1,4 @@
-"""A flat namespace: where stores such as LangGraph's keep all memories of a user, of whatever kind."""
+"""`FlatNamespace`: one namespace with all memories of a user, of any type, as in LangGraph's stores."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ _USER = "{user}"
 
 
 class FlatNamespace:
-    """Tells whose memories stand under a namespace, and whether they are wanted.
+    """Finds the user of a namespace, and whether that user was requested.
 
-    A store joins the segments of a namespace by dots, and so does the prefix that is spoken of here. A dot in a segment
-    looks the same, so that `a.b.memories` is that of the user `a.b` or is below another user's `a`. A list of segments
-    says which it is, a prefix does not.
+    A prefix is a namespace whose segments are joined by dots, as stores have it. It is ambiguous if a segment contains
+    a dot: `a.b.memories` belongs to the user `a.b`, or is a part of user `a`'s. A list of segments is not ambiguous.
 
     Args:
-        name: what follows the user, `memories`; or the whole with the user as `{user}`, `memories.{user}`.
-        users: whose memories are wanted; everybody's if left out.
+        name: the segments after the user, such as `memories`; or all segments with `{user}`, `memories.{user}`.
+        users: the requested users; all if left out.
 
     Raises:
-        ConfigError: the name has no text besides the user, or the users are a text.
-        InvalidIdError: the name or a user cannot be one.
+        ConfigError: the name has no segment besides the user, or `users` is a text.
+        InvalidIdError: the name or a user is not a valid id.
     """
 
     def __init__(self, name: str, users: Collection[str] | None = None) -> None:
@@ -31,20 +30,20 @@ class FlatNamespace:
         whole = name if _USER in name else f"{_USER}.{name}"
         self.before, _, self.after = whole.partition(_USER)
         if not (self.before + self.after).strip(".") or _USER in self.after:
-            raise ConfigError("namespace", name, "name the segment behind the user, as in 'memories'")
+            raise ConfigError("namespace", name, "name the segment after the user, such as 'memories'")
         if isinstance(users, str):
-            raise ConfigError("users", users, "pass a list of them, also of one")
+            raise ConfigError("users", users, "pass a list, even for one user")
         self.users = None if users is None else frozenset(check_id("user", user) for user in users)
 
     @property
     def prefixes(self) -> list[str] | None:
-        """The prefixes of those who are wanted, in order; None if it is everybody."""
+        """The prefixes of the requested users, in order; None for all users."""
         return None if self.users is None else sorted(f"{self.before}{user}{self.after}" for user in self.users)
 
     def owner(self, place: str | Sequence[str]) -> str | None:
-        """Return whose memories these are, of a prefix or of segments; None if they are not wanted.
+        """Return the user of a prefix or of segments; None if it is not of this namespace, or was not requested.
 
-        A user with a dot in it may be a mistake if `place` is a prefix; see `is_ambiguous`.
+        The user of a prefix may be wrong if it contains a dot: see `is_ambiguous`.
         """
         prefix = place if isinstance(place, str) else ".".join(place)
         ends = len(prefix) - len(self.after)
@@ -54,5 +53,5 @@ class FlatNamespace:
         return user if isinstance(place, str) or user in place else None
 
     def is_ambiguous(self, place: str | Sequence[str], user: str) -> bool:
-        """Return whether nobody has said that the dots of this user are the user's own."""
+        """Return whether the dots in this user of a prefix may separate segments."""
         return isinstance(place, str) and "." in user and self.users is None

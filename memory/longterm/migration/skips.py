@@ -1,4 +1,4 @@
-"""What of a flat namespace is left where it is, and why."""
+"""The memories that a migration does not copy, and why."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from enum import StrEnum
 
 
 class SkipReason(StrEnum):
-    """Why a memory was not taken."""
+    """Why a memory was not copied."""
 
     UNREADABLE = "unreadable"
-    """It is not JSON, or not of the form."""
+    """It is not valid JSON, or does not have the expected form."""
     NO_TEXT = "no_text"
-    """Nothing in its value says anything."""
+    """Its value contains no text."""
     AMBIGUOUS_USER = "ambiguous_user"
-    """Its prefix has more dots than it should, so that nobody can tell whose it is. Name the user, if it is one."""
+    """Its prefix contains further dots, so its user is unknown. If they belong to the user's name, pass that user."""
     EXPIRED = "expired"
-    """Its store was to delete it before now."""
+    """Its time to live has passed."""
     REFUSED = "refused"
-    """It cannot be kept, such as for a user of no valid id."""
+    """It would not be a valid item, for example because of the user's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A memory that was not taken."""
+    """A memory that was not copied."""
 
     where: str
-    """Its prefix, or its line as `line 7` where that cannot be read."""
+    """Its prefix; `line 7` if the prefix cannot be read."""
     key: str | None
     reason: SkipReason
     why: str = ""
-    """More of it, for people."""
+    """Details for people."""

@@ -24,31 +24,31 @@ _POSTGRESQL = ("postgresql", "postgresql+psycopg", "postgres")
 _NEEDED = frozenset({"prefix", "key", "value"})
 
 _TIMES = ("created_at", "updated_at", "expires_at")
-"""What the table of an older version may lack."""
+"""Columns that tables of older versions may lack."""
 
 _HERE = (
     "substr(prefix, 1, :before_size) = :before AND substr(prefix, length(prefix) - :after_size + 1) = :after "
     "AND length(prefix) > :before_size + :after_size"
 )
-"""Without LIKE, which takes some letters for wildcards and, in SQLite, capitals for small ones."""
+"""Does not use LIKE, which has wildcards and, in SQLite, ignores case."""
 
 
 def read_flat(source: str | Path, namespace: FlatNamespace) -> Generator[FlatMemory | Skipped]:
-    """Yield the memories of a namespace, and what there cannot be read; of a database in order of prefix and key.
+    """Yield the memories of a namespace, and those that cannot be read. A database is read by prefix and key.
 
-    A database is read as it was at one moment, a file to the end that it had at first. SQLite is opened with `mode=ro`;
-    what is wanted is copied at once to a file that only this process sees, so that nobody who writes waits any longer.
-    PostgreSQL is read in a transaction that only reads.
+    A database is read as it was at one moment, and a file up to its size at the start. SQLite is opened with `mode=ro`,
+    and the rows are copied to a temporary file first, so that writers do not wait. PostgreSQL is read in a read-only
+    transaction.
 
     Args:
         source: `sqlite:///file.db`, `postgresql://user@host/name`, or the path of a SQLite file or of lines of JSON:
-            `{"namespace": ["sarah", "memories"], "key": "...", "value": {...}}`, and `created_at`, `updated_at` and
-            `expires_at` if there are any. The columns of a table will do too: `prefix` with dots, `value` as text.
+            `{"namespace": ["sarah", "memories"], "key": "...", "value": {...}}`, with `created_at`, `updated_at` and
+            `expires_at` if known. Lines may also have the columns of a table: `prefix` with dots, `value` as text.
 
     Raises:
-        ConfigError: it is none of these.
-        StoreURLError: its driver is not installed.
-        StoreError: it cannot be reached or read.
+        ConfigError: the source is none of these.
+        StoreURLError: the driver is not installed.
+        StoreError: the source cannot be reached or read.
     """
     name = redact(str(source))
     scheme, separator, rest = str(source).partition("://")
@@ -64,14 +64,15 @@ def read_flat(source: str | Path, namespace: FlatNamespace) -> Generator[FlatMem
         with path.open("rb") as file:
             is_database = file.read(16) == b"SQLite format 3\0"
         if not is_database and separator:
-            raise ConfigError("source", name, "the file is no SQLite database; pass the path alone for lines of JSON")
+            why = "the file is not a SQLite database; for lines of JSON, pass the path without sqlite:///"
+            raise ConfigError("source", name, why)
         yield from (_read_sqlite if is_database else _read_lines)(path, namespace)
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"source {name}: {error}; may it be read, and is it whole?") from error
 
 
 def _read_sqlite(path: Path, namespace: FlatNamespace) -> Iterator[FlatMemory | Skipped]:
-    # A database without a name is a temporary file, which has no name in its folder either.
+    # A database without a name is a temporary file that SQLite deletes when it is closed.
     with closing(
         sqlite3.connect("", uri=True, timeout=30, isolation_level=None, check_same_thread=False)
     ) as connection:
@@ -86,7 +87,7 @@ def _read_sqlite(path: Path, namespace: FlatNamespace) -> Iterator[FlatMemory | 
         select = f"SELECT prefix, key, value, {chosen} FROM source.store WHERE {where} ORDER BY prefix, key"  # noqa: S608 - nothing in it is from outside
         connection.execute(f"CREATE TABLE copy AS {select}", values)
         connection.execute("DETACH source")
-        connection.text_factory = bytes  # so that what is no UTF-8 ends nothing
+        connection.text_factory = bytes  # so that invalid UTF-8 raises no error here
         for row in connection.execute("SELECT * FROM copy ORDER BY rowid"):
             prefix, key, value, *times = row
             yield from _row(namespace, prefix, key, value, times)
@@ -139,11 +140,11 @@ def _columns(name: str, found: Iterable[str]) -> set[str]:
     """Return the columns of the table.
 
     Raises:
-        ConfigError: it is not that of a store.
+        ConfigError: it is not the table of a store.
     """
     columns = set(found)
     if not columns >= _NEEDED:
-        why = f"has no table 'store' with {', '.join(sorted(_NEEDED))}, so it is no store of LangGraph's"
+        why = f"has no table 'store' with {', '.join(sorted(_NEEDED))}, so it is not a store of LangGraph"
         raise ConfigError("source", name, why)
     return columns
 
@@ -151,7 +152,7 @@ def _columns(name: str, found: Iterable[str]) -> set[str]:
 def _row(
     namespace: FlatNamespace, prefix: Any, key: Any, value: Any, times: Iterable[Any]
 ) -> Iterator[FlatMemory | Skipped]:
-    """Yield the memory of a row of a table."""
+    """Yield the memory of a table row."""
     try:
         moments = (seconds(_text(time)) for time in times)
         yield from _memory(namespace, str(_text(prefix)), str(_text(key)), json.loads(value), *moments)
@@ -177,7 +178,7 @@ def _line(namespace: FlatNamespace, record: Any) -> Iterator[FlatMemory | Skippe
     """Yield the memory of a line.
 
     Raises:
-        ValueError: it is not of the form.
+        ValueError: the line does not have the expected form.
     """
     if not isinstance(record, Mapping):
         raise ValueError("it is not an object")
@@ -185,7 +186,7 @@ def _line(namespace: FlatNamespace, record: Any) -> Iterator[FlatMemory | Skippe
     if isinstance(place, list) and all(isinstance(segment, str) for segment in place):
         place = tuple(place)
     if not isinstance(place, str | tuple) or not isinstance(key, str):
-        raise ValueError("it has no namespace, which is a list or a text, or no key, which is a text")
+        raise ValueError("it needs a namespace, a list or a text, and a key, a text")
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = json.loads(value)
     yield from _memory(namespace, place, key, value, *(seconds(record.get(time)) for time in _TIMES))
@@ -194,7 +195,7 @@ def _line(namespace: FlatNamespace, record: Any) -> Iterator[FlatMemory | Skippe
 def _memory(
     namespace: FlatNamespace, place: str | tuple[str, ...], key: str, value: Any, *times: float | None
 ) -> Iterator[FlatMemory | Skipped]:
-    """Yield the memory if it is wanted."""
+    """Yield the memory if its user was requested."""
     user = namespace.owner(place)
     prefix = place if isinstance(place, str) else ".".join(place)
     if user is None:

@@ -1,4 +1,4 @@
-"""What a flat namespace keeps of a memory, and what of it becomes an item."""
+"""Converts memories of a flat namespace to items."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from turnwise.memory.longterm.base import MemoryItem
 from turnwise.memory.longterm.types import MemoryType
 
 _TEXTS = ("content", "text", "memory", "data")
-"""The fields that may hold what is remembered, the first that does so wins."""
+"""The fields that may contain the text. The first one that is not blank is used."""
 
 _TYPES = {name: kind for kind in MemoryType for name in (str(kind), str(kind).removesuffix("s"))}
 
 _MILLISECONDS = 1e11
-"""A time from here on is in milliseconds: in seconds it would be in the year 5138."""
+"""Times from this number on are in milliseconds: in seconds they would be after the year 5138."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatMemory:
-    """A memory as its store has it."""
+    """A memory as its source has it."""
 
     prefix: str
-    """Its namespace, the segments joined by dots."""
+    """Its namespace, with the segments joined by dots."""
     user_id: str
     key: str
     value: Any
-    """Of JSON."""
+    """A JSON value."""
     created_at: float | None = None
     updated_at: float | None = None
     expires_at: float | None = None
 
 
 def item_of(memory: FlatMemory) -> MemoryItem | None:
-    """Return the item that a memory becomes; None if it has no text.
+    """Return the item of a memory; None if it has no text.
 
-    Its id is made of namespace and key, so it is the same each time. Its text is the value itself, or the first of
-    `content`, `text`, `memory` and `data` in it; where that is a record, as langmem keeps, the record's text, or all of
-    its fields. Times that stand in the value are preferred to the store's: SQLite's forgets when one was created.
+    The id depends on namespace and key only. The text is the value itself, or the first of its fields `content`,
+    `text`, `memory` and `data`; if that is a record, as langmem stores, the record's text or all of its fields. Times
+    in the value are preferred to the times of the store, since LangGraph's SQLite store loses the time of creation.
     """
     text = text_of(memory.value)
     if text is None:
@@ -62,13 +62,13 @@ def item_of(memory: FlatMemory) -> MemoryItem | None:
 
 
 def flat_id(prefix: str, key: str) -> str:
-    """Return the id of what stands under a key of a namespace."""
+    """Return the id of the item for this namespace and key."""
     named = f"{len(prefix)}:{prefix}{key}".encode(errors="surrogatepass")
     return f"flat-{hashlib.blake2b(named, digest_size=16).hexdigest()}"
 
 
 def text_of(value: Any) -> str | None:
-    """Return what a value says; None if that is nothing."""
+    """Return the text of a value; None if it has none."""
     if isinstance(value, dict):
         value = next((value[name] for name in _TEXTS if not _is_blank(value.get(name))), None)
     if isinstance(value, dict):
@@ -77,21 +77,21 @@ def text_of(value: Any) -> str | None:
 
 
 def type_of(value: Any) -> MemoryType | None:
-    """Return the type that a value names as `memory_type`, else as `kind`, in singular or plural; None if none."""
+    """Return the type in the field `memory_type`, else in `kind`, in singular or plural; None if missing or unknown."""
     fields = value if isinstance(value, dict) else {}
     name = fields.get("memory_type") or fields.get("kind")
     return _TYPES.get(str(name).strip().lower().replace("-", "_").replace(" ", "_"))
 
 
 def has_unknown_type(value: Any) -> bool:
-    """Return whether a value says of what type it is, and that is none of ours."""
+    """Return whether a value names a type in `memory_type` that is unknown."""
     return isinstance(value, dict) and bool(value.get("memory_type")) and type_of(value) is None
 
 
 def seconds(time: Any) -> float | None:
-    """Return a time in seconds since the epoch; None if it cannot be told.
+    """Return a time in seconds since the epoch; None if it is not a time.
 
-    It may be a number of seconds or milliseconds, or of ISO 8601, which is UTC unless it says otherwise.
+    It may be a number of seconds or milliseconds, or a text in ISO 8601, which is in UTC if it has no offset.
     """
     try:
         if isinstance(time, str):
@@ -113,7 +113,7 @@ def _is_blank(value: Any) -> bool:
 
 
 def _listed(fields: dict[str, Any]) -> str:
-    """Return a record's fields as text."""
+    """Return the fields of a record as text."""
     said = {name: value for name, value in fields.items() if not _is_blank(value)}
     return "; ".join(f"{name}: {_plain(value)}" for name, value in said.items())
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from agent_tools import whoami
 from audit import check_session
+from engine_calls import answer, failure
 from litellm_proxy import KEY, LiteLLM
 from local_provider import LocalProvider, tool_script
 from quirks import (
@@ -38,7 +39,6 @@ from quirks import (
     message,
 )
 from strict_servers import STRICT, StrictServer
-from test_openai_engine import answer, failure
 from test_strict_servers import converse, engine as engine_of_strict, script
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.inference.openai.engine import OpenAIEngine

@@ -2,30 +2,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import pickle
 import re
 import socket
-import subprocess
-import sys
-import traceback
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pydantic
 import pytest
-from openai.types.responses import ResponseStreamEvent
 
+from engine_calls import SESSION, Recorder, answer, engine_of, failure, run, turn
 from local_provider import LocalProvider, tool_script
-from turnwise.actors.inference.engine import EngineBuilder, Framed, InferenceRunner, RequestFrame, SessionView
+from turnwise.actors.inference.engine import RequestFrame
 from turnwise.actors.inference.middleware import LogCalls, SystemPrompt
 from turnwise.actors.inference.openai.engine import OpenAIEngine
-from turnwise.actors.inference.openai.fields import BrokenOffError
-from turnwise.actors.inference.openai.responses import ResponsesAnswer
 from turnwise.actors.inference.openai.runner import OpenAIRunner
-from turnwise.actors.inference.tools.tool import ToolDefinition, external_tool, tool
-from turnwise.errors import ConfigError, EngineError, InvalidRequestError
+from turnwise.actors.inference.tools.tool import ToolDefinition, tool
+from turnwise.errors import EngineError, InvalidRequestError
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
     Block,
@@ -34,47 +27,12 @@ from turnwise.memory.conversation.blocks import (
     Thinking,
     ToolResult,
     ToolUse,
-    User,
-    encode,
 )
 from turnwise.memory.conversation.frozen_json import FrozenDict, freeze
-from turnwise.memory.conversation.output_type import OutputType
-from turnwise.memory.conversation.spans import Span
-from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_of
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.openai_responses import pack_reasoning, unpack_reasoning
 
 KEY = "sk-secret-4711"
-SESSION = SessionView(session_id="chat-1", user_id="sarah", agent=None, metadata={})
-
-
-class Recorder:
-    """A run's context that keeps what its engine tells it."""
-
-    session = SESSION
-    run_id = "run-1"
-    labels: Mapping[str, str] = {}
-    params: Mapping[str, Any] = {}
-    output_type = None
-    memory = None
-
-    def __init__(self) -> None:
-        self.parts: list[str | Block] = []
-        self.usage: Usage | None = None
-        self.stop_reason: str | None = None
-        self.model: str | None = None
-        self.began = asyncio.Event()
-
-    def emit(self, part: str | Block) -> None:
-        self.parts.append(part)
-        self.began.set()
-
-    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
-        self.usage, self.stop_reason, self.model = usage, stop_reason, model
-
-    @property
-    def text(self) -> str:
-        return "".join(part for part in self.parts if isinstance(part, str))
 
 
 @pytest.fixture(autouse=True)
@@ -92,53 +50,6 @@ def api(request: pytest.FixtureRequest) -> str:
 def provider() -> Iterator[LocalProvider]:
     with LocalProvider() as provider:
         yield provider
-
-
-def turn(*blocks: Block | str) -> Turn:
-    encoded = [encode(User(text=block) if isinstance(block, str) else block) for block in blocks]
-    spans = (Span("chat-1", 0, len(encoded)),)
-    return turn_of("chat-1", TurnRecord(index=0, input=spans), spans, encoded)
-
-
-def run(
-    engine: OpenAIEngine,
-    use: Callable[[OpenAIRunner, Recorder], Coroutine[Any, Any, Any]],
-    tools: Sequence[ToolDefinition] = (),
-) -> tuple[Any, Recorder]:
-    """Run `use` with a runner of the engine and a context; close the runner's connections."""
-
-    async def body() -> tuple[Any, Recorder]:
-        runner, context = engine._runner(tools), Recorder()
-        try:
-            return await use(runner, context), context
-        finally:
-            await runner.close()
-
-    return asyncio.run(body())
-
-
-def answer(engine: OpenAIEngine, *blocks: Block | str) -> tuple[list[Block], Recorder]:
-    """Return the engine's answer to a conversation, and its context."""
-
-    async def use(runner: OpenAIRunner, context: Recorder) -> list[AnyBlock]:
-        return list(await runner.run(turn(*(blocks or ("Hello",))), context))
-
-    return run(engine, use)
-
-
-def failure(engine: OpenAIEngine, *blocks: Block | str) -> tuple[EngineError, Recorder]:
-    """Return the error that answering ends in, and the context."""
-
-    async def use(runner: OpenAIRunner, context: Recorder) -> EngineError:
-        with pytest.raises(EngineError) as caught:
-            await runner.run(turn(*(blocks or ("Hello",))), context)
-        return caught.value
-
-    return run(engine, use)
-
-
-def engine_of(provider: LocalProvider, model: str = "local", **settings: Any) -> OpenAIEngine:
-    return OpenAIEngine(model, base_url=provider.base_url, **settings)
 
 
 def unsigned(blocks: Sequence[Block]) -> list[Block]:
@@ -700,215 +611,3 @@ def test_a_conversation_that_cannot_be_sent_is_not(provider: LocalProvider, api:
     assert "call 'a' has no result" in str(error)
     assert provider.requests == []
     assert context.usage is None
-
-
-# Events that the local provider does not send
-
-
-def event(kind: str, **values: Any) -> Any:
-    """Return an event of the Responses API, which the client library knows as one."""
-    found = {"type": kind, "sequence_number": 0, **values}
-    pydantic.TypeAdapter(ResponseStreamEvent).validate_python(found)
-    return found
-
-
-def response(**values: Any) -> dict[str, Any]:
-    given = {"id": "r", "object": "response", "created_at": 0, "model": "m", "output": [], "tools": []}
-    return {**given, "parallel_tool_calls": True, "tool_choice": "auto", **values}
-
-
-def thought(text: str, part: int) -> Any:
-    place = {"item_id": "rs", "output_index": 0, "summary_index": part}
-    return event("response.reasoning_summary_text.delta", **place, delta=text)
-
-
-def test_the_parts_of_a_thought_stand_apart_as_they_come_and_in_the_end() -> None:
-    growing = ResponsesAnswer()
-    parts = [growing.add(thought(text, part)) for text, part in (("Ra", 0), ("in?", 0), ("No.", 1))]
-    assert parts == [[Thinking(text=text)] for text in ("Ra", "in?", "\n\nNo.")]
-    assert growing.blocks() == [Thinking(text="Rain?\n\nNo.")]
-    summary = [{"type": "summary_text", "text": text} for text in ("Rain?", "No!")]
-    item = {"type": "reasoning", "id": "rs", "summary": summary, "encrypted_content": "xyz"}
-    assert growing.add(event("response.output_item.done", output_index=0, item=item)) == []
-    signature = pack_reasoning("rs", "xyz", parts=(5, 3))
-    assert growing.blocks() == [Thinking(text="Rain?\n\nNo!", signature=signature)]
-
-
-def test_reasoning_that_is_not_encrypted_is_shown_but_not_signed() -> None:
-    growing = ResponsesAnswer()
-    growing.add(event("response.reasoning_text.delta", item_id="rs", output_index=0, content_index=0, delta="Rain?"))
-    item = {"type": "reasoning", "id": "rs", "summary": []}
-    growing.add(event("response.output_item.done", output_index=0, item=item))
-    assert growing.blocks() == [Thinking(text="Rain?")]
-
-
-def test_reasoning_that_was_cut_off_is_shown_but_not_signed() -> None:
-    growing = ResponsesAnswer()
-    item = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "half"}
-    growing.add(event("response.output_item.added", output_index=0, item=item))
-    growing.add(thought("Rain?", 0))
-    assert growing.blocks() == [Thinking(text="Rain?")]
-
-
-def test_cached_tokens_are_counted() -> None:
-    usage = {
-        "input_tokens": 7,
-        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
-        "output_tokens": 5,
-        "output_tokens_details": {"reasoning_tokens": 2},
-        "total_tokens": 12,
-    }
-    growing = ResponsesAnswer()
-    growing.add(event("response.completed", response=response(status="completed", usage=usage)))
-    assert growing.usage == Usage(input_tokens=7, output_tokens=5, cached_tokens=4, reasoning_tokens=2, calls=1)
-    assert growing.stop_reason == "stop"
-
-
-def test_an_answer_that_was_withheld_says_so() -> None:
-    growing = ResponsesAnswer()
-    details = {"reason": "content_filter"}
-    growing.add(event("response.incomplete", response=response(status="incomplete", incomplete_details=details)))
-    assert growing.stop_reason == "content_filter"
-    assert not growing.is_cut
-
-
-def test_a_response_that_failed_says_why() -> None:
-    error = {"code": "server_error", "message": "It broke."}
-    with pytest.raises(BrokenOffError) as caught:
-        ResponsesAnswer().add(event("response.failed", response=response(status="failed", error=error)))
-    assert (caught.value.message, caught.value.code) == ("It broke.", "server_error")
-
-
-# Keys and settings
-
-
-def test_no_key_and_no_base_url_is_an_error_at_build() -> None:
-    """Acceptance 10."""
-    with pytest.raises(EngineError, match="set OPENAI_API_KEY where the session runs, or pass api_key="):
-        OpenAIEngine("gpt-5-mini").build(SESSION)
-
-
-def test_a_server_of_ones_own_needs_no_key(provider: LocalProvider) -> None:
-    assert answer(engine_of(provider))[0]
-
-
-def test_key_and_base_url_come_from_the_environment_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    with LocalProvider(api_key=KEY) as provider:
-        engine = OpenAIEngine("local")
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
-        assert answer(engine)[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("OPENAI_API_KEY", f"{KEY}\n"), ("OPENAI_BASE_URL", "localhost:8000")], ids=["key", "url"]
-)
-def test_an_environment_that_cannot_be_used_is_an_error_at_build(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(EngineError, match=name) as caught:
-        OpenAIEngine("gpt-5-mini").build(SESSION)
-    assert KEY not in str(caught.value)
-
-
-def test_the_key_is_in_no_text_even_if_the_provider_quotes_it(caplog: pytest.LogCaptureFixture, api: str) -> None:
-    caplog.set_level(logging.DEBUG)
-    with LocalProvider(api_key="another") as provider:
-        engine = engine_of(provider, api=api, api_key=KEY)
-        error, _ = failure(engine)
-    assert "Error code: 401 - Incorrect API key provided: ***.; check api_key= or OPENAI_API_KEY" in str(error)
-    assert KEY not in "".join(traceback.format_exception(error))
-    assert KEY not in repr(engine)
-    assert KEY not in caplog.text
-    assert "HTTP" in caplog.text
-
-
-def test_the_key_is_in_no_text_even_if_the_answer_quotes_it(provider: LocalProvider, api: str) -> None:
-    error, _ = failure(engine_of(provider, "error", api=api, api_key="broke"))
-    assert "The model *** down" in str(error)
-    assert "broke down" not in "".join(traceback.format_exception(error))
-
-
-def test_an_engine_survives_pickling_key_included() -> None:
-    engine = OpenAIEngine("local", base_url="http://127.0.0.1:1/v1", api_key=KEY, system="Be brief.", extra={"seed": 7})
-    assert pickle.loads(pickle.dumps(engine)) == engine
-    assert pickle.loads(pickle.dumps(engine)).api_key == KEY
-
-
-def test_engine_and_runner_fulfil_their_protocols(provider: LocalProvider) -> None:
-    engine: EngineBuilder = engine_of(provider)
-    runner: InferenceRunner = engine.build(SESSION)
-    assert isinstance(engine, EngineBuilder)
-    assert isinstance(engine, Framed)
-    assert isinstance(runner, InferenceRunner)
-
-
-def test_the_client_library_is_not_imported_before_it_is_needed() -> None:
-    code = (
-        "import sys, turnwise.actors.inference.openai.engine as own; "
-        "own.OpenAIEngine('m').frame(); own.OpenAIEngine('m', api='responses').frame(); "
-        "print('openai' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "False\n"
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"model": " "},
-        {"api": "completions"},
-        {"base_url": "localhost:8000"},
-        {"base_url": "ftp://localhost/v1"},
-        {"base_url": ""},
-        {"base_url": "http://"},
-        {"base_url": "http://localhost:port/v1"},
-        {"base_url": "http://[::1/v1"},
-        {"api_key": ""},
-        {"api_key": f"{KEY}\n"},
-        {"timeout_s": 0},
-        {"timeout_s": float("nan")},
-        {"max_retries": -1},
-        {"temperature": -0.1},
-        {"max_output_tokens": 0},
-        {"extra": {"stream": False}},
-        {"extra": {"messages": []}},
-        {"extra": {"stop": object()}},
-        {"extra": ["seed"]},
-    ],
-    ids=str,
-)
-def test_a_setting_out_of_range_is_an_error_that_names_it(settings: dict[str, Any]) -> None:
-    (name,) = settings
-    with pytest.raises(ConfigError, match=f"{name}=") as caught:
-        OpenAIEngine(**{"model": "local", **settings})
-    assert KEY not in str(caught.value)
-
-
-def test_settings_cannot_be_changed() -> None:
-    extra = {"stop": ["END"]}
-    engine = OpenAIEngine("local", extra=extra)
-    extra["stop"].append("FIN")
-    assert engine.extra == {"stop": ("END",)}
-    with pytest.raises(AttributeError):
-        engine.model = "another"  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("api", ["chat", "responses"])
-def test_an_engine_that_answers_in_json_of_a_schema_calls_no_tools_and_says_so(api: Any) -> None:
-    properties = {"n": {"type": "integer"}}
-    schema = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
-    engine = OpenAIEngine("m", api=api, tools=[external_tool("look", "Look.", {"type": "object"})], extra={"seed": 1})
-    other = engine.answering(schema)
-    assert not other.registry.definitions() and other.model == "m" and other.extra and other.extra["seed"] == 1
-    output = OutputType.read(other.output_type)
-    assert output and output.schema == freeze(schema) and output.retries is None
-    assert engine.registry.definitions() and not engine.output_type
-
-
-def test_the_sessions_of_a_process_share_what_it_trusts() -> None:
-    """To load certificates for each of thousands of sessions would take a process minutes and gigabytes."""
-    runners = [OpenAIEngine("m", base_url="https://127.0.0.1:1/v1", api_key="key")._runner() for _ in range(2)]
-    trusted = {id(runner._client._client._transport._pool._ssl_context) for runner in runners}  # type: ignore[attr-defined]
-    assert len(trusted) == 1

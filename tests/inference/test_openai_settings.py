@@ -1,30 +1,51 @@
-"""What users of `openai` set on its client, as settings of the engine."""
+"""The settings of `OpenAIEngine`: keys, the client's settings, and what is refused."""
 
 from __future__ import annotations
 
 import json
+import logging
 import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
+from engine_calls import HEALTHY, SESSION, answer, engine_at, engine_of, failure
 from local_provider import LocalProvider
-from quirks import EVENTS, HI, JSON, STREAM, QuirkServer, chunk, completed, events, message, spoken
-from test_openai_engine import answer, engine_of, failure
+from quirks import HI, JSON, QuirkServer, completed, message, spoken
+from turnwise.actors.inference.engine import EngineBuilder, Framed, InferenceRunner
 from turnwise.actors.inference.openai.engine import AzureOpenAI, OpenAIEngine
-from turnwise.errors import ConfigError
+from turnwise.actors.inference.tools.tool import external_tool
+from turnwise.errors import ConfigError, EngineError
+from turnwise.memory.conversation.frozen_json import freeze
+from turnwise.memory.conversation.output_type import OutputType
 
-CHAT = (200, EVENTS, events(*STREAM, chunk("stop")))
-RESPONSES = (200, EVENTS, events(completed(spoken("Hi there"))))
+KEY = "sk-secret-4711"
 
 
-def engine(server: QuirkServer, **settings: Any) -> OpenAIEngine:
-    return OpenAIEngine("local", **{"base_url": server.base_url, "max_retries": 0, **settings})
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ADMIN_KEY", "OPENAI_CUSTOM_HEADERS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def provider() -> Iterator[LocalProvider]:
+    with LocalProvider() as provider:
+        yield provider
+
+
+@pytest.fixture(params=["chat", "responses"])
+def api(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def test_headers_and_query_go_along_with_each_request() -> None:
-    with QuirkServer(CHAT) as server:
+    with QuirkServer(HEALTHY["chat"]) as server:
         settings = {
             "base_url": f"{server.base_url}?tenant=7",
             "default_headers": {"X-Team": "blue"},
@@ -32,7 +53,7 @@ def test_headers_and_query_go_along_with_each_request() -> None:
             "organization": "org-1",
             "project": "proj-1",
         }
-        chosen = pickle.loads(pickle.dumps(engine(server, **settings)))
+        chosen = pickle.loads(pickle.dumps(engine_at(server, **settings)))
         assert answer(chosen)[0] == HI
         ((target, headers),) = server.heads
     assert target == "/v1/chat/completions?tenant=7&trace=on"
@@ -49,8 +70,8 @@ async def awaited_token() -> str:
 
 @pytest.mark.parametrize("api_key", [fresh_token, awaited_token])
 def test_a_function_gives_the_key_of_each_request(api_key: Any) -> None:
-    with QuirkServer(CHAT) as server:
-        assert answer(engine(server, api_key=api_key))[0] == HI
+    with QuirkServer(HEALTHY["chat"]) as server:
+        assert answer(engine_at(server, api_key=api_key))[0] == HI
         assert server.heads[0][1]["authorization"] == "Bearer token-from-entra"
 
 
@@ -59,9 +80,9 @@ def refused_token() -> str:
 
 
 def test_a_function_that_gives_no_key_fails_its_run_only() -> None:
-    with QuirkServer(CHAT) as server:
+    with QuirkServer(HEALTHY["chat"]) as server:
         with pytest.raises(RuntimeError, match="the directory is away"):
-            answer(engine(server, api_key=refused_token))
+            answer(engine_at(server, api_key=refused_token))
         assert server.requests == []
 
 
@@ -70,8 +91,8 @@ def counting_client() -> httpx2.AsyncClient:
 
 
 def test_an_http_client_of_ones_own_is_used() -> None:
-    with QuirkServer(CHAT) as server:
-        chosen = pickle.loads(pickle.dumps(engine(server, http_client=counting_client)))
+    with QuirkServer(HEALTHY["chat"]) as server:
+        chosen = pickle.loads(pickle.dumps(engine_at(server, http_client=counting_client)))
         assert answer(chosen)[0] == HI
         assert server.heads[0][1]["x-proxy"] == "yes"
 
@@ -86,20 +107,19 @@ def test_an_http_client_of_ones_own_is_used() -> None:
     ],
 )
 def test_azure_is_asked_by_its_paths(api: Any, api_version: str | None, target: str, header: str) -> None:
-    with QuirkServer(CHAT if api == "chat" else RESPONSES) as server:
+    with QuirkServer(HEALTHY[api]) as server:
         azure = AzureOpenAI(endpoint=server.base_url.removesuffix("/v1"), api_version=api_version)
-        chosen = engine(server, api=api, base_url=None, azure=azure, api_key="azure-key", provider="azure")
+        chosen = engine_at(server, api=api, base_url=None, azure=azure, api_key="azure-key", provider="azure")
         assert answer(chosen)[0] == HI
         asked, headers = server.heads[0]
     assert asked == target
     assert headers[header].removeprefix("Bearer ") == "azure-key"
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
 def test_an_answer_can_be_asked_for_in_one_piece(api: Any) -> None:
     whole = message(content="Hi there") if api == "chat" else completed(spoken("Hi there"))["response"]
     with QuirkServer((200, JSON, json.dumps(whole).encode())) as server:
-        blocks, context = answer(engine(server, api=api, stream=False))
+        blocks, context = answer(engine_at(server, api=api, stream=False))
         assert blocks == HI and context.text == "Hi there"
         (request,) = server.requests
     assert request["stream"] is False
@@ -108,9 +128,9 @@ def test_an_answer_can_be_asked_for_in_one_piece(api: Any) -> None:
 
 @pytest.mark.parametrize(("api", "left_out"), [("chat", None), ("responses", False)])
 def test_the_provider_keeps_the_answer_only_if_it_is_told_to(api: Any, left_out: bool | None) -> None:
-    with QuirkServer(CHAT if api == "chat" else RESPONSES) as server:
-        answer(engine(server, api=api))
-        answer(engine(server, api=api, store=True))
+    with QuirkServer(HEALTHY[api]) as server:
+        answer(engine_at(server, api=api))
+        answer(engine_at(server, api=api, store=True))
         assert [request.get("store") for request in server.requests] == [left_out, True]
 
 
@@ -148,8 +168,8 @@ def test_a_setting_of_the_client_that_cannot_be_used_is_named(settings: dict[str
 
 def test_a_server_that_takes_no_schemas_is_told_the_schema_in_the_instructions() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    with QuirkServer(CHAT) as server:
-        answer(engine(server, provider="deepseek", system="Be brief.").answering(schema))
+    with QuirkServer(HEALTHY["chat"]) as server:
+        answer(engine_at(server, provider="deepseek", system="Be brief.").answering(schema))
         (request,) = server.requests
     assert request["response_format"] == {"type": "json_object"}
     told = request["messages"][0]
@@ -160,3 +180,137 @@ def test_a_server_that_takes_no_schemas_is_told_the_schema_in_the_instructions()
 def test_an_endpoint_of_azure_is_a_url() -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         AzureOpenAI(endpoint="my-resource")
+
+
+# Keys and settings
+
+
+def test_no_key_and_no_base_url_is_an_error_at_build() -> None:
+    """Acceptance 10."""
+    with pytest.raises(EngineError, match="set OPENAI_API_KEY where the session runs, or pass api_key="):
+        OpenAIEngine("gpt-5-mini").build(SESSION)
+
+
+def test_a_server_of_ones_own_needs_no_key(provider: LocalProvider) -> None:
+    assert answer(engine_of(provider))[0]
+
+
+def test_key_and_base_url_come_from_the_environment_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalProvider(api_key=KEY) as provider:
+        engine = OpenAIEngine("local")
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
+        assert answer(engine)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OPENAI_API_KEY", f"{KEY}\n"), ("OPENAI_BASE_URL", "localhost:8000")], ids=["key", "url"]
+)
+def test_an_environment_that_cannot_be_used_is_an_error_at_build(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(EngineError, match=name) as caught:
+        OpenAIEngine("gpt-5-mini").build(SESSION)
+    assert KEY not in str(caught.value)
+
+
+def test_the_key_is_in_no_text_even_if_the_provider_quotes_it(caplog: pytest.LogCaptureFixture, api: str) -> None:
+    caplog.set_level(logging.DEBUG)
+    with LocalProvider(api_key="another") as provider:
+        engine = engine_of(provider, api=api, api_key=KEY)
+        error, _ = failure(engine)
+    assert "Error code: 401 - Incorrect API key provided: ***.; check api_key= or OPENAI_API_KEY" in str(error)
+    assert KEY not in "".join(traceback.format_exception(error))
+    assert KEY not in repr(engine)
+    assert KEY not in caplog.text
+    assert "HTTP" in caplog.text
+
+
+def test_the_key_is_in_no_text_even_if_the_answer_quotes_it(provider: LocalProvider, api: str) -> None:
+    error, _ = failure(engine_of(provider, "error", api=api, api_key="broke"))
+    assert "The model *** down" in str(error)
+    assert "broke down" not in "".join(traceback.format_exception(error))
+
+
+def test_an_engine_survives_pickling_key_included() -> None:
+    engine = OpenAIEngine("local", base_url="http://127.0.0.1:1/v1", api_key=KEY, system="Be brief.", extra={"seed": 7})
+    assert pickle.loads(pickle.dumps(engine)) == engine
+    assert pickle.loads(pickle.dumps(engine)).api_key == KEY
+
+
+def test_engine_and_runner_fulfil_their_protocols(provider: LocalProvider) -> None:
+    engine: EngineBuilder = engine_of(provider)
+    runner: InferenceRunner = engine.build(SESSION)
+    assert isinstance(engine, EngineBuilder)
+    assert isinstance(engine, Framed)
+    assert isinstance(runner, InferenceRunner)
+
+
+def test_the_client_library_is_not_imported_before_it_is_needed() -> None:
+    code = (
+        "import sys, turnwise.actors.inference.openai.engine as own; "
+        "own.OpenAIEngine('m').frame(); own.OpenAIEngine('m', api='responses').frame(); "
+        "print('openai' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": " "},
+        {"api": "completions"},
+        {"base_url": "localhost:8000"},
+        {"base_url": "ftp://localhost/v1"},
+        {"base_url": ""},
+        {"base_url": "http://"},
+        {"base_url": "http://localhost:port/v1"},
+        {"base_url": "http://[::1/v1"},
+        {"api_key": ""},
+        {"api_key": f"{KEY}\n"},
+        {"timeout_s": 0},
+        {"timeout_s": float("nan")},
+        {"max_retries": -1},
+        {"temperature": -0.1},
+        {"max_output_tokens": 0},
+        {"extra": {"stream": False}},
+        {"extra": {"messages": []}},
+        {"extra": {"stop": object()}},
+        {"extra": ["seed"]},
+    ],
+    ids=str,
+)
+def test_a_setting_out_of_range_is_an_error_that_names_it(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(ConfigError, match=f"{name}=") as caught:
+        OpenAIEngine(**{"model": "local", **settings})
+    assert KEY not in str(caught.value)
+
+
+def test_settings_cannot_be_changed() -> None:
+    extra = {"stop": ["END"]}
+    engine = OpenAIEngine("local", extra=extra)
+    extra["stop"].append("FIN")
+    assert engine.extra == {"stop": ("END",)}
+    with pytest.raises(AttributeError):
+        engine.model = "another"  # type: ignore[misc]
+
+
+def test_an_engine_that_answers_in_json_of_a_schema_calls_no_tools_and_says_so(api: Any) -> None:
+    properties = {"n": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
+    engine = OpenAIEngine("m", api=api, tools=[external_tool("look", "Look.", {"type": "object"})], extra={"seed": 1})
+    other = engine.answering(schema)
+    assert not other.registry.definitions() and other.model == "m" and other.extra and other.extra["seed"] == 1
+    output = OutputType.read(other.output_type)
+    assert output and output.schema == freeze(schema) and output.retries is None
+    assert engine.registry.definitions() and not engine.output_type
+
+
+def test_the_sessions_of_a_process_share_what_it_trusts() -> None:
+    """To load certificates for each of thousands of sessions would take a process minutes and gigabytes."""
+    runners = [OpenAIEngine("m", base_url="https://127.0.0.1:1/v1", api_key="key")._runner() for _ in range(2)]
+    trusted = {id(runner._client._client._transport._pool._ssl_context) for runner in runners}  # type: ignore[attr-defined]
+    assert len(trusted) == 1

@@ -14,10 +14,10 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 from typing_extensions import TypedDict
 
+from engine_calls import answer, engine_at, failure, refusal
 from local_provider import LocalProvider
 from quirks import EVENTS, JSON, QuirkServer, Reply, call, chunk, completed, events, function, item, message, spoken
 from schedules import SESSION
-from test_openai_engine import answer, failure
 from test_tool_loop import Stage
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
@@ -27,6 +27,8 @@ from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.signature import output_record
 from turnwise.actors.inference.tools.tool import tool
+from turnwise.actors.session.budget import Budget
+from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.reads import Outcome
 from turnwise.errors import ConfigError, IdempotencyConflictError, InvalidInputError, OutputError, OutputInvalidError
@@ -45,7 +47,6 @@ from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.providers.endpoints import PROFILES
 from turnwise.memory.providers.validation import CHAT, RESPONSES, check
 from turnwise.memory.stores.in_memory import InMemoryStore
-from virtual_time import play as play_on_virtual_time
 
 
 class City(BaseModel):
@@ -78,14 +79,6 @@ def calls(name: str, arguments: str, api: str = "chat", call_id: str = "c1") -> 
     return 200, EVENTS, events(*pieces, chunk("tool_calls"))
 
 
-def refusal(text: str, status: int = 400) -> Reply:
-    return status, JSON, json.dumps({"error": {"message": text, "code": None}}).encode()
-
-
-def engine(server: QuirkServer, **settings: Any) -> OpenAIEngine:
-    return OpenAIEngine("local", **{"base_url": server.base_url, "max_retries": 0, **settings})
-
-
 def format_of(request: dict[str, Any]) -> dict[str, Any] | None:
     """Return how a request of either API asks for a schema."""
     if "input" in request:
@@ -103,9 +96,9 @@ class Story:
         self.core: SessionCore
         self.events: list[Event] = []
 
-    async def open(self) -> None:
+    async def open(self, config: SessionConfig | None = None) -> None:
         await self.store.create(SessionRecord(session_id=SESSION))
-        self.core = SessionCore(SESSION, self.store, self.engine)
+        self.core = SessionCore(SESSION, self.store, self.engine, config or SessionConfig())
 
     async def run(self, prompt: str = "What of Paris?", **settings: Any) -> Outcome:
         started = await self.core.start([prompt], run_id=prompt, **settings)
@@ -139,7 +132,7 @@ def output(outcome: Outcome) -> Sequence[Block]:
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_server_that_takes_schemas_is_sent_the_schema_and_holds_the_model_to_it(api: Any) -> None:
     with QuirkServer(says(PARIS, api)) as server:
-        said, context = answer(engine(server, api=api).answering(City))
+        said, context = answer(engine_at(server, api=api).answering(City))
         (request,) = server.requests
     assert said == [Text(text=PARIS)] and context.text == PARIS
     form = format_of(request)
@@ -157,7 +150,7 @@ class Loose(BaseModel):
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_schema_that_strict_mode_does_not_take_is_sent_without_it(api: Any) -> None:
     with QuirkServer(says(PARIS, api)) as server:
-        answer(engine(server, api=api).answering(Loose))
+        answer(engine_at(server, api=api).answering(Loose))
         form = format_of(server.requests[0])
     assert form and "strict" not in form["json_schema"]
     assert form["json_schema"]["schema"] == json.loads(json.dumps(output_record(Loose, 2)["schema"]))
@@ -213,7 +206,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_model_answers_by_a_tool_where_its_server_takes_no_schemas(api: Any) -> None:
     with QuirkServer(calls(ANSWER_TOOL, PARIS, api)) as server:
-        said, context = answer(engine(server, api=api, provider="groq").answering(City))
+        said, context = answer(engine_at(server, api=api, provider="groq").answering(City))
         (request,) = server.requests
     assert said == [Text(text=PARIS)]
     assert context.text == PARIS, "its arguments are streamed as the answer's text"
@@ -227,7 +220,7 @@ def test_a_model_answers_by_a_tool_where_its_server_takes_no_schemas(api: Any) -
 def test_each_profile_leads_to_an_answer_of_the_type(provider: str) -> None:
     mode = PROFILES[provider].json_mode
     with QuirkServer(calls(ANSWER_TOOL, PARIS) if mode == "tool" else says(PARIS)) as server:
-        (outcome,), _ = play(engine(server, provider=provider).answering(City))
+        (outcome,), _ = play(engine_at(server, provider=provider).answering(City))
         assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == PARIS
         (request,) = server.requests
     form = format_of(request)
@@ -242,21 +235,21 @@ def test_an_answer_in_a_fence_or_between_words_is_read() -> None:
 
 def test_a_schema_that_others_check_is_not_checked() -> None:
     with QuirkServer(says(MINUS)) as server:
-        (outcome,), _ = play(engine(server).answering(SCHEMA))
+        (outcome,), _ = play(engine_at(server).answering(SCHEMA))
         assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == MINUS
 
 
 def test_an_answer_by_a_tool_in_the_last_event_alone_is_one() -> None:
     given = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": ANSWER_TOOL, "arguments": PARIS}
     with QuirkServer((200, EVENTS, events(completed(given)))) as server:
-        said, context = answer(engine(server, api="responses", provider="groq").answering(City))
+        said, context = answer(engine_at(server, api="responses", provider="groq").answering(City))
     assert said == [Text(text=PARIS)] and context.text == PARIS
 
 
 def test_an_answer_in_one_piece_is_one() -> None:
     whole = message("tool_calls", tool_calls=[{"id": "c", "function": function(ANSWER_TOOL, PARIS)}])
     with QuirkServer((200, JSON, json.dumps(whole).encode())) as server:
-        said, context = answer(engine(server, provider="groq", stream=False).answering(City))
+        said, context = answer(engine_at(server, provider="groq", stream=False).answering(City))
     assert said == [Text(text=PARIS)] and context.text == PARIS
 
 
@@ -275,7 +268,7 @@ def test_an_answer_in_one_piece_is_one() -> None:
 )
 def test_a_server_that_refuses_schemas_is_asked_by_a_tool_from_then_on(api: Any, said: str) -> None:
     with QuirkServer(refusal(said), calls(ANSWER_TOOL, PARIS, api)) as server:
-        chosen = engine(server, api=api).answering(City)
+        chosen = engine_at(server, api=api).answering(City)
         for _ in range(2):
             assert answer(chosen)[0] == [Text(text=PARIS)]
         assert ["tools" in request for request in server.requests] == [False, True, True]
@@ -285,7 +278,7 @@ def test_a_schema_that_is_refused_as_invalid_is_sent_without_strict_and_others_s
     said = "Invalid schema for response_format 'answer': In context=(), 'minimum' is not permitted."
     with QuirkServer(refusal(said), says(PARIS)) as server:
         for model in (City, City, Outer):
-            answer(engine(server).answering(model))
+            answer(engine_at(server).answering(model))
         forms = [format_of(request) for request in server.requests]
     assert ["strict" in form["json_schema"] for form in forms if form] == [True, False, False, True]
 
@@ -293,7 +286,7 @@ def test_a_schema_that_is_refused_as_invalid_is_sent_without_strict_and_others_s
 def test_a_server_without_tools_and_schemas_is_told_in_the_instructions() -> None:
     refusals = refusal("unknown field response_format"), refusal("local does not support tools")
     with QuirkServer(*refusals, says(f"Sure! {PARIS}")) as server:
-        said, _ = answer(engine(server, system="Be brief.").answering(City))
+        said, _ = answer(engine_at(server, system="Be brief.").answering(City))
         request = server.requests[-1]
     assert read_answer(City, said[0].text).name == "Paris"  # type: ignore[attr-defined]
     assert request["messages"][0]["content"].startswith("Be brief.\n\nAnswer with one JSON object of this schema")
@@ -302,7 +295,7 @@ def test_a_server_without_tools_and_schemas_is_told_in_the_instructions() -> Non
 
 def test_a_model_that_cannot_be_made_to_call_a_tool_is_told_to() -> None:
     with QuirkServer(refusal("Thinking mode does not support this tool_choice"), calls(ANSWER_TOOL, PARIS)) as server:
-        chosen = engine(server, provider="groq").answering(City)
+        chosen = engine_at(server, provider="groq").answering(City)
         for _ in range(2):
             assert answer(chosen)[0] == [Text(text=PARIS)]
         assert ["tool_choice" in request for request in server.requests] == [True, False, False]
@@ -311,7 +304,7 @@ def test_a_model_that_cannot_be_made_to_call_a_tool_is_told_to() -> None:
 
 def test_a_refusal_of_something_else_changes_nothing() -> None:
     with QuirkServer(refusal("messages.0: too rude")) as server:
-        failure(engine(server).answering(City))
+        failure(engine_at(server).answering(City))
         assert len(server.requests) == 1
 
 
@@ -321,7 +314,7 @@ def test_a_refusal_of_something_else_changes_nothing() -> None:
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_an_answer_that_does_not_fit_is_sent_back_with_what_is_wrong(api: Any) -> None:
     with QuirkServer(says(MINUS, api), says("I cannot say.", api), says(PARIS, api)) as server:
-        (outcome,), story = play(engine(server, api=api).answering(City))
+        (outcome,), story = play(engine_at(server, api=api).answering(City))
         _, second, third = server.requests
     assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == PARIS
     told = second["messages" if api == "chat" else "input"][-1]
@@ -339,7 +332,7 @@ def test_an_answer_that_does_not_fit_is_sent_back_with_what_is_wrong(api: Any) -
 @pytest.mark.parametrize("retries", [0, 1, 3])
 def test_a_run_fails_when_its_answer_was_sent_back_as_often_as_it_may_be(retries: int) -> None:
     with QuirkServer(*[says(MINUS)] * (retries + 1), says(PARIS)) as server:
-        (outcome, after), _ = play(engine(server).answering(City, retries=retries), "first", "second")
+        (outcome, after), _ = play(engine_at(server).answering(City, retries=retries), "first", "second")
         assert len(server.requests) == retries + 2
         request = server.requests[-1]
     assert (outcome.run.state, outcome.run.code) == ("failed", "output_invalid")
@@ -405,21 +398,13 @@ def test_a_format_is_checked_as_the_class_checks_it() -> None:
     assert told and told.startswith("at: 'yesterday' is not a 'date-time'")
 
 
-def test_a_budget_ends_retries() -> None:
-    from turnwise.actors.session.budget import Budget
-    from turnwise.actors.session.config import SessionConfig
-
-    async def body() -> Outcome:
-        with QuirkServer(says(MINUS)) as server:
-            story = Story(engine(server).answering(City, retries=9))
-            await story.store.create(SessionRecord(session_id=SESSION))
-            config = SessionConfig(run_budget=Budget(calls=2))
-            story.core = SessionCore(SESSION, story.store, story.engine, config)
-            outcome = await story.run()
-            assert len(server.requests) == 2
-            return outcome
-
-    assert asyncio.run(body()).run.code == "budget"
+async def test_a_budget_ends_retries() -> None:
+    with QuirkServer(says(MINUS)) as server:
+        story = Story(engine_at(server).answering(City, retries=9))
+        await story.open(SessionConfig(run_budget=Budget(calls=2)))
+        outcome = await story.run()
+        assert len(server.requests) == 2
+    assert outcome.run.code == "budget"
 
 
 # With tools
@@ -438,7 +423,7 @@ def test_tools_come_first_and_the_answer_last(api: Any) -> None:
         by_tool = provider == "vllm"
         last = calls(ANSWER_TOOL, PARIS, api, "c2") if by_tool else says(PARIS, api)
         with QuirkServer(calls("weather", '{"city": "Paris"}', api), last) as server:
-            chosen = replace(engine(server, api=api, provider=provider).answering(City), tools=[weather])
+            chosen = replace(engine_at(server, api=api, provider=provider).answering(City), tools=[weather])
             (outcome,), _ = play(chosen)
             asked = [([each.get("function", each)["name"] for each in request["tools"]]) for request in server.requests]
             forms = [format_of(request) for request in server.requests]
@@ -455,7 +440,7 @@ def test_an_answer_that_comes_with_calls_of_tools_comes_too_early() -> None:
     )
     served = 200, EVENTS, events(*both, chunk("tool_calls"))
     with QuirkServer(served, calls(ANSWER_TOOL, PARIS)) as server:
-        (outcome,), _ = play(replace(engine(server, provider="vllm").answering(City), tools=[weather]))
+        (outcome,), _ = play(replace(engine_at(server, provider="vllm").answering(City), tools=[weather]))
     assert [block.kind for block in output(outcome)] == ["tool_use", "tool_result", "text"]
     assert outcome.turn and outcome.turn.text == PARIS
 
@@ -464,7 +449,7 @@ def test_an_answer_is_sent_back_between_calls_of_tools() -> None:
     looks = calls("weather", '{"city": "Paris"}')
     with QuirkServer(looks, calls(ANSWER_TOOL, MINUS), looks, says(MINUS), calls(ANSWER_TOOL, PARIS)) as server:
         (outcome, after), _ = play(
-            replace(engine(server, provider="vllm").answering(City), tools=[weather]), "first", "second"
+            replace(engine_at(server, provider="vllm").answering(City), tools=[weather]), "first", "second"
         )
         last_request = server.requests[4]
     assert outcome.turn and outcome.turn.text == PARIS and after.run.state == "completed"
@@ -481,7 +466,7 @@ def test_a_tool_of_the_same_name_keeps_it() -> None:
         return "mine"
 
     with QuirkServer(calls(ANSWER_TOOL, "{}"), calls(f"{ANSWER_TOOL}_", PARIS)) as server:
-        (outcome,), _ = play(replace(engine(server, provider="vllm").answering(City), tools=[own]))
+        (outcome,), _ = play(replace(engine_at(server, provider="vllm").answering(City), tools=[own]))
         names = [each["function"]["name"] for each in server.requests[0]["tools"]]
     assert names == [ANSWER_TOOL, f"{ANSWER_TOOL}_"]
     assert outcome.turn and outcome.turn.text == PARIS
@@ -490,7 +475,7 @@ def test_a_tool_of_the_same_name_keeps_it() -> None:
 @pytest.mark.parametrize("choice", ["auto", "none", {"type": "function", "function": {"name": "weather"}}])
 def test_a_choice_of_a_tool_leaves_the_model_a_way_to_answer(choice: Any) -> None:
     with QuirkServer(calls(ANSWER_TOOL, PARIS)) as server:
-        chosen = engine(server, provider="vllm", extra={"tool_choice": choice}).answering(City)
+        chosen = engine_at(server, provider="vllm", extra={"tool_choice": choice}).answering(City)
         play(replace(chosen, tools=[weather]))
         asked = server.requests[0]["tool_choice"]
     of_answer = {"type": "function", "function": {"name": ANSWER_TOOL}}
@@ -503,7 +488,7 @@ def test_a_choice_of_a_tool_leaves_the_model_a_way_to_answer(choice: Any) -> Non
 def test_partial_objects_grow_with_the_text_and_begin_anew_with_each_answer() -> None:
     texts = ['{"name": "Rome", "people": -1}', f"Here: ```json\n{PARIS}\n```"]
     with QuirkServer(*map(says, texts)) as server:
-        _, story = play(engine(server).answering(City))
+        _, story = play(engine_at(server).answering(City))
     found = list(Partials().add(story.events))
     assert found[-1] == {"name": "Paris", "people": 2100000}
     assert {"name": "Rome", "people": -1} in found
@@ -530,7 +515,7 @@ def test_a_refusal_of_the_model_is_no_reason_to_ask_again(api: Any) -> None:
         delta = item("response.refusal.delta", item_id="msg_1", delta="I will not.")
         served = events(delta, completed({**spoken(""), "content": content}))
     with QuirkServer((200, EVENTS, served), says(PARIS, api)) as server:
-        (outcome, after), _ = play(engine(server, api=api).answering(City), "first", "second")
+        (outcome, after), _ = play(engine_at(server, api=api).answering(City), "first", "second")
         assert len(server.requests) == 2
     assert (outcome.run.state, outcome.run.code) == ("failed", "output_refused")
     assert outcome.run.why and "I will not." in outcome.run.why
@@ -541,7 +526,7 @@ def test_a_refusal_of_the_model_is_no_reason_to_ask_again(api: Any) -> None:
 def test_a_refusal_in_a_whole_response_is_one() -> None:
     content = [{"type": "refusal", "refusal": "I will not."}]
     with QuirkServer((200, EVENTS, events(completed({**spoken(""), "content": content})))) as server:
-        error, _ = failure(engine(server, api="responses").answering(City))
+        error, _ = failure(engine_at(server, api="responses").answering(City))
     assert isinstance(error, OutputError) and error.code == "output_refused"
 
 
@@ -558,7 +543,7 @@ def test_a_refusal_in_a_whole_response_is_one() -> None:
 def test_an_answer_that_is_cut_is_an_error_of_its_own(name: str, served: bytes) -> None:
     with QuirkServer((200, EVENTS, served), says(PARIS)) as server:
         provider = "groq" if name == "a call" else "openai"
-        (outcome, after), _ = play(engine(server, provider=provider).answering(City), "first", "second")
+        (outcome, after), _ = play(engine_at(server, provider=provider).answering(City), "first", "second")
         assert len(server.requests) == 2
     assert (outcome.run.state, outcome.run.code) == ("failed", "output_cut")
     assert outcome.run.why and "max_output_tokens" in outcome.run.why
@@ -568,7 +553,7 @@ def test_an_answer_that_is_cut_is_an_error_of_its_own(name: str, served: bytes) 
 
 def test_an_answer_that_is_filtered_is_a_refusal() -> None:
     with QuirkServer((200, EVENTS, events(chunk(content='{"na'), chunk("content_filter")))) as server:
-        error, _ = failure(engine(server).answering(City))
+        error, _ = failure(engine_at(server).answering(City))
     assert isinstance(error, OutputError) and error.code == "output_refused"
 
 
@@ -598,37 +583,33 @@ class Answers:
 
 
 @pytest.mark.parametrize(("last", "code"), [(PARIS, None), (MINUS, "output_invalid")])
-def test_a_run_that_another_process_takes_up_has_the_same_type_and_the_retries_that_are_left(
+@pytest.mark.virtual_time
+async def test_a_run_that_another_process_takes_up_has_the_same_type_and_the_retries_that_are_left(
     last: str, code: str | None
 ) -> None:
-    async def story() -> None:
-        model = Answers(MINUS, None, MINUS, last)
-        stage = Stage(model, on_lost="resume")
-        await stage.start(output=output_record(City, 2))
-        await stage.until(lambda: asked(model, 2))
-        stage.new_core()  # the first never hears of it
-        await stage.core.activate()
-        outcome = await stage.outcome()
-        assert (outcome.run.state, outcome.run.code) == ("failed" if code else "completed", code)
-        assert outcome.run.output == output_record(City, 2) and outcome.run.resumes == 1
-        assert [len(given) for given in model.given] == [1, 3, 3, 5], "what was sent back is there for the next process"
-        assert outcome.turn and outcome.turn.text == last
-
-    play_on_virtual_time(story())
+    model = Answers(MINUS, None, MINUS, last)
+    stage = Stage(model, on_lost="resume")
+    await stage.start(output=output_record(City, 2))
+    await stage.until(lambda: asked(model, 2))
+    stage.new_core()  # the first never hears of it
+    await stage.core.activate()
+    outcome = await stage.outcome()
+    assert (outcome.run.state, outcome.run.code) == ("failed" if code else "completed", code)
+    assert outcome.run.output == output_record(City, 2) and outcome.run.resumes == 1
+    assert [len(given) for given in model.given] == [1, 3, 3, 5], "what was sent back is there for the next process"
+    assert outcome.turn and outcome.turn.text == last
 
 
 async def asked(model: Answers, times: int) -> bool:
     return len(model.given) == times
 
 
-def test_an_engine_that_gives_no_answers_of_a_type_is_not_asked_for_one() -> None:
-    async def story() -> None:
-        stage = Stage(EchoEngine())
-        with pytest.raises(InvalidInputError, match="EchoEngine does not support typed answers"):
-            await stage.start(output=output_record(City, 2))
-        assert await stage.core.reads.runs() == []
-
-    play_on_virtual_time(story())
+@pytest.mark.virtual_time
+async def test_an_engine_that_gives_no_answers_of_a_type_is_not_asked_for_one() -> None:
+    stage = Stage(EchoEngine())
+    with pytest.raises(InvalidInputError, match="EchoEngine does not support typed answers"):
+        await stage.start(output=output_record(City, 2))
+    assert await stage.core.reads.runs() == []
 
 
 @pytest.mark.parametrize("retries", [-1, 101, True, "2"])
@@ -642,34 +623,30 @@ def test_what_memories_ask_for_is_held_to_strictly() -> None:
     assert strict(choosing.SCHEMA) == json.loads(json.dumps(choosing.SCHEMA))
 
 
-def test_the_type_of_an_answer_is_said_once() -> None:
-    async def story() -> None:
-        stage = Stage(OpenAIEngine("local", base_url="http://127.0.0.1:1/v1"))
-        await stage.store.create(
-            SessionRecord(session_id=SESSION, params=FrozenDict(response_format=FrozenDict(type="json_object")))
+@pytest.mark.virtual_time
+async def test_the_type_of_an_answer_is_said_once() -> None:
+    stage = Stage(OpenAIEngine("local", base_url="http://127.0.0.1:1/v1"))
+    await stage.store.create(
+        SessionRecord(session_id=SESSION, params=FrozenDict(response_format=FrozenDict(type="json_object")))
+    )
+    with pytest.raises(InvalidInputError, match="response_format"):
+        await stage.core.start(["go"], run_id="run", output=output_record(City, 2))
+    assert await stage.core.reads.runs() == []
+
+
+@pytest.mark.virtual_time
+async def test_the_same_key_with_another_type_is_a_conflict() -> None:
+    stage = Stage(Answers(PARIS))
+    await stage.create()
+    for output_type in (City, City, Loose):
+        asking = stage.core.start(
+            ["go"], run_id=f"run-{output_type}", idempotency_key="k", output=output_record(output_type, 2)
         )
-        with pytest.raises(InvalidInputError, match="response_format"):
-            await stage.core.start(["go"], run_id="run", output=output_record(City, 2))
-        assert await stage.core.reads.runs() == []
-
-    play_on_virtual_time(story())
-
-
-def test_the_same_key_with_another_type_is_a_conflict() -> None:
-    async def story() -> None:
-        stage = Stage(Answers(PARIS))
-        await stage.create()
-        for output_type in (City, City, Loose):
-            asking = stage.core.start(
-                ["go"], run_id=f"run-{output_type}", idempotency_key="k", output=output_record(output_type, 2)
-            )
-            if output_type is Loose:
-                with pytest.raises(IdempotencyConflictError):
-                    await asking
-            else:
+        if output_type is Loose:
+            with pytest.raises(IdempotencyConflictError):
                 await asking
-
-    play_on_virtual_time(story())
+        else:
+            await asking
 
 
 def test_what_was_sent_back_is_not_remembered() -> None:
@@ -682,7 +659,7 @@ def test_what_was_sent_back_is_not_remembered() -> None:
 
 def test_a_turn_knows_the_class_of_its_answer_where_it_was_asked_for() -> None:
     with QuirkServer(says(PARIS)) as server:
-        (outcome,), _ = play(engine(server).answering(City))
+        (outcome,), _ = play(engine_at(server).answering(City))
     assert outcome.turn
     assert outcome.turn.parsed is None
     typed = outcome.turn.typed(City)

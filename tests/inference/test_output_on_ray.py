@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field, field_validator
 
+from engine_calls import engine_at
 from quirks import QuirkServer, Reply
 from test_agents_on_ray import WAIT_S, until
-from test_output import MINUS, PARIS, engine, says
+from test_output import MINUS, PARIS, says
 from test_sessions_on_ray import kill
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.session.config import SessionConfig
@@ -46,7 +47,7 @@ def test_a_run_that_is_killed_between_retries_goes_on_with_the_same_type(make_ma
         return says(PARIS)
 
     with QuirkServer(says(MINUS), held, says(MINUS), says(PARIS)) as server:
-        manager = make_manager(engine=engine(server), config=SessionConfig(on_lost="resume"))
+        manager = make_manager(engine=engine_at(server), config=SessionConfig(on_lost="resume"))
         chat = manager.open("chat")
         run = chat.run("What of Paris?", output=Place)
         until(lambda: len(server.requests) == 2)
@@ -76,7 +77,7 @@ def test_both_families_give_instances_and_partial_objects_and_refuse_what_is_no_
     make_manager: MakeManager, tmp_path: Path
 ) -> None:
     with QuirkServer(says(PARIS)) as server:
-        manager = make_manager(engine=engine(server))
+        manager = make_manager(engine=engine_at(server))
         chat = manager.open("chat")
         run = chat.run("What of Paris?", output=Place)
         *_, last = run.partials()
@@ -90,7 +91,7 @@ def test_both_families_give_instances_and_partial_objects_and_refuse_what_is_no_
 
     async def story() -> None:
         with QuirkServer(says(MINUS), says(PARIS)) as server:
-            settings: Any = {"engine": engine(server), "namespace": manager._client.namespace}
+            settings: Any = {"engine": engine_at(server), "namespace": manager._client.namespace}
             async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
                 other = await opened.open("another")
                 run = await other.run("What of Paris?", output=Place)

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from engine_calls import HEALTHY, Recorder, engine_at, refusal, run, turn
 from local_provider import LocalProvider
-from quirks import EVENTS, QuirkServer, chunk, completed, events, spoken
+from quirks import QuirkServer
 from schedules import SESSION, DawdlingStore, explore
-from test_openai_engine import Recorder, turn
 from test_tool_loop import Scripted, Stage, use
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import StepContext, check_taken
 from turnwise.actors.inference.middleware import SystemPrompt
 from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.openai.runner import OpenAIRunner
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.approvals import ApprovalDecision
@@ -34,9 +35,6 @@ from turnwise.memory.conversation.turns import Turn
 
 pytestmark = pytest.mark.virtual_time
 
-CHAT = (200, EVENTS, events(chunk(content="Hi there"), chunk("stop")))
-RESPONSES = (200, EVENTS, events(completed(spoken("Hi there"))))
-ANSWERS = {"chat": CHAT, "responses": RESPONSES}
 
 SCHEMA = {"name": "city", "schema": {"type": "object"}, "strict": True}
 KEYS = ("type", "function", "name", "json_schema", "schema", "strict", "team")
@@ -81,35 +79,31 @@ def requests(
 ) -> dict[str, Any]:
     """Return the request that the engine sends for a run that asks for these."""
 
-    async def body() -> None:
-        runner, context = engine._runner(engine.registry.definitions()), Recorder()
+    async def use(runner: OpenAIRunner, context: Recorder) -> None:
         context.params, context.model = check_params("params", params), model
-        try:
-            await runner.run(turn("Hello", *given), context)
-        finally:
-            await runner.close()
-        assert context.model == (model or engine.model), "whose prices apply"
+        await runner.run(turn("Hello", *given), context)
 
-    asyncio.run(body())
+    _, context = run(engine, use, engine.registry.definitions())
+    assert context.model == (model or engine.model), "whose prices apply"
     sent: dict[str, Any] = server.requests[-1] if isinstance(server, QuirkServer) else server.requests[-1].body
     return sent
 
 
-def engine_at(server: QuirkServer, **settings: Any) -> OpenAIEngine:
-    return OpenAIEngine("local", **{"base_url": server.base_url, "max_retries": 0, "tools": [look], **settings})
+def looking(server: QuirkServer, **settings: Any) -> OpenAIEngine:
+    return engine_at(server, **{"tools": [look], **settings})
 
 
 def test_every_parameter_has_its_forms() -> None:
     assert list(FORMS) == list(PARAMS) == list(ModelParams.__annotations__)
 
 
-@pytest.mark.parametrize("api", ANSWERS)
+@pytest.mark.parametrize("api", HEALTHY)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_parameter_goes_out_in_the_form_of_the_api(name: str, api: Any) -> None:
     value, *forms = FORMS[name]
-    form = forms[list(ANSWERS).index(api)]
-    with QuirkServer(ANSWERS[api]) as server:
-        engine = engine_at(server, api=api)
+    form = forms[list(HEALTHY).index(api)]
+    with QuirkServer(HEALTHY[api]) as server:
+        engine = looking(server, api=api)
         if form is None:
             with pytest.raises(InvalidInputError, match=rf"^params\['{name}'\]=.*: the Responses API has no such"):
                 check_taken(engine, None, check_params("params", {name: value}))
@@ -119,11 +113,11 @@ def test_a_parameter_goes_out_in_the_form_of_the_api(name: str, api: Any) -> Non
     assert {field: sent[field] for field in sent if sent[field] != without.get(field)} == dict(form)
 
 
-@pytest.mark.parametrize("api", ANSWERS)
+@pytest.mark.parametrize("api", HEALTHY)
 def test_a_run_s_parameters_take_the_place_of_the_engine_s_settings(api: Any) -> None:
     extra = {"top_p": 0.1, "metadata": {"a": "b"}, "reasoning": {"summary": "auto", "effort": "high"}}
-    with QuirkServer(ANSWERS[api]) as server:
-        engine = engine_at(server, api=api, temperature=1.0, max_output_tokens=9, extra=extra)
+    with QuirkServer(HEALTHY[api]) as server:
+        engine = looking(server, api=api, temperature=1.0, max_output_tokens=9, extra=extra)
         asked = {"temperature": 0, "max_output_tokens": 5, "top_p": 0.5, "reasoning_effort": "low"}
         sent = requests(engine, server, asked, "another")
     assert (sent["model"], sent["temperature"], sent["top_p"], sent["metadata"]) == ("another", 0.0, 0.5, {"a": "b"})
@@ -132,50 +126,44 @@ def test_a_run_s_parameters_take_the_place_of_the_engine_s_settings(api: Any) ->
 
 
 def test_the_limit_of_an_answer_has_one_name_the_one_that_the_engine_was_told() -> None:
-    with QuirkServer(CHAT) as server:
-        sent = requests(
-            engine_at(server, max_output_tokens=9, extra={"max_tokens": 8}), server, {"max_output_tokens": 5}
-        )
+    with QuirkServer(HEALTHY["chat"]) as server:
+        sent = requests(looking(server, max_output_tokens=9, extra={"max_tokens": 8}), server, {"max_output_tokens": 5})
         assert (sent["max_tokens"], "max_completion_tokens" in sent) == (5, False)
-        sent = requests(engine_at(server, provider="mistral"), server, {"max_output_tokens": 5, "seed": 3})
+        sent = requests(looking(server, provider="mistral"), server, {"max_output_tokens": 5, "seed": 3})
         assert (sent["max_tokens"], sent["random_seed"], "seed" in sent) == (5, 3, False)
-
-
-def refusal(text: str, param: str | None = None) -> tuple[int, str, bytes]:
-    return 400, "application/json", json.dumps({"error": {"message": text, "param": param, "code": None}}).encode()
 
 
 def test_the_name_of_a_run_s_limit_is_learned_for_the_model_that_refused_it() -> None:
     refused = refusal("Unsupported parameter: 'max_completion_tokens' is not supported.")
-    with QuirkServer(refused, CHAT) as server:
-        engine = engine_at(server)
+    with QuirkServer(refused, HEALTHY["chat"]) as server:
+        engine = looking(server)
         assert requests(engine, server, {"max_output_tokens": 5}, "older")["max_tokens"] == 5
         assert requests(engine, server, {"max_output_tokens": 5}, "older")["max_tokens"] == 5
         assert requests(engine, server, {"max_output_tokens": 5})["max_completion_tokens"] == 5
         assert len(server.requests) == 4
 
 
-@pytest.mark.parametrize("api", ANSWERS)
+@pytest.mark.parametrize("api", HEALTHY)
 def test_a_parameter_that_the_model_refuses_is_no_fault_of_the_conversation(api: Any) -> None:
     """Else later requests would leave its attachments out."""
-    with QuirkServer(refusal("'temperature' is not supported with this model.", "temperature")) as server:
+    with QuirkServer(refusal("'temperature' is not supported with this model.", param="temperature")) as server:
         with pytest.raises(EngineError, match=r"'another' at .* 'temperature' is not supported") as error:
-            requests(engine_at(server, api=api), server, {"temperature": 0.5}, "another")
+            requests(looking(server, api=api), server, {"temperature": 0.5}, "another")
         assert not isinstance(error.value, RequestRefusedError)
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("api", ANSWERS)
+@pytest.mark.parametrize("api", HEALTHY)
 def test_a_choice_that_forces_a_call_among_the_engine_s_fields_holds_until_the_first_result(api: Any) -> None:
     """Else each step would have to call a tool, until the run has none left."""
-    with QuirkServer(ANSWERS[api]) as server:
-        engine = engine_at(server, api=api, extra={"tool_choice": "required"})
+    with QuirkServer(HEALTHY[api]) as server:
+        engine = looking(server, api=api, extra={"tool_choice": "required"})
         assert requests(engine, server, {})["tool_choice"] == "required"
         called = (ToolUse(call_id="1", name="look", input={"at": "a"}), ToolResult(call_id="1", text="saw a"))
         assert requests(engine, server, {}, None, *called)["tool_choice"] == "auto"
 
 
-@pytest.mark.parametrize("api", ANSWERS)
+@pytest.mark.parametrize("api", HEALTHY)
 def test_without_tools_nothing_is_said_of_them_since_providers_refuse_that(api: Any) -> None:
     with LocalProvider() as provider:
         settings = {"base_url": provider.base_url, "api": api, "max_retries": 0}
@@ -272,7 +260,7 @@ def test_whatever_is_passed_is_refused_by_its_name_or_can_be_stored_and_sent(pas
     assert found.keys() == passed.keys()
     stored = freeze(json.loads(json.dumps(found)))
     assert check_params("params", stored) == found
-    for api in ANSWERS:
+    for api in HEALTHY:
         engine = OpenAIEngine("local", api=api, tools=[look])  # type: ignore[arg-type]
         made = engine._api((), "", "")
         api_of_run = made.of_run(made.settings.of_run("local", merged({}, found), is_later_step=False))
@@ -469,8 +457,8 @@ async def test_a_key_that_comes_again_with_other_parameters_is_a_conflict() -> N
 
 def test_middleware_edits_requests_and_the_parameters_go_along() -> None:
     async def story() -> None:
-        with QuirkServer(CHAT) as server:
-            engine = engine_at(server, middleware=[SystemPrompt("Be brief.")])
+        with QuirkServer(HEALTHY["chat"]) as server:
+            engine = looking(server, middleware=[SystemPrompt("Be brief.")])
             stage = Stage(engine)
             await stage.start(params={"temperature": 0.5, "tool_choice": "required"})
             assert (await stage.outcome()).run.state == "completed"

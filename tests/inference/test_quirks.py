@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from quirks import EVENTS, HI, JSON, QUIRKS, STREAM, Quirk, QuirkServer, chunk, completed, events, spoken
-from test_openai_engine import Recorder, answer, failure, run, turn
+from engine_calls import HEALTHY, Recorder, answer, engine_at, failure, refusal, run, turn
+from quirks import HI, JSON, QUIRKS, Quirk, QuirkServer
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.openai.runner import OpenAIRunner
 from turnwise.actors.inference.tools.tool import external_tool
@@ -22,20 +22,11 @@ from turnwise.errors import ConfigError, ContextOverflowError, EngineError
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.transcript import repair
 
-HEALTHY = {
-    "chat": (200, EVENTS, events(*STREAM, chunk("stop"))),
-    "responses": (200, EVENTS, events(completed(spoken("Hi there")))),
-}
-
-
-def engine(server: QuirkServer, **settings: Any) -> OpenAIEngine:
-    return OpenAIEngine("local", base_url=server.base_url, max_retries=0, **settings)
-
 
 @pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: f"{quirk.api}: {quirk.name}")
 def test_a_quirk_gives_the_answer_or_an_error_that_says_what_was_said(quirk: Quirk) -> None:
     with QuirkServer((quirk.status, quirk.content_type, quirk.served), HEALTHY[quirk.api]) as server:
-        chosen = engine(server, api=quirk.api, provider=quirk.provider)
+        chosen = engine_at(server, api=quirk.api, provider=quirk.provider)
         said: Sequence[Block]
         if quirk.error is None:
             said, _ = answer(chosen, "Hello")
@@ -57,7 +48,7 @@ def test_a_quirk_gives_the_answer_or_an_error_that_says_what_was_said(quirk: Qui
 def test_an_answer_that_is_cut_anywhere_is_an_error_that_keeps_what_came(cut: int, quirk: Quirk) -> None:
     served = quirk.served[:cut]
     with QuirkServer((200, quirk.content_type, served)) as server:
-        chosen = engine(server, api=quirk.api, provider=quirk.provider)
+        chosen = engine_at(server, api=quirk.api, provider=quirk.provider)
         try:
             said, context = answer(chosen, "Hello")
         except EngineError:
@@ -96,16 +87,12 @@ TOO_LONG = {
 )
 def test_a_conversation_that_a_server_finds_too_long_is_known_by_its_words(server_name: str, status: int) -> None:
     with QuirkServer((status, JSON, TOO_LONG[server_name].encode())) as server:
-        error, _ = failure(engine(server), "Hello")
+        error, _ = failure(engine_at(server), "Hello")
     assert isinstance(error, ContextOverflowError)
     assert "pass an overflow strategy" in str(error)
 
 
 # Requests that a server refuses at first
-
-
-def refusal(text: str, status: int = 400) -> tuple[int, str, bytes]:
-    return status, JSON, f'{{"error": {{"message": "{text}", "code": null}}}}'.encode()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +117,7 @@ def test_a_field_that_nobody_asked_for_is_left_out_when_the_server_refuses_it(
     refused: tuple[int, str, bytes], settings: dict[str, Any], first: set[str], then: set[str]
 ) -> None:
     with QuirkServer(refused, HEALTHY["chat"]) as server:
-        chosen = engine(server, **settings)
+        chosen = engine_at(server, **settings)
         for _ in range(2):
             assert answer(chosen, "Hello")[0] == HI
         fields = [set(request) - {"model", "messages", "stream"} for request in server.requests]
@@ -140,7 +127,7 @@ def test_a_field_that_nobody_asked_for_is_left_out_when_the_server_refuses_it(
 @pytest.mark.parametrize("said", ["Encrypted content is not supported with this model.", "Unknown field: include"])
 def test_reasoning_is_not_asked_for_again_where_the_model_has_none(said: str) -> None:
     with QuirkServer(refusal(said), HEALTHY["responses"]) as server:
-        chosen = engine(server, api="responses")
+        chosen = engine_at(server, api="responses")
         for _ in range(2):
             assert answer(chosen, "Hello")[0] == HI
         assert ["include" in request for request in server.requests] == [True, False, False]
@@ -149,7 +136,7 @@ def test_reasoning_is_not_asked_for_again_where_the_model_has_none(said: str) ->
 @pytest.mark.parametrize("name", ["$schema", "const", "format"])
 def test_a_keyword_that_gemini_does_not_know_leaves_the_tools(name: str) -> None:
     schema = {"type": "object", "properties": {"const": {"type": "string", name: "date"}}}
-    words = f"Unknown name \\\"{name}\\\" at 'tools[0].function_declarations[0].parameters': Cannot find field."
+    words = f"Unknown name \"{name}\" at 'tools[0].function_declarations[0].parameters': Cannot find field."
     asked = external_tool("look", "Looks.", schema)
     with QuirkServer(refusal(words), HEALTHY["chat"]) as server:
 
@@ -157,7 +144,7 @@ def test_a_keyword_that_gemini_does_not_know_leaves_the_tools(name: str) -> None
             for _ in range(2):
                 assert await runner.run(turn("Hello"), context) == HI
 
-        run(engine(server), use, [asked.definition])
+        run(engine_at(server), use, [asked.definition])
         properties = [request["tools"][0]["function"]["parameters"]["properties"] for request in server.requests]
         assert [name in each["const"] for each in properties] == [True, False, False]
         assert properties[1]["const"]["type"] == "string"  # a property of that name stays
@@ -165,14 +152,14 @@ def test_a_keyword_that_gemini_does_not_know_leaves_the_tools(name: str) -> None
 
 def test_a_field_that_was_asked_for_is_not_left_out() -> None:
     with QuirkServer(refusal("unknown field seed"), HEALTHY["chat"]) as server:
-        error, _ = failure(engine(server, extra={"seed": 7}), "Hello")
+        error, _ = failure(engine_at(server, extra={"seed": 7}), "Hello")
         assert "unknown field seed" in str(error)
         assert len(server.requests) == 1
 
 
 def test_a_server_that_refuses_everything_is_not_asked_for_ever() -> None:
     with QuirkServer(refusal("stream_options max_tokens max_completion_tokens include")) as server:
-        failure(engine(server, max_output_tokens=9), "Hello")
+        failure(engine_at(server, max_output_tokens=9), "Hello")
         assert len(server.requests) <= 4
 
 
@@ -194,7 +181,7 @@ def outcome(quirk: Quirk) -> str:
     """Return in one line what comes of a quirk."""
     with QuirkServer((quirk.status, quirk.content_type, quirk.served)) as server:
         try:
-            said, _ = answer(engine(server, api=quirk.api, provider=quirk.provider), "Hello")
+            said, _ = answer(engine_at(server, api=quirk.api, provider=quirk.provider), "Hello")
         except EngineError as error:
             is_right = quirk.error is not None and re.search(quirk.error, str(error))
             return f"{type(error).__name__ if is_right else 'WRONG'}: {str(error)[:160]!r}"

@@ -555,7 +555,7 @@ def test_a_context_pickles_with_a_signal_that_nobody_sets() -> None:
         assert not again.cancelled.is_set()
 
 
-def test_context_variables_reach_tools_on_threads_and_on_the_loop() -> None:
+async def test_context_variables_reach_tools_on_threads_and_on_the_loop() -> None:
     locale = contextvars.ContextVar("locale", default="none")
 
     @tool
@@ -567,13 +567,10 @@ def test_context_variables_reach_tools_on_threads_and_on_the_loop() -> None:
     async def here() -> str:
         return locale.get()
 
-    async def main() -> list[str]:
-        locale.set("de")
-        registry = ToolRegistry(there, here)
-        outcomes = [await registry.call(use(name), context()) for name in ("there", "here", "there")]
-        return [outcome.result.text for outcome in outcomes]
-
-    assert asyncio.run(main()) == ["de", "de", "de"]
+    locale.set("de")
+    registry = ToolRegistry(there, here)
+    outcomes = [await registry.call(use(name), context()) for name in ("there", "here", "there")]
+    assert [outcome.result.text for outcome in outcomes] == ["de", "de", "de"]
 
 
 def test_a_synchronous_tool_runs_off_the_event_loop_and_an_asynchronous_one_on_it() -> None:
@@ -617,23 +614,20 @@ def test_approval_is_a_setting_or_a_judgement_and_in_doubt_yes() -> None:
 # Signals
 
 
-def test_a_signal_wakes_threads_and_coroutines() -> None:
+async def test_a_signal_wakes_threads_and_coroutines() -> None:
     signal = CancelSignal()
     woken = []
     thread = threading.Thread(target=lambda: woken.append(signal.wait(LONG_S)))
     thread.start()
 
-    async def main() -> None:
-        waiting = [asyncio.create_task(signal.wait_async()) for _ in range(3)]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-        assert not signal.is_set() and not signal.wait(0)
-        threading.Timer(0.1, signal.set).start()  # nothing else wakes the loop
-        async with asyncio.timeout(LONG_S):
-            await asyncio.gather(*waiting[1:], signal.wait_async())
-        assert waiting[0].cancelled()
-
-    asyncio.run(main())
+    waiting = [asyncio.create_task(signal.wait_async()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    assert not signal.is_set() and not signal.wait(0)
+    threading.Timer(0.1, signal.set).start()  # nothing else wakes the loop
+    async with asyncio.timeout(LONG_S):
+        await asyncio.gather(*waiting[1:], signal.wait_async())
+    assert waiting[0].cancelled()
     thread.join(LONG_S)
     assert woken == [True] and signal.is_set()
 
@@ -724,24 +718,21 @@ def test_abort_raises_with_the_tool_the_call_and_why() -> None:
     assert raised.value.args == ("flaky", "c1", "ConnectionError: failure 1")
 
 
-def test_a_pause_between_tries_is_cancelled_at_once_and_a_set_signal_ends_the_tries() -> None:
+async def test_a_pause_between_tries_is_cancelled_at_once_and_a_set_signal_ends_the_tries() -> None:
     flaky, calls = failing(9)
     registry = ToolRegistry(flaky, on_error="retry", backoff_s=1000)
 
-    async def main() -> None:
-        calling = asyncio.create_task(registry.call(use("flaky"), context()))
-        await until(lambda: calls)
-        await asyncio.sleep(0.05)
-        calling.cancel()
-        async with asyncio.timeout(LONG_S):
-            with pytest.raises(asyncio.CancelledError):
-                await calling
-        told = context()
-        told.cancelled.set()
-        async with asyncio.timeout(LONG_S):
-            assert (await registry.call(use("flaky"), told)).tries == 1
-
-    asyncio.run(main())
+    calling = asyncio.create_task(registry.call(use("flaky"), context()))
+    await until(lambda: calls)
+    await asyncio.sleep(0.05)
+    calling.cancel()
+    async with asyncio.timeout(LONG_S):
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+    told = context()
+    told.cancelled.set()
+    async with asyncio.timeout(LONG_S):
+        assert (await registry.call(use("flaky"), told)).tries == 1
     assert len(calls) == 2
 
 
@@ -752,7 +743,7 @@ async def stuck_call(registry: ToolRegistry, started: threading.Event) -> AsyncI
     yield calling
 
 
-def test_a_synchronous_tool_that_takes_too_long_is_left_behind_told_so_and_its_result_dropped() -> None:
+async def test_a_synchronous_tool_that_takes_too_long_is_left_behind_told_so_and_its_result_dropped() -> None:
     """Acceptance 31 and 9: its late result reaches nobody, and the next try does not wait for it."""
     signals, release, ended = [], threading.Event(), threading.Event()
 
@@ -765,20 +756,16 @@ def test_a_synchronous_tool_that_takes_too_long_is_left_behind_told_so_and_its_r
         ended.set()
         return "late"
 
-    async def main() -> ToolOutcome:
-        outcome = await ToolRegistry(stuck, backoff_s=0).call(use("stuck"), context())
-        assert not ended.is_set() and signals[0].is_set()
-        release.set()
-        await until(ended.is_set)
-        await asyncio.sleep(0.02)
-        return outcome
-
-    outcome = asyncio.run(main())
+    outcome = await ToolRegistry(stuck, backoff_s=0).call(use("stuck"), context())
+    assert not ended.is_set() and signals[0].is_set()
+    release.set()
+    await until(ended.is_set)
+    await asyncio.sleep(0.02)
     assert (outcome.result.text, outcome.tries) == ("second", 2)
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_timeouts_bite_and_say_what_they_are(own: bool) -> None:
+async def test_timeouts_bite_and_say_what_they_are(own: bool) -> None:
     """Acceptance 31, for coroutines that take the cancel, and for those that do not."""
     ends = []
 
@@ -796,15 +783,12 @@ def test_timeouts_bite_and_say_what_they_are(own: bool) -> None:
             await asyncio.sleep(0.05)
         return "late"
 
-    async def main() -> list[str]:
-        options: dict[str, Any] = {"timeout_s": 0.05} if own else {}
-        registry = ToolRegistry(tool(polite, **options), tool(stubborn, **options), timeout_s=None if own else 0.05)
-        outcomes = [await registry.call(use(name), context()) for name in ("polite", "stubborn")]
-        await until(lambda: ends)
-        await asyncio.sleep(0.1)
-        return [outcome.result.text for outcome in outcomes]
-
-    assert asyncio.run(main()) == ["TimeoutError: the tool did not end within 0.05 s"] * 2
+    options: dict[str, Any] = {"timeout_s": 0.05} if own else {}
+    registry = ToolRegistry(tool(polite, **options), tool(stubborn, **options), timeout_s=None if own else 0.05)
+    outcomes = [await registry.call(use(name), context()) for name in ("polite", "stubborn")]
+    await until(lambda: ends)
+    await asyncio.sleep(0.1)
+    assert [outcome.result.text for outcome in outcomes] == ["TimeoutError: the tool did not end within 0.05 s"] * 2
     assert ends == [True]
 
 
@@ -863,7 +847,7 @@ async def test_cancelling_a_call_cancels_a_coroutine_and_waits_for_nobody() -> N
         await until(lambda: len(seen) == 2)
 
 
-def test_the_runs_signal_reaches_the_tool_and_the_tools_own_does_not_reach_the_run() -> None:
+async def test_the_runs_signal_reaches_the_tool_and_the_tools_own_does_not_reach_the_run() -> None:
     started = threading.Event()
 
     @tool
@@ -872,14 +856,11 @@ def test_the_runs_signal_reaches_the_tool_and_the_tools_own_does_not_reach_the_r
         await told.cancelled.wait_async()
         return "stopped"
 
-    async def main() -> str:
-        told = context()
-        calling = asyncio.create_task(ToolRegistry(patient).call(use("patient"), told))
-        await until(started.is_set)
-        told.cancelled.set()
-        return (await calling).result.text
-
-    assert asyncio.run(main()) == "stopped"
+    told = context()
+    calling = asyncio.create_task(ToolRegistry(patient).call(use("patient"), told))
+    await until(started.is_set)
+    told.cancelled.set()
+    assert (await calling).result.text == "stopped"
 
     told = context()
     kept = []
@@ -890,7 +871,7 @@ def test_the_runs_signal_reaches_the_tool_and_the_tools_own_does_not_reach_the_r
         kept.append(told.cancelled)
         return "x"
 
-    asyncio.run(ToolRegistry(keep).call(use("keep"), told))
+    await ToolRegistry(keep).call(use("keep"), told)
     assert kept[0].is_set(), "what it left running learns that nobody waits"
     assert not told.cancelled.is_set() and not told.cancelled._listeners
 

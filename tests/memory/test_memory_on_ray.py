@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 
+from engine_calls import engine_at
 from local_provider import LocalProvider
 from memory_engines import BrokenMemory, Mirror, SlowMemory
 from memory_manager import answering
 from quirks import QuirkServer, Reply
 from test_agents_on_ray import WAIT_S, until
-from test_output import engine, says
+from test_output import says
 from test_sessions_on_ray import kill
 from turnwise.actors.client.manager import AsyncSessionManager, SessionManager
 from turnwise.actors.cluster.memory_actor import RemoteMemory
@@ -201,9 +202,9 @@ def test_a_run_that_is_killed_goes_on_with_the_same_profile(make_manager: MakeMa
         return says("too late")
 
     with QuirkServer(held, says("An apple.")) as server:
-        facts = ExtractiveMemory(engine(server), SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
+        facts = ExtractiveMemory(engine_at(server), SQLFacts(f"sqlite:///{tmp_path}/facts.db"))
         config = SessionConfig(on_lost="resume", memory=MemoryConfig(timeout_s=60.0, save="none"))
-        chat = make_manager(engine=engine(server), memory=[facts], config=config).open("chat", user_id="ada")
+        chat = make_manager(engine=engine_at(server), memory=[facts], config=config).open("chat", user_id="ada")
         chat.memory.save("The user is allergic to peanuts.", type=MemoryType.FACTS)
         assert chat.memory.pin(chat.memory.save("Folds paper cranes.", type=MemoryType.SKILL))
         run = chat.run("Suggest a snack")

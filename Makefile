@@ -56,8 +56,8 @@ test: $(READY) ## run all tests but the soak, in three lanes
 	$(BIN)/python tests/lanes.py $(ARGS)
 
 .PHONY: races
-races: $(READY) ## run all schedules of the races and random histories, of which `make test` runs a tenth or less
-	TURNWISE_ALL=1 $(BIN)/python -m pytest --timeout 900 $$(grep -lE 'TURNWISE_ALL|import share' tests/*/test_*.py) $(ARGS)
+races: $(READY) ## run all schedules of the races and random histories, of which `make test` runs a part
+	TURNWISE_ALL=1 $(BIN)/python -m pytest --timeout 900 $$(grep -lE 'TURNWISE_ALL|import share|@given' tests/*/test_*.py) $(ARGS)
 
 .PHONY: soak
 soak: $(READY) ## inject 10,000 faults over 20 minutes or more, and write what came of it to tests/soak/LAST.md

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import inspect
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 from hypothesis import settings
 
@@ -19,7 +19,6 @@ from engines import ScriptedEngine
 from scale import share
 from turnwise.actors.client.manager import SessionManager
 from turnwise.actors.cluster.ray_runtime import interruptible
-from turnwise.memory.conversation.ids import new_id
 from turnwise.testing.faulty_url import register
 from virtual_time import play
 
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
 # Ray reads this when it is imported, and hands it to the processes that it starts: no statistics leave the machine.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
+# It looks for new logs ten times in a second, which costs the more the more processes there have been.
+os.environ["RAY_LOG_MONITOR_MANY_FILES_THRESHOLD"], os.environ["LOG_NAME_UPDATE_INTERVAL_S"] = "0", "2"
+
 # It gives its workers the lowest priority but four, and they would get next to nothing beside the tests that compute.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it
 
@@ -38,12 +40,20 @@ ROOMS = [str(folder) for folder in sorted(Path(__file__).parent.iterdir()) if fo
 sys.path += [room for room in ROOMS if room not in sys.path]
 os.environ["PYTHONPATH"] = os.pathsep.join([*ROOMS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
+# What tests write need not outlive the machine: where memory is to be had for files, no test waits for a disk.
+IN_MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
+if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > ENOUGH:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
+    tempfile.tempdir = str(IN_MEMORY)
+
 # And stores with faults, by their URLs.
 _faulty = tempfile.TemporaryDirectory(prefix="turnwise-")
 register(_faulty.name)
 
 # What is red for one is red for all. To look further: pytest --hypothesis-profile=explore
-settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True)
+settings.register_profile(
+    "same", derandomize=True, database=None, deadline=None, print_blob=True, max_examples=share(100, 4)
+)
 settings.register_profile("explore", max_examples=2000, deadline=None, print_blob=True)
 settings.load_profile("same")
 
@@ -143,12 +153,11 @@ def postgres(postgres_server: "PostgresServer") -> str:
 
 
 @pytest.fixture
-def database(postgres: str) -> str:
-    """The URL of an empty database."""
-    name = new_id()
-    with psycopg.connect(postgres.format("postgres"), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
-    return postgres.format(name)
+def database(postgres_server: "PostgresServer") -> Iterator[str]:
+    """The URL of an empty database, which goes with the test."""
+    name = postgres_server.make_database()
+    yield postgres_server.address.format(name)
+    postgres_server.drop_database(name)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import os
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
+from scale import share
 from test_archive import exported, play, sealed
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
@@ -45,7 +45,7 @@ from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.strategies.summarize import Summarize
 
-FUZZED = 10_000 if "TURNWISE_ALL" in os.environ else 500
+FUZZED = share(10_000, 40)
 
 PICTURE = Image(data="aGk=", media_type="image/png")
 

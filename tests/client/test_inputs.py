@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from engines import ScriptedEngine
+from scale import share
 from turnwise.actors.client import arguments as inputs, session_memory
 from turnwise.actors.client.cluster_client import ClusterClient
 from turnwise.actors.client.execution import AsyncExecutionHandle, ExecutionHandle
@@ -517,7 +518,7 @@ NEVER_RAISED = (SessionLostError, StoreError, LongTermMemoryError, EngineError, 
 """Errors that say that something broke: no argument may be their cause."""
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=share(500, 4))
 @given(st.data())
 def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:
     verb = data.draw(st.sampled_from([verb for verb in VERBS if verb.parameters]))

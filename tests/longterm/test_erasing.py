@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from extraction_models import Model, told
+from scale import share
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
@@ -327,7 +328,7 @@ async def test_others_recall_and_save_while_a_user_is_erased(tmp_path: Path, mon
     monkeypatch.setattr("turnwise.memory.longterm.vector.memory.REST", 2)
 
     memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-    await memory.remember(ANN, [item(str(at), f"zyzzyva {at}") for at in range(300)])
+    await memory.remember(ANN, [item(str(at), f"zyzzyva {at}") for at in range(share(300, 5))])
     await memory.remember(BOB, [item("1", "a lighthouse")])
     erasing = asyncio.create_task(erase(memory, ANN))
     done = 0
@@ -344,11 +345,11 @@ async def test_a_search_of_all_files_goes_on_where_it_was_killed(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it writes down of it says nothing of what was forgotten, and its end is told again."""
-    monkeypatch.setattr("turnwise.memory.longterm.file_search.STEP_BYTES", 100_000)
-
     memory = make()
     await memory.remember(ANN, [item("1", "The zyzzyva is a weevil.", topic="kerfuffle"), item("4", LONG)])
     await memory.remember(BOB, [item(str(at), f"A lighthouse {at}. {'x' * at}") for at in range(300)])
+    step = 500_000 if (tmp_path / "chroma").exists() else 100_000
+    monkeypatch.setattr("turnwise.memory.longterm.file_search.STEP_BYTES", step)
     (tmp_path / "chroma").mkdir(exist_ok=True)
     (first, search) = await begin(memory, ANN)
     assert search is not None and isinstance(memory, Erasing)

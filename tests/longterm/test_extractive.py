@@ -423,7 +423,7 @@ lies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=share(200, 4), deadline=None)
 @given(st.lists(lies | json_values, max_size=6) | json_values)
 def test_a_model_that_lies_harms_nothing(answer: Any) -> None:
     """Known facts stay, except for those on the same subject; new facts are in what the user said."""

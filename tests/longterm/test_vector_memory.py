@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from scale import share
 from turnwise.errors import ConfigError, InvalidMemoryError, StoreError
 from turnwise.memory.conversation.ids import new_id
 from turnwise.memory.longterm import conformance as contract
@@ -362,7 +363,7 @@ async def test_readers_and_writers_at_once_agree_in_the_end(make: MakeMemory) ->
     await memory.close()
 
 
-@settings(max_examples=100)
+@settings(max_examples=share(100, 4))
 @given(query=st.text(max_size=100), texts=st.lists(st.text(max_size=60), min_size=1, max_size=4))
 def test_no_text_and_no_query_breaks_it(tmp_path_factory: pytest.TempPathFactory, query: str, texts: list[str]) -> None:
     folder = tmp_path_factory.mktemp("any")

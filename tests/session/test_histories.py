@@ -30,7 +30,7 @@ from turnwise.memory.conversation.blocks import ToolResult, ToolUse, encode
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.transcript import Ledger, repair
 
-LIVES = share(20_000, 20)
+LIVES = share(20_000, 40)
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ from turnwise.strategies.flush import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 from turnwise.strategies.trim import Trim
 
-LIVES = share(1000)
+LIVES = share(1000, 20)
 
 COUNTER = ByteCounter()
 TOKENS = 2400

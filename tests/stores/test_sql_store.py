@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from scale import share
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -192,7 +193,7 @@ def test_all_that_open_a_new_file_at_once_get_it(tmp_path: Path) -> None:
         for store in stores:
             await store.close()
 
-    for number in range(20):
+    for number in range(share(20, 2)):
         asyncio.run(use(f"sqlite:///{tmp_path}/{number}.db"))
 
 

@@ -178,7 +178,7 @@ def test_random_conversations_hold_what_they_should() -> None:
 
 def test_what_is_left_is_taken_on_the_wire() -> None:
     """Case 36: by rules that know nothing of blocks."""
-    for seed in seeds(600_000, 500):
+    for seed in seeds(600_000, share(500, 4)):
         dice = Random(seed)
         conversation, budget = random_case(dice)
         for strategy in (Trim(), DeleteOldest(2), summarize(Case(conversation, budget))):
@@ -748,7 +748,7 @@ def test_where_no_memory_acknowledges_nothing_goes() -> None:
 
 def test_whichever_exchanges_stay_the_rest_of_the_laws_holds() -> None:
     """Case 42: on random conversations, with random failures."""
-    for seed in seeds(800_000, 1500):
+    for seed in seeds(800_000, share(1500, 4)):
         dice = Random(seed)
         conversation, budget = random_case(dice)
         window = conversation.window()

@@ -48,11 +48,23 @@ class PostgresServer:
         Args:
             settings: of its connections, such as `statement_timeout=500` (ms).
         """
-        name = new_id()
-        with psycopg.connect(self.address.format("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"'.encode())
         chosen = "%20".join(f"-c%20{key}%3D{value}" for key, value in settings.items())
-        return f"{self.address.format(name)}&connect_timeout=2&options={chosen}"
+        return f"{self.address.format(self.make_database())}&connect_timeout=2&options={chosen}"
+
+    def make_database(self) -> str:
+        """Make an empty database and return its name."""
+        name = new_id()
+        # Copying the files of another takes a third of the time that writing a log of it does.
+        self._execute(f'CREATE DATABASE "{name}" STRATEGY file_copy')
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Delete a database, whoever is connected to it."""
+        self._execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+    def _execute(self, statement: str) -> None:
+        with psycopg.connect(self.address.format("postgres"), autocommit=True) as connection:
+            connection.execute(statement.encode())
 
     def start(self) -> None:
         """Start it, if it is not up, and return when it answers."""

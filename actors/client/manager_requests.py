@@ -75,8 +75,8 @@ _PAGE = 100
 _log = logging.getLogger(__name__)
 
 _RIVALS = (
-    "this Ray, at %s, and those at %s have %r open: a session that is changed from two of them goes to and fro, and its"
-    " runs are interrupted; let all share one, by RAY_ADDRESS"
+    "this Ray, at %s, and those at %s have %r open: each takes the session from the other when it changes it, which"
+    " interrupts the session's runs; connect all processes to one Ray, by RAY_ADDRESS"
 )
 
 
@@ -182,7 +182,7 @@ class ManagerRequests:
         given = {} if metadata is None else json_object("metadata", metadata, self._max_metadata_bytes)
         frozen: FrozenDict = freeze(given)
         if is_sealed(frozen):  # such a session could not be listed
-            raise InvalidInputError("metadata", shown(given), "it is taken for encrypted: choose other names")
+            raise InvalidInputError("metadata", shown(given), "it looks like encrypted metadata: choose other names")
         asked = merged({}, params or {})
         check_taken(self._builder, model, asked)
         now = yield from self._now()
@@ -285,7 +285,7 @@ class ManagerRequests:
 
     def _check_user(self, user_id: str | None) -> None:
         if self._enforce_user and user_id is None:
-            raise ConfigError("user_id", None, "this manager has enforce_user=True: say for whom it is")
+            raise ConfigError("user_id", None, "this manager has enforce_user=True: pass user_id")
 
     def _check_writes(self, session_id: str, verb: str) -> None:
         if self._client.read_only:
@@ -345,7 +345,7 @@ class ManagerRequests:
     @checked
     def _sweep(self, archive: Folder | None, memory: bool) -> Request[Swept]:
         if self._enforce_user:
-            why = "a sweep goes over all users' sessions: let a manager without enforce_user do it"
+            why = "a sweep covers the sessions of all users: use a manager without enforce_user"
             raise ConfigError("enforce_user", True, why)
         self._check_writes("*", "sweep")
         return (yield from sweep(self._client, self._own_store(), Path(archive) if archive else None, memory))

@@ -8,7 +8,7 @@ import ray
 
 
 def actor_name(store_id: str, session_id: str) -> str:
-    """Return what a dedicated session's actor is called, within the namespace."""
+    """Return the name of a dedicated session's actor."""
     return f"turnwise/{store_id}/{session_id}"
 
 

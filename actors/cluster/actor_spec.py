@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """The resolved address of a store and, if events are kept apart, of their history; how both are encrypted."""
+    """The resolved addresses of a store and its history store, if any, and the encryption of both."""
 
     url: str
     history_url: str | None = None
     encryption: Encryption | None = None
     is_local: bool = False
-    """Whether something that its processes open is in a file of one node."""
+    """Whether its processes open a file, which is on one node."""
     read_only: bool = False
-    """Whether it is opened for reading only, beside the Ray that has it."""
+    """Whether it is opened for reading only, while another Ray uses it."""
 
     def open_store(self, namespace: str) -> SessionStore:
-        """Return a store for this process: of its own, or the namespace's shared one for `memory://`."""
+        """Open the store in this process; for `memory://`, return the store that the namespace shares."""
         if self.url.startswith("memory:"):
             from turnwise.actors.cluster.store_actor import remote_store
 
@@ -48,7 +48,7 @@ class StoreSpec:
         return EncryptedStore(store, self.encryption)
 
     def open_history(self) -> HistoryStore | None:
-        """Return a history of this process's own, if there is one."""
+        """Open the history store in this process; None if there is none."""
         if self.history_url is None:
             return None
         from turnwise.memory.event_store.urls import open_history

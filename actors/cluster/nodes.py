@@ -12,8 +12,8 @@ from turnwise.memory.longterm.base import is_local
 from turnwise.memory.working.memory import WorkingMemory
 
 ANYWHERE: dict[str, Any] = {"scheduling_strategy": "SPREAD", "memory": 1}
-"""Options of actors that any node will do for. One that needs nothing goes to a random node, so a few may well meet on
-one; for those that need a byte Ray takes the nodes in turns."""
+"""Options of actors that may run on any node. Ray places actors that need no resources at random, so several may share
+a node; actors that need one byte of memory are spread over the nodes in turn."""
 
 
 def is_file(url: str | None) -> bool:

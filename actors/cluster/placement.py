@@ -9,20 +9,20 @@ from turnwise.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Dedicated:
-    """One actor, so one process, for each session; it leaves when the session is idle and comes back at the next call.
+    """One actor, so one process, for each session. The process ends when it is idle, and starts at the next call.
 
-    Strongest isolation: an engine that burns CPU or crashes takes no other session along. Costs a process of some 60 MB
-    for every session that is not idle. On a cluster the actors are spread over its nodes.
+    The strongest isolation: an engine that uses much CPU or crashes affects no other session. Costs a process of some
+    60 MB for each session that is not idle. On a cluster, the actors are spread over the nodes.
     """
 
     max_live: int | None = None
-    """How many sessions may have a process at once, over the namespace; one more is refused with OverloadedError. Two
-    that are opened at the same moment may both get the last place. No limit if left out."""
+    """How many sessions of the namespace may have a process at once; one more raises OverloadedError. Two sessions that
+    are opened at the same moment may both get the last place. No limit if omitted."""
 
     max_waits: int = 1_000
-    """How many may wait in a session's process at once, for its runs, events and memories. For others `wait` asks again
-    and again, and raises OverloadedError if that does not help. Other verbs do not count, so they always get through.
-    A process that lives keeps the limit it was made with."""
+    """How many callers may wait in a session's process at once, for its runs, events and memories. Further callers
+    repeat the call, and get OverloadedError if no place becomes free. Other methods are not counted, so they are always
+    answered. A live process keeps the limit that it was created with."""
 
     def __post_init__(self) -> None:
         if self.max_live is not None and self.max_live < 1:
@@ -35,34 +35,34 @@ class Dedicated:
 class Packed:
     """Many sessions in each of a few actors, for those who have more sessions than a machine has room for processes.
 
-    A session's host follows from its id. It is active there from the first verb that asks for it, which costs one read
-    of the store, until it is idle or the least lately used of too many; it comes back at the next verb. Its neighbours
-    share the host's event loop, so an engine or a coroutine tool that computes without awaiting delays them: let tools
-    that compute be plain functions, which run on threads, or Ray functions.
+    A session's id determines its host. The first call for a session loads it there, which costs one read of the store.
+    It is unloaded when it is idle, or when it is the least recently used of too many; the next call loads it again.
+    Sessions of a host share its event loop, so an engine or a coroutine tool that computes without awaiting delays the
+    others: write tools that compute as plain functions, which run on threads, or as Ray functions.
 
-    A manager that comes with another number of hosts moves the sessions: each goes on where it runs until its run ends,
-    and is taken over by its new host, under a new epoch, with the next verb. If a host's process or node is lost, Ray
-    starts it again, elsewhere if need be, and it sees to the runs that were lost.
+    If a manager is opened with another number of hosts, sessions move: each continues where it is until its run ends,
+    and the next call loads it on its new host, under a new epoch. If a host's process or node is lost, Ray restarts the
+    host, on another node if necessary, and the host recovers the runs that were lost.
     """
 
     hosts: int = 4
-    """How many actors, spread over the cluster's nodes. Each is a process of one thread that computes and some 150 MB:
-    about one for each core is enough."""
+    """How many actors, spread over the cluster's nodes. Each is a process of some 150 MB with one thread that computes,
+    so one for each core is enough."""
 
     max_resident: int = 10_000
-    """How many sessions one host keeps active. If all of them run, one more is refused with OverloadedError."""
+    """How many sessions one host keeps loaded. If all of them are in use, one more raises OverloadedError."""
 
     max_calls: int = 20_000
-    """How many verbs one host carries out at once, beside those that wait. More are refused with OverloadedError."""
+    """How many calls one host answers at once, without those that wait. One more raises OverloadedError."""
 
     max_session_calls: int = 1_000
-    """Likewise of one session, so that none takes all."""
+    """The same limit for one session, so that none uses up the host's."""
 
     max_waits: int = 20_000
-    """How many may wait in one host at once, for runs, events and memories; see `Dedicated.max_waits`."""
+    """How many callers may wait in one host at once, for runs, events and memories; see `Dedicated.max_waits`."""
 
     max_session_waits: int = 1_000
-    """Likewise for one session, so that none takes all."""
+    """The same limit for one session, so that none uses up the host's."""
 
     def __post_init__(self) -> None:
         for name in ("hosts", "max_resident", "max_calls", "max_session_calls", "max_waits", "max_session_waits"):

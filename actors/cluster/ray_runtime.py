@@ -45,17 +45,17 @@ def this_ray() -> RayId:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the processes that are started in this block take SIGINT, also if this one ignores it, and goes on to.
+    """Have processes that are started in this block handle SIGINT, even if this process ignores it.
 
-    Who is started by `&` in a script, or by nohup, ignores SIGINT, and so would Ray's workers: `ray.cancel`, which
-    interrupts tasks, would do nothing. Works on the main thread only; elsewhere it is logged as a warning.
+    A process that was started by `&` in a script, or by nohup, ignores SIGINT, and so would Ray's workers: `ray.cancel`
+    could not interrupt tasks. Works on the main thread only; on other threads it logs a warning and does nothing.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         yield
     elif threading.current_thread() is not threading.main_thread():
         _log.warning(
-            "this process ignores SIGINT, and so will a Ray that it starts: tools that are Ray tasks cannot be"
-            " cancelled; open the manager, or call ray.init(), on the main thread, or join a cluster"
+            "this process ignores SIGINT, and so will the Ray that it starts: tools that are Ray tasks cannot be"
+            " cancelled; open the manager, or call ray.init(), on the main thread, or connect to a cluster"
         )
         yield
     else:
@@ -72,24 +72,24 @@ def _init() -> None:
         context = ray.init(logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         address = os.environ.get("RAY_ADDRESS")
-        why = f"no Ray could be joined or started ({type(error).__name__}: {error}): see to it, or unset the variable"
+        why = f"no Ray could be joined or started ({type(error).__name__}: {error}): correct or unset the variable"
         raise ConfigError("RAY_ADDRESS", address, why) from error
     session = str(getattr(context, "address_info", {}).get("session_dir"))
-    if session.endswith(f"_{os.getpid()}"):  # it is named by the process that started it
+    if session.endswith(f"_{os.getpid()}"):  # it has the id of the process that started it
         _log.info(
-            "started a Ray that ends with this process, and so do the runs of its sessions;"
-            " with `ray start --head` before, there is one that they go on in"
+            "started a Ray that ends with this process, together with the runs of its sessions;"
+            " runs outlive this process in a Ray that was started before, by `ray start --head`"
         )
 
 
 def _on_a_thread_that_stays(work: Callable[[], None]) -> None:
-    """Do it on a thread that lives as long as the process: with the thread that started a Ray, Linux ends that Ray."""
+    """Call `work` on a thread that lives as long as the process: Linux ends a Ray with the thread that started it."""
     done: Future[None] = Future()
 
     def run() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller
             done.set_exception(error)
         else:
             done.set_result(None)

@@ -22,9 +22,9 @@ class Layout:
     hosts: int
 
     def index_of(self, session_id: str) -> int:
-        """Return which host has the session, from 0.
+        """Return the index of the session's host, from 0.
 
-        By a jump consistent hash (Lamping and Veach, 2014): of n + 1 hosts in place of n, one in n + 1 sessions moves.
+        A jump consistent hash (Lamping and Veach, 2014): if a host is added to n hosts, one in n + 1 sessions moves.
         """
         key = int.from_bytes(hashlib.blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=8).digest())
         index, jump = 0, 0
@@ -35,20 +35,20 @@ class Layout:
         return index
 
     def actor_name(self, store_id: str, index: int) -> str:
-        """Return what the host of this index is called, within the namespace."""
+        """Return the actor name of the host with this index."""
         return f"{_prefix(store_id)}{self.generation}x{self.hosts}/{index}"
 
     def actor_names(self, store_id: str) -> list[str]:
-        """Return what all hosts are called, by index."""
+        """Return the actor names of all hosts, by index."""
         return [self.actor_name(store_id, index) for index in range(self.hosts)]
 
     def next(self, hosts: int) -> Self:
-        """Return the layout of another number of hosts that follows this one."""
+        """Return the layout with another number of hosts that replaces this one."""
         return type(self)(self.generation + 1, hosts)
 
 
 def find_layouts(namespace: str, store_id: str) -> list[Layout]:
-    """Return the layouts of which some host is there, the newest first. One look at the names of all actors."""
+    """Return the layouts of which a host exists, newest first. Lists the names of all actors once."""
     shape = re.compile(re.escape(_prefix(store_id)) + r"(\d+)x(\d+)/\d+")
     names = (
         shape.fullmatch(actor["name"])

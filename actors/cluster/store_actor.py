@@ -16,13 +16,13 @@ from turnwise.memory.stores.in_memory import InMemoryStore
 
 
 class StoreHost:
-    """The body of the actor that holds an `InMemoryStore`. What it holds is gone with its process."""
+    """The body of the actor that has an `InMemoryStore`, which is lost with the actor's process."""
 
     def __init__(self) -> None:
         self._store = InMemoryStore()
 
     async def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Carry out one verb of the store and return its answer, or `Refused`."""
+        """Call a method of the store; return its answer, or `Refused`."""
         try:
             return await getattr(self._store, verb)(*args, **kwargs)
         except TurnwiseError as error:
@@ -30,7 +30,7 @@ class StoreHost:
 
 
 class _RemoteStore:
-    """Has every verb of `SessionStore`: each is one Ray call to the host."""
+    """A `SessionStore` each of whose methods is one Ray call to the host."""
 
     def __init__(self, url: str, actor: Any) -> None:
         self._url = url
@@ -57,9 +57,9 @@ class _RemoteStore:
 
 
 def remote_store(url: str, namespace: str) -> SessionStore:
-    """Return the store `memory://name` of a namespace: one named, detached actor, made when it is first asked for.
+    """Return the store `memory://name` of a namespace: one named, detached actor, created at the first call.
 
-    It outlives the process that made it and ends with the Ray cluster, or with its node.
+    It outlives the process that created it, and ends with the Ray cluster or with its node.
     """
     actor = (
         ray.remote(StoreHost)

@@ -42,7 +42,7 @@ def log_of(session_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An error as an answer: it is raised in the caller's process, without a traceback of the cluster."""
+    """An error as an answer: it is raised in the caller's process, without the traceback of the actor."""
 
     error: TurnwiseError
 
@@ -84,7 +84,7 @@ class PackedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended, as its caller has it. `turn` is what was kept."""
+    """How a run ended, in the caller's process. `turn` is what was kept of the run; None if nothing was."""
 
     state: RunState
     why: str | None
@@ -94,7 +94,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class PackedOutcome:
-    """How a run ended, with what was kept."""
+    """How a run ended, with the turn for the wire."""
 
     state: RunState
     why: str | None
@@ -103,14 +103,14 @@ class PackedOutcome:
 
     @classmethod
     def pack(cls, outcome: Outcome, held: Spans) -> PackedOutcome:
-        """Pack what `held`, the receiver's spans, lacks."""
+        """Pack the outcome, with the blocks that are not in `held`, the receiver's spans."""
         turn = PackedTurn.pack(outcome.turn, held) if outcome.turn else None
         return cls(outcome.run.state, outcome.run.why, outcome.run.code, turn)
 
 
 @dataclass(frozen=True, slots=True)
 class StartAnswer:
-    """What `start` acknowledges, and how the run ended if it has already."""
+    """The answer to `start`, with the run's outcome if it has already ended."""
 
     run_id: str
     turn_index: int
@@ -119,7 +119,7 @@ class StartAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StartedRun:
-    """A `StartAnswer` as its caller has it."""
+    """A `StartAnswer` in the caller's process."""
 
     run_id: str
     turn_index: int
@@ -128,11 +128,11 @@ class StartedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
-    """A session and where it lives."""
+    """A session's record, its open runs, and the process that hosts it."""
 
     session: SessionRecord
     active_run_id: str | None
     queued_run_ids: tuple[str, ...]
     pid: int | None
-    """Of the process that hosts it, on its node; None while none does."""
+    """The id of the process that hosts the session, on its node; None if the session has no process."""
     node_id: str | None

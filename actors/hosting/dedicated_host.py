@@ -135,7 +135,7 @@ class SessionHost:
         try:
             return resident.core.ownership.is_lost or await resident.core.ownership.leave(resident.save_waiting)
         except Exception as error:  # noqa: BLE001 - it is logged, and the process tries again to leave
-            log_failure(f"session {public_id(self._session_id)!r}: to leave", error, ", so it stays")
+            log_failure(f"session {public_id(self._session_id)!r}: leaving", error, ", so it stays")
             return resident.core.ownership.is_lost
 
 

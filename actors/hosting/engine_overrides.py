@@ -101,7 +101,10 @@ def find_overrides(namespace: str, key: str) -> tuple[dict[str, EngineOverride],
         try:
             found = ray.get(actor.find.remote(key))
         except RayActorError:
-            _log.warning("what sessions had taken over from later managers is lost with its node")
+            _log.warning(
+                "the engines that sessions had switched to were lost with a node; until their next runs, these sessions"
+                " use the engine with which their process was created"
+            )
     return found
 
 

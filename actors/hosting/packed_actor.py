@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from turnwise.actors.hosting.packed_host import PackedHost
 
 THREADS = 32
-"""For what blocks, such as building engines. Tools have threads of their own."""
+"""How many threads run blocking calls, such as building engines. Tools have threads of their own."""
 
 RELEASE_S = 20.0
-"""How long an earlier host may take to say whether it gives a session up, in seconds."""
+"""How long an earlier host may take to answer whether it has released a session, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPost:
-    """Which host of a store an actor is."""
+    """The place of a packed host: its store, its layout and its index in the layout."""
 
     namespace: str
     store_id: str
@@ -62,19 +62,19 @@ class PackedActor:
             self._leave.actor.come_back.remote()
 
     async def ready(self) -> int:
-        """Return the process id: the process is there, and loaded."""
+        """Return the process id, once the process has started and loaded its modules."""
         await self._loaded()
         return os.getpid()
 
     async def come_back(self) -> None:
-        """Load, however often that fails: what the lost process left waits for nobody's call."""
-        await retry(self._load_again, f"a packed host of {self._post.namespace!r}: to come back")
+        """Load the host, with retries: runs of the lost process must not wait for the next call."""
+        await retry(self._load_again, f"a packed host of {self._post.namespace!r}: recovery")
 
     async def _load_again(self) -> None:
         await self._loaded()
 
     async def where(self) -> tuple[str, int]:
-        """Return the node and the process that Ray takes for this actor's."""
+        """Return the id of this process's node, and the process id."""
         return where()
 
     async def call(self, request: bytes) -> bytes:
@@ -110,14 +110,14 @@ class PackedActor:
     async def _load(self) -> PackedHost:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="turnwise"))
         host, is_replaced = await asyncio.to_thread(self._make)
-        if self._is_back:  # this before it hears that it was followed: it is not to leave first
-            self._spawn(host.recover(self._is_mine), "to see to lost sessions")
+        if self._is_back:  # before it is retired, so that it does not leave first
+            self._spawn(host.recover(self._is_mine), "recovery of lost sessions")
         if is_replaced:
-            self._spawn(host.retire(), "to give its sessions up")
+            self._spawn(host.retire(), "retiring")
         return host
 
     def _is_mine(self, session_id: str) -> bool:
-        """Return whether a session that is under way is to be seen to here: none that has an actor of its own."""
+        """Return whether this host recovers a session: its id hashes here, and it has no dedicated actor."""
         post = self._post
         if post.layout.index_of(session_id) != post.index:
             return False
@@ -160,7 +160,7 @@ class PackedActor:
 
 
 class _EarlierHosts:
-    """The hosts of an earlier layout, asked through Ray. One that is gone, going or frozen has no session in use."""
+    """The hosts of an earlier layout, called through Ray. A host that is dead, leaving or frozen uses no session."""
 
     def __init__(self, namespace: str, store_id: str, layout: Layout) -> None:
         self._namespace = namespace
@@ -175,7 +175,7 @@ class _EarlierHosts:
         try:
             return bool(await asyncio.wait_for(asyncio.wrap_future(asked.future()), RELEASE_S))
         except (RayActorError, TimeoutError):
-            return True  # from one that is frozen the store takes nothing more when another has the session
+            return True  # a frozen host may still have it, but the store refuses its commits from now on
 
     async def call(self, request: bytes, session_id: str) -> bytes:
         from turnwise.actors.cluster.wire import Refused
@@ -187,7 +187,7 @@ class _EarlierHosts:
                 answer: bytes = await actor.call.remote(request)
                 return answer
         except RayActorError:
-            pass  # as if it had not been there
+            pass  # as if the host had not existed
         return pickle.dumps(Refused(SessionFencedError(session_id, 0)))
 
     def _find(self, session_id: str) -> Any:
@@ -195,7 +195,7 @@ class _EarlierHosts:
 
 
 class _NewestHosts:
-    """The hosts of the newest layout, asked through Ray; which that is, is looked up again when they cannot do it."""
+    """The hosts of the newest layout, called through Ray; the layout is looked up again after each failure."""
 
     def __init__(self, namespace: str, store_id: str) -> None:
         self._namespace = namespace
@@ -213,7 +213,7 @@ class _NewestHosts:
             actor: Any = await asyncio.to_thread(ray.get_actor, name, namespace=self._namespace)
             answer = pickle.loads(await actor.call.remote(pickle.dumps((session_id, "warm"))))
         except (RayActorError, ValueError) as error:
-            raise SessionLostError(session_id, "the host that is to have it cannot be reached") from error
+            raise SessionLostError(session_id, "the host of the newest layout cannot be reached") from error
         if isinstance(answer, Refused):
             raise answer.error
         self._layout = layout

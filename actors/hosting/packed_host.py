@@ -340,7 +340,7 @@ class PackedHost:
         if task is None:
             task = asyncio.create_task(self._leave_session(session_id, self._residents[session_id]))
             self._leaving[session_id] = task
-        return await shielded(task, f"session {public_id(session_id)!r}: to leave")
+        return await shielded(task, f"session {public_id(session_id)!r}: leaving")
 
     async def _leave_session(self, session_id: str, resident: SessionService) -> bool:
         try:
@@ -392,7 +392,7 @@ class PackedHost:
         try:
             await self._unload(session_id)
         except Exception as error:  # noqa: BLE001 - logged; this session is retried later, the others go on
-            log_failure(f"session {public_id(session_id)!r}: to leave", error, ", so it stays")
+            log_failure(f"session {public_id(session_id)!r}: leaving", error, ", so it stays")
             return False
         return True
 

@@ -33,25 +33,25 @@ class SessionActor:
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of what Ray itself uses there
+            warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
             self._key = str(context.get_actor_name())
         self._leave = Shutdown(self._forget)
         self._host: asyncio.Task[SessionHost] | None = None
         if context.was_current_actor_reconstructed:
-            # What the lost process left, such as a run to go on with or turns to be saved, waits for nobody's call.
+            # The lost process may have left runs to resume or turns to save, which must not wait for the next call.
             self._leave.actor.come_back.remote()
 
     async def ready(self) -> int:
-        """Return the process id: the process is there."""
+        """Return the process id, once the process has started."""
         return os.getpid()
 
     async def where(self) -> tuple[str, int]:
-        """Return the node and the process that Ray takes for this actor's."""
+        """Return the id of this process's node, and the process id."""
         return where()
 
     async def come_back(self) -> None:
         """See `SessionHost.recover`."""
-        await retry(self._recover, f"session {self._settings[0]!r}: to come back")
+        await retry(self._recover, f"session {self._settings[0]!r}: recovery")
 
     async def _recover(self) -> None:
         await (await self._loaded()).recover()
@@ -70,7 +70,7 @@ class SessionActor:
             raise
 
     def _forget(self) -> Any:
-        """Forget which engines the session has, unless its next process needs that; return the call if there is one."""
+        """Drop the session's engine override, unless its next process needs it; return the Ray call, or None."""
         if self._host is not None and self._host.result().left_waiting:
             return None
         _, namespace, _ = self._settings

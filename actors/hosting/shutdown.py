@@ -14,31 +14,31 @@ from ray.exceptions import RayError
 from turnwise.memory.background import log_failure
 
 ANSWERS_S = 0.05
-"""How long the answers that are on their way have to get out, in seconds."""
+"""How long the process waits for answers that are being sent, in seconds."""
 
 DROP_S = 2.0
-"""How long what is to be forgotten about the actor may take, in seconds."""
+"""How long dropping the actor's engine overrides may take, in seconds."""
 
 
 HERE_S = 5.0
-"""How long the actor may take to say where it is, in seconds."""
+"""How long the actor may take to answer where it runs, in seconds."""
 
 
 class Shutdown:
-    """Ends the process of the actor that makes it, once, without a restart. Call it on the actor's event loop.
+    """Ends the process of the actor that creates it, once, without a restart. Call it on the actor's event loop.
 
-    By a kill, and not by `ray.actor.exit_actor`: that waits for every call that the process has made, and carries no
-    other out meanwhile. A memory that hangs would so keep its sessions from ever being answered again.
+    The process is killed. `ray.actor.exit_actor` would first wait for every call that the process has made, and answer
+    no other call meanwhile, so a memory that hangs would block its sessions for ever.
 
-    A process that was cut off, while Ray has made another of the actor elsewhere, ends itself and leaves that one be.
+    If the process was cut off and Ray has started the actor elsewhere, only this process ends, not the actor.
 
     Args:
-        forget: lets others forget the actor; returns what to wait for, if there is something.
+        forget: drops the actor's engine overrides; returns the Ray call to wait for, or None.
     """
 
     def __init__(self, forget: Callable[[], Any]) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of what Ray itself uses there
+            warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
             self.actor = ray.get_runtime_context().current_actor
         self._forget = forget
         self._task: asyncio.Task[None] | None = None
@@ -50,23 +50,23 @@ class Shutdown:
     async def _depart(self) -> None:
         await asyncio.sleep(ANSWERS_S)
         try:
-            if await self._is_here():  # else what is noted is another process's
+            if await self._is_here():  # otherwise the overrides belong to the other process
                 await self._let_forget()
                 await asyncio.to_thread(ray.kill, self.actor, no_restart=True)
                 return
         except Exception as error:  # noqa: BLE001 - the process ends itself instead
-            log_failure("to end an actor that leaves", error)
+            log_failure("ending an actor that leaves", error)
         os._exit(1)
 
     async def _let_forget(self) -> None:
         try:
             if (forgotten := self._forget()) is not None:
                 await asyncio.wait([asyncio.wrap_future(forgotten.future())], timeout=DROP_S)
-        except Exception as error:  # noqa: BLE001 - what is not forgotten is a few bytes; the process goes all the same
-            log_failure("to forget what an actor that leaves has taken over", error)
+        except Exception as error:  # noqa: BLE001 - an override that stays takes a few bytes; the process ends anyway
+            log_failure("dropping the engine overrides of an actor that leaves", error)
 
     async def _is_here(self) -> bool:
-        """Return whether Ray takes this process for the actor's: it may have made another, on another node."""
+        """Return whether this process is the actor's: Ray may have started another one, on another node."""
         try:
             answered = await asyncio.wait_for(asyncio.wrap_future(self.actor.where.remote().future()), HERE_S)
         except (TimeoutError, RayError):
@@ -75,5 +75,5 @@ class Shutdown:
 
 
 def where() -> tuple[str, int]:
-    """Return the node and the id of this process: what an actor answers as its `where`."""
+    """Return the id of this process's node, and the process id; actors answer it as their `where`."""
     return ray.get_runtime_context().get_node_id(), os.getpid()

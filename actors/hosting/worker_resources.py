@@ -20,18 +20,19 @@ from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
 MAX_CACHED = 8
-"""How many managers' equipment a process holds, its own among them."""
+"""How many managers' equipment a process caches, its own included."""
 
 Equipment = tuple[EngineBuilder, SessionConfig, OverflowStrategy | None, Sequence[MemorySlot], WorkingMemory | None]
 """A manager's engine, settings, strategy and memories."""
 
 
 class WorkerResources:
-    """One store, one history store, and managers' equipment by id. Opened at first use, off the event loop.
+    """One store, one history store, and the equipment of managers by id. Opened at first use, off the event loop.
 
     Args:
-        engine: the pickled `Equipment` of the manager that made the process, and `engine_id` names it.
-        more: of others, by their ids.
+        engine_id: identifies the equipment of the manager that created the process.
+        engine: that equipment, pickled.
+        more: the pickled equipment of other managers, by id.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class WorkerResources:
     ) -> None:
         self.engine_id = engine_id
         self.in_use: Callable[[], Collection[str]] = lambda: ()
-        """Returns the ids of equipment that open runs have, so it is held."""
+        """Returns the ids of the equipment that open runs use, which is never evicted."""
         self._pickled = {**(more or {}), engine_id: engine}
         self._open_store = open_store
         self._open_history = open_history
@@ -59,10 +60,10 @@ class WorkerResources:
         return self._opened is not None
 
     async def open(self) -> SessionStore:
-        """Open the store and the history, and load the equipment, if that has not been done; return the store.
+        """Return the store. The first call opens the store and the history store, and loads the equipment.
 
         Raises:
-            StoreError, StoreURLError: what has to be opened cannot be; the next call tries again.
+            StoreError, StoreURLError: a store cannot be opened; the next call tries again.
         """
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -84,11 +85,11 @@ class WorkerResources:
             self.cache(session_id, engine_id, await asyncio.to_thread(_unpickle, engine), engine)
 
     def has(self, engine_id: str) -> bool:
-        """Return whether the equipment is held."""
+        """Return whether the equipment is cached."""
         return engine_id in self._equipment
 
     def get(self, engine_id: str) -> tuple[Equipment, bytes]:
-        """Return equipment that is held, and its pickle."""
+        """Return cached equipment, and its pickle."""
         self._equipment.move_to_end(engine_id)
         return self._equipment[engine_id], self._pickled[engine_id]
 
@@ -107,7 +108,7 @@ class WorkerResources:
         self._equipment[engine_id], self._pickled[engine_id] = equipment, engine
 
     def make_core(self, session_id: str, override: EngineOverride) -> SessionCore:
-        """Return a new core of a session, with equipment that is held. `open` has returned."""
+        """Return a new core of a session, with cached equipment. Call `open` first."""
         store, history = self._stores
         session_id, store, history = by_public_id(session_id, store, history)
         builder, config, overflow, memories, working = self.get(override.engine_id)[0]
@@ -133,7 +134,7 @@ class WorkerResources:
 
     @property
     def config(self) -> SessionConfig:
-        """The settings of the manager that made the process."""
+        """The settings of the manager that created the process."""
         return self.get(self.engine_id)[0][1]
 
     @property
@@ -148,7 +149,7 @@ class WorkerResources:
             try:
                 equipment = await asyncio.to_thread(_unpickle, engine)
             except ConfigError as error:
-                # The session can be read all the same, and a manager with another engine can go on with it.
+                # The session can still be read, and a manager with another engine can run it.
                 equipment = _Unloadable(error), SessionConfig(), None, (), None
             self._equipment[engine_id] = equipment
         self._opened = store, await asyncio.to_thread(self._open_history)

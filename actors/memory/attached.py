@@ -12,22 +12,22 @@ from turnwise.memory.longterm.deletion import Erasure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySlot:
-    """A memory with its name. The memory itself limits the duration of each call."""
+    """A memory with its name. The memory limits the duration of each call itself."""
 
     memory: LongTermMemory
     name: str
     section: str | None
-    """See `sections.Recalled`."""
+    """The heading of the memory's items in requests; see `prompt_sections.RetrievalResult`."""
     is_used: bool = True
-    """Whether sessions recall from it, and save in it by themselves. One that only an overflow strategy writes is not,
-    and yet has to forget."""
+    """Whether sessions search it and save in it automatically. False for a memory that only an overflow strategy writes
+    to; it must forget like the others."""
 
 
 @runtime_checkable
 class Eraser(Protocol):
-    """A memory that lives elsewhere, and has what it forgets looked for there."""
+    """A memory in another process, which also searches there for remains of what it forgets."""
 
     async def erase(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None, files: bool = False
     ) -> Erasure:
-        """See `erasing.erase`; with `files`, `file_search.begin`, and search on behind everything else."""
+        """See `deletion.erase`; with `files`, all files are searched too, in the background."""

@@ -30,7 +30,7 @@ def _from_environment(name: str, default: Setting, parse: Callable[[str], Settin
     try:
         return parse(given)
     except (ValueError, KeyError) as error:
-        raise ConfigError(variable, given, f"is none of its values: {error}") from error
+        raise ConfigError(variable, given, f"is not a valid value: {error}") from error
 
 
 def _boolean(text: str) -> bool:
@@ -56,7 +56,7 @@ class MemoryConfig:
         default_factory=lambda: _from_environment("CATEGORIES", tuple(MemoryCategory), _categories)
     )
     """The categories to recall: `TURNWISE_MEMORY_CATEGORIES`, names separated by commas. Read-only memories, whose
-    items are for everyone, are always searched for all."""
+    items are for everyone, are always searched for all categories."""
 
     agent_scope: bool = field(default_factory=lambda: _from_environment("AGENT_SCOPE", True, _boolean))
     """Whether episodic and procedural items belong to the session's agent, rather than to all agents of the user:
@@ -67,13 +67,14 @@ class MemoryConfig:
     recall."""
 
     max_tokens: int = 2000
-    """What the items of all memories may take in a request together, as `token_counter` counts; else by a quarter of
-    their bytes. If not all fits, each memory and each category has its best, then it goes by score; see
-    `make_sections`. The profile counts elsewhere."""
+    """How many tokens the items of all memories may take in a request together: counted by `token_counter`, or as a
+    quarter of their bytes without one. If not all items fit, the best item of each category of each memory comes first,
+    then items by score; see `make_sections`. The profile is counted apart."""
 
     profile_tokens: int = 500
-    """What profiles may take in every request: facts about who the user is and how they want to be answered, and what
-    is pinned. 0 for none. It counts in the part of the window that all memories have. None without `recall`."""
+    """How many tokens profiles may take in every request: facts about who the user is and how they want to be answered,
+    and pinned items. 0 for no profile; without `recall` there is none. The profile is part of the share of the window
+    that all memories have together."""
 
     timeout_s: float = 2.0
     """How long a run waits for memories, in seconds; then it continues without them."""
@@ -96,7 +97,7 @@ class MemoryConfig:
             known = ", ".join(MemoryCategory)
             raise ConfigError("memory.categories", self.categories, f"must be of {known}") from error
         if not self.categories:
-            raise ConfigError("memory.categories", self.categories, "must name one; memory=False recalls none")
+            raise ConfigError("memory.categories", self.categories, "must not be empty; memory=False recalls nothing")
 
     @property
     def types(self) -> tuple[MemoryType, ...] | None:
@@ -106,7 +107,7 @@ class MemoryConfig:
 
 
 def scope_of(session: SessionRecord, config: MemoryConfig) -> Scope:
-    """Return whose memory a session's is: the user's, or the user's with this agent."""
+    """Return the scope of a session's items: its user and, with `agent_scope`, its agent."""
     return Scope(
         user_id=session.user_id,
         session_id=session.session_id,

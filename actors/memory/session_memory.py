@@ -19,11 +19,11 @@ from turnwise.memory.working.memory import WorkingMemory
 
 
 class SessionMemoryAccess:
-    """See `MemoryAccess`. A text is saved in the first memory that may be written; all are asked and searched.
+    """See `MemoryAccess`. Texts are saved in the first writable memory; all memories are searched.
 
     Args:
-        scope: whose memory it is.
-        is_reading: whether nothing may be saved, changed or deleted.
+        scope: the user, session and agent whose items are used.
+        is_reading: if true, nothing may be saved, changed or deleted.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SessionMemoryAccess:
             expires_at=expires_at,
         )
         if item.id not in await slot.memory.remember(self._scope, [item]):
-            raise LongTermMemoryError(f"{slot.name} did not take {item.id!r}")
+            raise LongTermMemoryError(f"{slot.name} did not save {item.id!r}")
         return item.id
 
     async def recall(

@@ -17,7 +17,7 @@ from turnwise.actors.session.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.reads import SessionReads
 from turnwise.actors.session.run_driver import RunDriver
 from turnwise.actors.session.run_events import about, end_event
-from turnwise.actors.session.run_queue import left_by, with_given
+from turnwise.actors.session.run_queue import kept_prompts, with_earlier_prompts
 from turnwise.actors.session.run_resources import RunResources
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.state import SessionState
@@ -207,7 +207,7 @@ class RunAdmission:
         gone = list(run_queue.queue) if busy and preempts else []
         ends = [run.ended("cancelled", f"{if_busy} by run {record.run_id}", now) for run in gone]
         span, session = self._journal.extend(len(blocks))
-        turn = with_given(run_queue.next_turn(session.next_index, now), left_by(gone, discard=rollback))
+        turn = with_earlier_prompts(run_queue.next_turn(session.next_index, now), kept_prompts(gone, discard=rollback))
         turn = replace(turn, run_id=record.run_id, status="queued", prompt=join(turn.prompt, (span,)))
         record = replace(record, turn_index=turn.index, first_seq=self._journal.log.last_seq + 1 + len(ends))
         run = ActiveRun(self._state.view(), record, turn, request.run_resources)
@@ -226,7 +226,7 @@ class RunAdmission:
             runs=ends,
             live=True,
         )
-        run_queue.take_pending()
+        run_queue.clear_pending()
         run_queue.apply((), gone)
         for preempted, end in zip(gone, ends, strict=True):
             self._driver.note_end(preempted, end, None)
@@ -291,13 +291,13 @@ class RunAdmission:
     async def _cancel_queued(
         self, runs: Sequence[ActiveRun], reason: str, session: SessionRecord, more: Sequence[NewEvent] = ()
     ) -> None:
-        given = self._driver.hand_back(runs, discard=self._discards and session.status == "active")
+        requeued = self._driver.requeue_prompts(runs, discard=self._discards and session.status == "active")
         now = self._journal.clock()
         ends = [run.ended("cancelled", reason, now) for run in runs]
         dropped = [run.turn.index for run in runs]
         events = [*map(end_event, ends), *more]
-        await self._transactor.commit(session, events, turns=given, dropped_turns=dropped, runs=ends)
-        self._state.run_queue.apply(given, runs)
+        await self._transactor.commit(session, events, turns=requeued, dropped_turns=dropped, runs=ends)
+        self._state.run_queue.apply(requeued, runs)
         for run, end in zip(runs, ends, strict=True):
             self._driver.note_end(run, end, None)
 

@@ -42,25 +42,25 @@ COUNTED_AT_ONCE = 64
 """How many blocks are counted on the event loop; more are counted off it."""
 
 RESERVE_SHARE, RESERVE_MOST = 8, 4096
-"""Of the window, what is kept free for the answer if nobody says."""
+"""The part of the window that is reserved for the answer by default: an eighth of it, at most so many tokens."""
 
 
 def check_overflow(strategy: OverflowStrategy, builder: EngineBuilder, config: SessionConfig) -> None:
-    """Raise if the strategy could not work: it is asked about an empty window.
+    """Try the strategy on an empty window, so that wrong settings are found before a session is opened.
 
     Raises:
-        ConfigError: of its settings, or nobody says what a request may take.
-        StrategyError: it raised something else.
+        ConfigError: a setting of the strategy is wrong, or the size of the model's window is unknown.
+        StrategyError: the strategy raised another error.
     """
     nothing = Window((), BlockCache(), TokenIndex(ByteCounter()))
     decide(strategy, nothing, TokenBudget(token_limit(strategy, frame_of(builder), config)))
 
 
 def token_limit(strategy: OverflowStrategy, frame: RequestFrame, config: SessionConfig) -> int:
-    """Return what a request may take, in tokens.
+    """Return how many tokens a request may take.
 
     Raises:
-        ConfigError: nobody says, or nothing is left of the window.
+        ConfigError: the size of the model's window is unknown, or the whole window is reserved for the answer.
     """
     window = config.max_context_tokens or window_of(frame.model)
     if window is None:
@@ -78,19 +78,19 @@ def token_limit(strategy: OverflowStrategy, frame: RequestFrame, config: Session
 
 
 def frame_of(builder: EngineBuilder) -> RequestFrame:
-    """Return what the engine says of its requests."""
+    """Return the engine's description of its requests: model, system prompt, tools, answer length."""
     return builder.frame() if isinstance(builder, Framed) else RequestFrame()
 
 
 SHRINKS_TO = 0.75
-"""What part of a request that was refused as too long the next one may take."""
+"""The part of a request's size that the next one may have, after a provider refused the request as too long."""
 
 
 class Compactor:
-    """Looks at a session's windows with the eyes of a strategy. Changes nothing.
+    """Counts the tokens of a session's windows, and knows how many of them a request may take. Changes nothing.
 
-    Each block is counted once. The first window takes the counter's vocabulary, and whatever is in the window already,
-    off the event loop; each later one takes what is new.
+    Each block is counted once. For the first window, the counter's vocabulary is loaded and all blocks are counted off
+    the event loop; for each later window, only new blocks are counted.
     """
 
     def __init__(
@@ -108,17 +108,17 @@ class Compactor:
         self._index: TokenIndex | None = None
         self._counting = asyncio.Lock()
         self.budget = TokenBudget(self._limit)
-        """Of a request; with its overhead once there was a window."""
+        """The limit of a request; has the overhead of each request once a window has been counted."""
 
     def recount(self) -> None:
-        """Forget what was counted, so that only what is in a window is counted from now on. Windows keep theirs."""
+        """Drop all counts, so that those of blocks that left the window leave memory. Windows keep theirs."""
         if self._index and not self._counting.locked():
             self._index = TokenIndex(self._index.counter)
 
     def of_run(self, run: RunRecord) -> Compactor:
-        """Return one whose requests fit the model that the run asks, and leave room for the answer that it allows.
+        """Return a compactor with the limits of a run's own model and answer length; itself if the run has neither.
 
-        They are never larger than those of the engine's own model: its counter and its strategy were made for that.
+        The limit is never higher than that of the engine's own model, for which counter and strategy were chosen.
         """
         answer = run.params.get("max_output_tokens")
         if run.model is None and answer is None:
@@ -131,13 +131,13 @@ class Compactor:
                 config = replace(config, reserve_output_tokens=answer)
             limit = token_limit(self.strategy, frame, config)
         except ConfigError:
-            return self  # nobody knows that model, or it leaves no room for such an answer: the provider says so
+            return self  # the model is unknown, or its window is smaller than the answer: the provider refuses it
         other = copy.copy(self)
         other.budget = replace(self.budget, max_tokens=min(limit, self._limit))
         return other
 
-    def beside(self, more: Block | None) -> Compactor:
-        """Return one whose requests hold another block too, if there is one. For when there was a window."""
+    def with_block(self, more: Block | None) -> Compactor:
+        """Return a compactor whose requests also contain `more`; itself if that is None or no window was counted."""
         if more is None or self._index is None:
             return self
         other = copy.copy(self)
@@ -145,20 +145,23 @@ class Compactor:
         return other
 
     async def shrink(self, turn: TurnRecord, cache: BlockCache, more: Block | None) -> None:
-        """Allow requests less than what this turn takes with another block: a provider has refused it as too long.
+        """Lower the limit to three quarters of this turn's request, which a provider has refused as too long.
 
-        By a quarter each time: no server counts tokens as another does, and few say how many they take.
+        A quarter each time, since servers count tokens differently, and few say how many they accept.
+
+        Args:
+            more: a block that the request contains beside the turn, or None.
         """
         window = await self.window(turn, cache)
-        taken = window.taken(self.beside(more).budget)
+        taken = window.taken(self.with_block(more).budget)
         self._limit = max(1, min(self._limit, int(taken * SHRINKS_TO)))
         self.budget = replace(self.budget, max_tokens=self._limit)
 
     async def window(self, turn: TurnRecord, cache: BlockCache, *, base: bool = False) -> Window:
-        """Return a view of what the turn holds, or, as its `base`, of what it hands on; the cache has all of it.
+        """Return the turn's window, or with `base` the window that the next turn continues. The cache has all blocks.
 
         Raises:
-            ConfigError: the counter raised.
+            ConfigError: the token counter raised an error.
         """
         spans = turn.base if base else turn.spans
         try:
@@ -181,7 +184,7 @@ class Compactor:
                 self._index = TokenIndex(counter)
             missing = self._index.missing(spans)
             if size(missing) > COUNTED_AT_ONCE:
-                # Whoever waits may be cancelled while the thread goes on, so it must not write into the index.
+                # The caller may be cancelled while the thread goes on, so the thread must not write into the index.
                 self._index.merge(await self.off_loop(self._index.count, missing, cache))
             else:
                 self._index.cover(spans, cache)
@@ -189,7 +192,7 @@ class Compactor:
 
 
 def _newest_turn(turn: TurnRecord, spans: Spans, index: TokenIndex) -> int | None:
-    """Return the place of the first of the turn's own blocks that are no system prompts, which may stand elsewhere."""
+    """Return where the turn's own blocks begin in the window, without system prompts, which may have moved; or None."""
     own = join(turn.prompt, turn.output)
     held = overlap(spans, own)
     systems = [Span(span.log, at, at + 1) for span in held for at in index.places(span, System)]
@@ -206,18 +209,18 @@ def _newest_turn(turn: TurnRecord, spans: Spans, index: TokenIndex) -> int | Non
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A plan, and all that it waited for."""
+    """A plan, with the summary that it needs, ready to be stored."""
 
     plan: Plan
     window: Window
     summary: Summary | None
 
     def spans(self, at: Span | None) -> Spans:
-        """Return what takes the window's place; the summary, if there is one, is stored `at`."""
+        """Return the spans that replace the window; the summary, if there is one, is stored `at`."""
         return self.plan.spans(self.window, at)
 
     def outcome(self) -> Compaction:
-        """Return what becomes of the window."""
+        """Return what the compaction did, for callers and events."""
         explained = self.plan.explain()
         if self.summary is None or self.plan.summary is None:
             return replace(explained, done=True)
@@ -227,10 +230,10 @@ class Prepared:
 
 
 class Preparation:
-    """What a plan waits for, as it comes in. What is there stays, so another attempt asks only for what is missing.
+    """Gets the summaries that a plan needs and saves items in memories; repeated attempts get only what is missing.
 
     Args:
-        turns_of: finds the session's turns that added blocks.
+        turns_of: finds the turns of the session that added given blocks.
     """
 
     def __init__(
@@ -247,30 +250,30 @@ class Preparation:
         self._session = session
         self._turns_of = turns_of
         self._parts: list[Ranges] | None = None
-        """What is to be summed up yet, in parts that a model takes at once."""
+        """What is still to be summarised, in parts that each fit one request; None before the first attempt."""
         self._summary: str | None = None
-        """Of those before."""
+        """The summary of the earlier parts."""
         self._handed: Sequence[HandedOver] | None = None
-        self._taken: list[set[str]] = [set() for _ in plan.flush.memories] if plan.flush else []
+        self._saved: list[set[str]] = [set() for _ in plan.flush.memories] if plan.flush else []
 
-    async def attempt(self, bill: Bill, check_purse: Callable[[], None]) -> None:
-        """Ask for what is missing.
+    async def attempt(self, bill: Bill, check_budget: Callable[[], None]) -> None:
+        """Make the model calls and memory saves that are still missing.
 
         Args:
-            check_purse: raises if no model may be asked; is asked before each call of one.
+            check_budget: called before each model call; raises if a budget forbids it.
 
         Raises:
-            Exception: whatever a model or a memory raises, or that it took too long.
+            Exception: any error of a model or a memory, or a timeout.
         """
         if self.plan.summary:
-            await self._sum_up(self.plan.summary, bill, check_purse)
+            await self._sum_up(self.plan.summary, bill, check_budget)
         if self.plan.flush:
-            await self._hand_over(self.plan.flush)
+            await self._save(self.plan.flush)
 
     def prepared(self) -> Prepared | None:
-        """Return what may be carried out with what is there; None if that is nothing.
+        """Return the plan as far as it can be carried out by now; None if nothing of it can.
 
-        What some memory did not take stays in the window, which may then still be over its budget.
+        Blocks that some memory did not save stay in the window, which may then still exceed its budget.
         """
         plan, block = self.plan, None
         if plan.summary:
@@ -286,19 +289,19 @@ class Preparation:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether the whole plan can be carried out."""
         prepared = self.prepared()
         return prepared is not None and prepared.plan is self.plan
 
     def _stays(self, task: FlushTask) -> Ranges:
-        return task.ranges if self._handed is None else unacknowledged(self._handed, self._taken)
+        return task.ranges if self._handed is None else unacknowledged(self._handed, self._saved)
 
-    async def _sum_up(self, task: SummaryTask, bill: Bill, check_purse: Callable[[], None]) -> None:
+    async def _sum_up(self, task: SummaryTask, bill: Bill, check_budget: Callable[[], None]) -> None:
         if self._parts is None:
             model_window = task.model_window or window_of(frame_of(task.model).model)
             self._parts = await self._compactor.off_loop(task.parts, self._window, model_window)
         while self._parts:
-            check_purse()
+            check_budget()
             request = task.request(self._window, self._parts[0], self._summary)
             self._summary = await self._ask(task, request, bill)
             del self._parts[0]
@@ -312,20 +315,20 @@ class Preparation:
             raise SummaryRefusedError("cut", f"the model stopped at its limit: {context.stop_reason}")
         return task.accept(answer, self._window.counter)
 
-    async def _hand_over(self, task: FlushTask) -> None:
+    async def _save(self, task: FlushTask) -> None:
         if self._handed is None:
             turns = await self._turns_of(task.spans(self._window))
             session_id = self._session.session_id
             self._handed = await self._compactor.off_loop(task.hand_over, self._window, session_id, turns)
         items = [item for _, parts in self._handed for item in parts]
-        given = zip(task.memories, self._taken, strict=True)
-        failures = await asyncio.gather(*(self._give(memory, taken, items) for memory, taken in given))
-        if told := [failure for failure in failures if failure]:
-            raise LongTermMemoryError("; ".join(told))
+        memories = zip(task.memories, self._saved, strict=True)
+        failures = await asyncio.gather(*(self._save_in(memory, saved, items) for memory, saved in memories))
+        if messages := [failure for failure in failures if failure]:
+            raise LongTermMemoryError("; ".join(messages))
 
-    async def _give(self, memory: LongTermMemory, taken: set[str], items: Sequence[MemoryItem]) -> str | None:
-        """Give a memory what it has not taken; return what went wrong: its failure is no other's."""
-        missing = [item for item in items if item.id not in taken]
+    async def _save_in(self, memory: LongTermMemory, saved: set[str], items: Sequence[MemoryItem]) -> str | None:
+        """Save the items that a memory lacks; return why that failed, or None. Other memories are not affected."""
+        missing = [item for item in items if item.id not in saved]
         if not missing:
             return None
         session, config = self._session, self._compactor.config
@@ -335,9 +338,9 @@ class Preparation:
             has: Collection[str] = await within(
                 partial(memory.remember, scope, missing), config.compaction_timeout_s, config.cancel_grace_s
             )
-            taken.update(has)
-        except Exception as error:  # noqa: BLE001 - it is told, and what the memory did not take stays
+            saved.update(has)
+        except Exception as error:  # noqa: BLE001 - it is reported, and what the memory did not save stays
             why = error.why if isinstance(error, LongTermMemoryError) else str(error)
             return f"{name}: {why or type(error).__name__}"
-        left = sum(item.id not in taken for item in missing)
+        left = sum(item.id not in saved for item in missing)
         return f"{name}: it did not take {left} of {len(missing)}" if left else None

@@ -157,7 +157,7 @@ class SessionCore:
         )
         if runs is None:
             self.engines.switch(run_resources)
-            self.ingestion.begin_anew()
+            self.ingestion.restart()
         else:
             self.engines.assign(run_resources, runs)
 

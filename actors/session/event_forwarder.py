@@ -11,45 +11,45 @@ from turnwise.memory.stores.base import SessionStore
 PAGE = 1000
 
 MAX_PAUSE_S = 30.0
-"""The longest pause between two tries of a history that fails."""
+"""The longest pause between two attempts, if the history store fails, in seconds."""
 
 
 class EventForwarder:
-    """Copies a session's stored events into its history, in order, beside the session's work.
+    """Copies a session's stored events into its history store, in order, in the background.
 
-    The session's store has an event first, in the commit of what happened; once the history has it too, a later commit
-    lets go of it there. So none is lost and none is there twice, wherever a process dies, and a history that is slow or
-    away delays no run: its events wait in the session's store.
+    An event is first stored in the session's store, in the commit of what it reports. Once the history store has it, a
+    later commit deletes it from the session's store. So no event is lost or duplicated, wherever a process dies, and a
+    history store that is slow or unreachable delays no run: events wait in the session's store.
     """
 
     def __init__(self, session_id: str, store: SessionStore, history: HistoryStore) -> None:
         self.history = history
         self.copied = 0
-        """The history has every stored event up to this number."""
+        """The history store has every stored event up to this number."""
         self._session_id = session_id
         self._store = store
         self._known = False
-        """Whether the history was asked how far it is."""
+        """Whether the history store was asked for its last event."""
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
     def wake(self) -> None:
-        """There may be new events in the store."""
+        """Copy the events that the store may have by now. Does not wait."""
         self._more.set()
         self._idle.clear()
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
     async def flush(self, timeout_s: float) -> None:
-        """Return when all that is stored has been copied, or after `timeout_s`."""
+        """Wait until all stored events have been copied, or for `timeout_s` seconds."""
         idle = asyncio.ensure_future(self._idle.wait())
         await asyncio.wait([idle], timeout=timeout_s)
         idle.cancel()
 
     def stop(self) -> None:
-        """Copy no more, until there are new events; then ask the history anew how far it is."""
+        """Stop copying until `wake` is called; then the history store is asked again for its last event."""
         if self._task:
             self._task.cancel()
         self._task, self._known, self.copied = None, False, 0
@@ -61,9 +61,9 @@ class EventForwarder:
             self._more.clear()
             try:
                 await self._copy()
-            except Exception as error:  # noqa: BLE001 - it is logged, and the feed goes on whoever's error it is
+            except Exception as error:  # noqa: BLE001 - any error is logged, and copying is tried again
                 if not tries:
-                    log_failure(f"session {self._session_id!r}: to copy events to its history", error)
+                    log_failure(f"session {self._session_id!r}: copying events to its history store", error)
                 await asyncio.sleep(min(0.05 * 2**tries, MAX_PAUSE_S))
                 tries = min(tries + 1, 16)
                 self._more.set()

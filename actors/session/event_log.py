@@ -29,21 +29,21 @@ class EventLog:
         self._news: asyncio.Future[None] | None = None
 
     def reserve(self, count: int) -> int:
-        """Take the next `count` numbers for events that are about to be stored; return the first."""
+        """Reserve the next `count` numbers for events that are about to be stored; return the first number."""
         self._reserved = True
         first = self.last_seq + 1
         self.last_seq += count
         return first
 
     def catch_up(self, events: Sequence[Event], upto: int) -> None:
-        """Take in what was stored unnoticed, and number later events from above `upto`; live ones wait on."""
+        """Publish events that were found in the store, and number later ones above `upto`; live events still wait."""
         self._reserved = True
         self._held.extend(events)
         self.last_seq = self.published = max(self.last_seq, upto)
         self._wake()
 
     def publish(self, events: Sequence[Event] = ()) -> None:
-        """Publish the events of the reserved numbers, those that were stored, and then the live ones that waited."""
+        """Publish the events that were stored with the reserved numbers, then the live events that waited."""
         self._reserved = False
         self._held.extend(events)
         self.published = self.last_seq
@@ -53,13 +53,13 @@ class EventLog:
         self._wake()
 
     def abandon(self) -> None:
-        """Publish nothing more: another owner may give the numbers that come now. Wake those who wait for news."""
+        """Publish nothing more, since another process may assign the next numbers; wake the callers of `news`."""
         self._reserved = True
         self._waiting.clear()
         self._wake()
 
     def publish_live(self, make: Callable[[int], Event | None]) -> None:
-        """Publish the event, if any, that `make` returns for its number, behind all that is being stored."""
+        """Publish the event, if any, that `make` returns for its number; while events are being stored, after them."""
         if self._reserved:
             self._waiting.append(make)
         elif event := make(self.last_seq + 1):
@@ -79,7 +79,7 @@ class EventLog:
         return self._held[index : index + limit]
 
     async def news(self, timeout_s: float) -> None:
-        """Return when something is published, or after `timeout_s`."""
+        """Wait until an event is published, or for `timeout_s` seconds."""
         if self._news is None:
             self._news = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._news], timeout=timeout_s)

@@ -231,7 +231,7 @@ class Forgetting:
         Raises:
             LongTermMemoryError: some memories failed; all were tried.
         """
-        await self._ingestion.wait_for_gifts()
+        await self._ingestion.wait_for_saves()
         run_resources = self._engines.current
         slots = [slot for slot in run_resources.all_memories if not is_read_only(slot.memory)]
         results = await asyncio.gather(

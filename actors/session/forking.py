@@ -15,7 +15,7 @@ from turnwise.memory.user_ids import get_of_user, other_id
 
 
 class Forking:
-    """Makes sessions that share this one's blocks. This one is untouched, so no change waits for it."""
+    """Creates sessions that share this session's blocks. This session does not change, so no lock is taken."""
 
     def __init__(self, state: SessionState, transactor: Transactor, forgetting: Forgetting) -> None:
         self._state = state
@@ -24,18 +24,21 @@ class Forking:
         self._forgetting = forgetting
 
     async def fork(self, at: int | None, session_id: str) -> SessionRecord:
-        """Make a session that continues from the turn `at`, or from the last one that ended; this one is untouched.
+        """Create a session that continues after turn `at`, by default the last turn that ended; return its row.
 
-        The fork starts with that turn, under its index, and shares its blocks. From a turn that is named it goes on
-        with what that turn holds, but for what is forgotten; else with what this session would go on with, which may
-        have been compacted since.
-        `session_id` is the id that the fork is stored under; see `own_names`.
-        Forking again under the same id from the same turn returns the fork there is; from the last one that ended also
-        if there is a later one by now, as long as nobody has used the fork.
+        The fork's first turn is a copy of that turn, with the same index; its blocks are shared. After a given turn,
+        the fork continues with that turn's blocks, without those that were forgotten. By default it continues with what
+        this session's next turn would continue with, which may have been compacted.
+
+        Idempotent: forking again with the same id after the same turn returns the existing fork; without `at` also if a
+        later turn has ended since, as long as the fork was not used.
+
+        Args:
+            session_id: the id under which the fork is stored.
 
         Raises:
-            TurnNotFoundError: there is no such turn, or it has not ended.
-            SessionExistsError: the id is taken.
+            TurnNotFoundError: no such turn exists, or it has not ended.
+            SessionExistsError: another session has this id.
         """
         await self._transactor.loaded()
         own_id, store = self._state.session_id, self._journal.store
@@ -68,9 +71,9 @@ class Forking:
             return await store.create(fork, replace(base, parent=parent), subtract(also, spans))
         except SessionExistsError:
             found = await store.get(session_id)
-            # One of another user may name the same parent: of that id there was a session of theirs once.
+            # A session of another user may name the same parent: that user once had a session with the parent's id.
             if found.user_id == session.user_id and found.parent:
-                # A call that was delivered twice may find that this session has gone on since the first.
+                # This session may have gone on since the first delivery of the same call.
                 is_unused = at is None and found.epoch == 0 and found.parent.rpartition("#")[0] == own_id
                 if found.parent == parent or is_unused:
                     return found

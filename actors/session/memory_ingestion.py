@@ -11,7 +11,7 @@ from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import scope_of
-from turnwise.actors.session.saving_progress import ENDED, SavingProgress
+from turnwise.actors.session.saving_progress import SavingProgress
 from turnwise.actors.session.session_engines import SessionEngines
 from turnwise.actors.session.session_tasks import SessionTasks
 from turnwise.actors.session.state import SessionState
@@ -68,7 +68,7 @@ class MemoryIngestion:
         self._engines = engines
         self._tasks = tasks
         self._progress = progress
-        self._is_held = False
+        self._is_paused = False
         """Whether saving is paused."""
         self._finding: asyncio.Task[None] | None = None
         self._savers: dict[str, asyncio.Task[None]] = {}
@@ -87,16 +87,16 @@ class MemoryIngestion:
         tasks = [*self._savers.values(), *([self._finding] if self._finding else [])]
         return [task for task in tasks if not task.done()]
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Restart saving with the current memories, after the session switched engine and settings."""
         self._cancel_savers()
-        self._progress.begin_anew()
+        self._progress.restart()
         self.save_soon()
 
     def load(self) -> None:
         """Load the memories' progress from the session's row, after an activation."""
         self._cancel_savers()
-        self._is_held = False
+        self._is_paused = False
         self._progress.load(self._journal.session, self._state.head)
         self.save_soon()
 
@@ -109,17 +109,17 @@ class MemoryIngestion:
 
     def save_soon(self) -> None:
         """Start saving the turns that memories lack. Does not wait."""
-        if not self._progress.writable or self._is_held or (self._finding and not self._finding.done()):
+        if not self._progress.writable or self._is_paused or (self._finding and not self._finding.done()):
             return
         if self._progress.is_behind:
-            self._finding = self._keep_at(self._find_unsaved, "finding what is to be saved")
+            self._finding = self._spawn_retried(self._find_unsaved, "finding what is to be saved")
             return
         for slot in self._progress.writable:
             saver = self._savers.get(slot.name)
             if self._progress.lacking(slot) and (saver is None or saver.done()):
-                self._savers[slot.name] = self._keep_at(partial(self._save_to, slot), f"saving in {slot.name}")
+                self._savers[slot.name] = self._spawn_retried(partial(self._save_to, slot), f"saving in {slot.name}")
 
-    def _keep_at(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
+    def _spawn_retried(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
         """Start background work that is restarted after any error."""
         return self._tasks.spawn(retry(work, self._tasks.name(what), until=self._transactor.is_final))
 
@@ -147,7 +147,7 @@ class MemoryIngestion:
 
         while True:
             if error := await self._transactor.run_until_stored(change):
-                await self._tell_unreadable(after, error)
+                await self._report_unreadable(after, error)
             if not self._progress.is_behind:
                 break
         self._finding = None
@@ -161,19 +161,19 @@ class MemoryIngestion:
         runs = await self._journal.store.runs(self._state.session_id, after=after, limit=page[-1].index - after)
         uses = {run.run_id: run.memory for run in runs}
         for turn in page:
-            if turn.status in ENDED and turn.index > self._progress.saved:
+            if not turn.is_open and turn.index > self._progress.saved:
                 self._progress.add(turn, uses.get(turn.run_id or "", "off"))
         return page[-1].index
 
-    async def _tell_unreadable(self, index: int, error: CorruptRecordError) -> None:
+    async def _report_unreadable(self, index: int, error: CorruptRecordError) -> None:
         """Log and store events, once per turn, that a turn is not saved, since it cannot be read."""
         if index in self._unreadable:
             return
         self._unreadable.add(index)
-        log_failure(self._tasks.name(f"to save turn {index}"), error, ", so no memory is given it")
+        log_failure(self._tasks.name(f"saving turn {index}"), error, ", so no memory gets it")
         for slot in self._progress.writable:
             said = {"turn_index": index, "memory": slot.name, "why": f"corrupt record {error.key}"}
-            await self._tell_of_saving((TurnNotSaved, said))
+            await self._store_event((TurnNotSaved, said))
 
     # Saving
 
@@ -184,30 +184,30 @@ class MemoryIngestion:
         while not self._journal.lost and (turns := self._progress.lacking(slot)[:AT_ONCE]):
             turns = turns[:1] if turns[0].index <= alone else turns
             try:
-                await self._give(slot, turns)
+                await self._send(slot, turns)
             except (InvalidMemoryError, ExtractionError, CorruptRecordError) as error:
                 refused += 1
                 alone = max(alone, turns[-1].index)
                 if len(turns) == 1 and (refused >= ATTEMPTS or not isinstance(error, ExtractionError)):
                     said = {"turn_index": turns[0].index, "memory": slot.name, "why": reason(error)}
-                    await self._tell_of_saving((TurnNotSaved, said))
-                    self._progress.add_given(slot, turns)
+                    await self._store_event((TurnNotSaved, said))
+                    self._progress.add_saved(slot, turns)
                     refused = 0
                 elif len(turns) > 1:
                     refused = 0
             except Exception as error:  # noqa: BLE001 - any error of a memory is reported, and the call repeated
                 failures += 1
                 if failures == 1:
-                    await self._tell_of_saving((MemoryBehind, {"memory": slot.name, "why": reason(error)}))
+                    await self._store_event((MemoryBehind, {"memory": slot.name, "why": reason(error)}))
                 await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), MOST_PAUSE_S))
             else:
-                self._progress.add_given(slot, turns)
+                self._progress.add_saved(slot, turns)
                 refused = 0
                 if failures:
                     failures = 0
-                    await self._tell_of_saving((MemoryCaughtUp, {"memory": slot.name}))
+                    await self._store_event((MemoryCaughtUp, {"memory": slot.name}))
 
-    async def _give(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
+    async def _send(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
         read = [(turn, await self._item(turn)) for turn in turns]
         # A turn that was forgotten during the read has become private.
         items = [item for turn, item in read if item and self._progress.is_current(turn)]
@@ -228,7 +228,7 @@ class MemoryIngestion:
             return None
         return turn_item(self._state.session_id, turn, turn.spans, await self._journal.blocks.read(turn.spans))
 
-    async def _tell_of_saving(self, event: NewEvent) -> None:
+    async def _store_event(self, event: NewEvent) -> None:
         async def commit() -> None:
             await self._transactor.commit(self._journal.session, [event])
 
@@ -259,12 +259,12 @@ class MemoryIngestion:
     async def stop(self) -> int:
         """Stop saving, and wait for calls in flight; return how many turns at least one memory lacks."""
         lacking = {turn.index for turn in self._progress.missing if not turn.is_private}
-        self._is_held = True
+        self._is_paused = True
         self._cancel_savers()
-        await self.wait_for_gifts()
+        await self.wait_for_saves()
         return len(lacking)
 
-    async def wait_for_gifts(self) -> None:
+    async def wait_for_saves(self) -> None:
         """Wait until the calls to memories that are in flight have returned or failed."""
         if self._in_flight:
             await asyncio.wait(set(self._in_flight))

@@ -11,9 +11,9 @@ from turnwise.memory.conversation.spans import Span, Spans, join
 
 
 class RecordedOutput:
-    """Blocks in reading order, and where each is stored: parallel tools settle in any order, so these orders differ.
+    """Blocks in reading order, with their positions in the log: parallel tools end in any order, so these differ.
 
-    Immutable. A block is known by identity: one that was stored is never stored again, whatever comes around it.
+    Immutable. Blocks are compared by identity, so a block that was stored is never stored again.
     """
 
     def __init__(self, blocks: Sequence[Block] = (), places: Sequence[tuple[str, int]] = ()) -> None:
@@ -22,7 +22,7 @@ class RecordedOutput:
 
     @classmethod
     def read(cls, spans: Spans, cache: BlockCache) -> Self:
-        """Return what `spans` hold, all of which is in `cache`."""
+        """Return the output that `spans` contain; the cache has all of its blocks."""
         return cls(cache.read(spans), [(span.log, at) for span in spans for at in range(span.start, span.stop)])
 
     @property

@@ -25,14 +25,14 @@ LOST = "the session's process was lost, or another took the session over, while 
 
 
 class Recovery:
-    """Takes over what the store says of a session: at its first activation here, and after a store error.
+    """Loads the state that an activation found in the store: the first one here, or one after a store error.
 
     | await in recovery | what else may run there | what a kill there leaves |
     |---|---|---|
     | the store, to read | reads, streaming; live events wait | the session as the last owner left it |
     | the commit | reads, streaming; live events wait | the same, or each lost run ended or resumed |
 
-    It may fail at any of them; the next change then activates the session anew.
+    If recovery fails at any await, the next change activates the session again.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Recovery:
         self._ingestion = ingestion
 
     async def recover(self, found: Activation) -> None:
-        """Take over what the store says, and put in order what a lost owner left. Within a change."""
+        """Load the state, and end or resume the runs of a lost process. Call it within a change."""
         self._state.continue_from(found.head)
         self._ingestion.load()
         known = {run.run_id: run for run in self._state.known_runs}
         await self._drop_ended(known.values(), {record.run_id for record in found.open_runs})
         turns = {turn.index: turn for turn in found.open_turns}
-        self._engines.keep_for(known.values())
+        self._engines.keep_resources(known.values())
         self._state.replace_backlog(found.open_turns)
         lost: list[ActiveRun] = []
         waiting: list[ActiveRun] = []
@@ -81,17 +81,17 @@ class Recovery:
                 self._state.run_queue.add(run)
             else:
                 (waiting if record.state == "awaiting_approval" else lost).append(run)
-        self._state.set_unsettled(lost)
+        self._state.set_interrupted(lost)
         for run in waiting:
             self._driver.launch(run)
         if lost or self._state.run_queue.queue or self._state.active:
-            await self._settle(lost)
+            await self._repair(lost)
         else:
             self._journal.log.publish()
-        self._engines.taken_over()
+        self._engines.drop_kept()
 
     async def _drop_ended(self, known: Iterable[ActiveRun], open_runs: Container[str]) -> None:
-        """Let go of the runs whose end was stored while only the store's answer was lost."""
+        """Remove the runs whose end was stored although the store's answer was lost."""
         for run in known:
             if run.run_id in open_runs or run.done.done():
                 continue
@@ -108,11 +108,11 @@ class Recovery:
         if self._state.active and self._state.active.done.done():
             self._state.set_active(None)
 
-    async def _settle(self, lost: Sequence[ActiveRun]) -> None:
-        """See, in one commit, to the runs whose process was lost, and to the queue.
+    async def _repair(self, lost: Sequence[ActiveRun]) -> None:
+        """In one commit, resume or end the runs whose process was lost, and begin the next queued run.
 
-        They go on or end as interrupted, by `on_lost`; the queue goes on or, in an ended session, ends too. Where a run
-        is active, the commit alone matters: live events have numbers above it.
+        `on_lost` decides which runs resume; the others end as interrupted. In an ended session, queued runs are
+        cancelled. If a run is still active, the commit is made too, since live events need numbers above it.
         """
         session, now = self._journal.session, self._journal.clock()
         goes_on = session.status == "active"
@@ -124,14 +124,14 @@ class Recovery:
         blocks: list[Block] = []
         turns: list[TurnRecord] = []
         for run, end in zip(ending, ends, strict=True):
-            settled_output = Ledger(run.output.blocks).settled(LOST, interrupted=True)
-            turn, new, session = run.with_output(settled_output, session, status="interrupted")
+            repaired = Ledger(run.output.blocks).settled(LOST, interrupted=True)
+            turn, new, session = run.with_output(repaired, session, status="interrupted")
             turns.append(turn)
             blocks += new
             events.append(end_event(end, new, session))
         head = turns[-1] if turns else self._state.head
         gone = [] if goes_on else list(self._state.run_queue.queue)
-        given = self._driver.hand_back(gone, discard=False)
+        requeued = self._driver.requeue_prompts(gone, discard=False)
         cancelled = [run.ended("cancelled", "session ended", now) for run in gone]
         begun = self._driver.begin_next(head) if goes_on and self._state.active is None and not resumed else []
         again = [replace(run.record, resumes=run.record.resumes + 1) for run in resumed]
@@ -141,14 +141,14 @@ class Recovery:
             session,
             events,
             blocks=blocks,
-            turns=[*turns, *given, *(turn for _, _, turn in begun)],
+            turns=[*turns, *requeued, *(turn for _, _, turn in begun)],
             dropped_turns=[run.turn.index for run in gone],
             runs=[*ends, *cancelled, *again, *(record for _, record, _ in begun)],
             live=bool(begun or resumed or self._state.active),
         )
         self._state.continue_from(head)
-        self._state.set_unsettled(())
-        self._state.run_queue.apply(given, gone)
+        self._state.set_interrupted(())
+        self._state.run_queue.apply(requeued, gone)
         for run, end, turn in zip(ending, ends, turns, strict=True):
             self._driver.note_end(run, end, turn)
         for run, end in zip(gone, cancelled, strict=True):

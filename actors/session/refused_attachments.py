@@ -1,4 +1,4 @@
-"""Replaces pictures and files that a provider refused by a text, in later requests."""
+"""Replaces images and documents that a provider refused by texts, in later requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from turnwise.memory.conversation.turns import TurnRecord
 
 
 def leave_out(turn: TurnRecord, cache: BlockCache, log: str, size: int) -> tuple[TurnRecord, list[Block]]:
-    """Return the turn of a refused run such that it hands on a text for what was refused, and these texts.
+    """Return the turn of a refused run, with each refused attachment in `carried` replaced by a text, and the texts.
 
-    They are summaries of what they stand for, so that expanding, forgetting, forking and exporting know what that is.
-    Nothing is left out if the run has recorded output: then the provider has taken its prompts in an earlier step.
+    The texts are summaries of the attachments, so that expanding, forgetting, forking and exporting find the originals.
+    Nothing is replaced if the run has recorded output: the provider has then accepted its prompts in an earlier step.
 
     Args:
-        cache: holds what the turn hands on.
-        size: of the log; the texts are to be stored behind it.
+        cache: has the blocks that the next turn would continue with.
+        size: the log's size; the texts are stored after it.
     """
     handed_on = [
         Span(span.log, at, at + 1) for span in turn.carried or turn.input for at in range(span.start, span.stop)
@@ -33,7 +33,7 @@ def leave_out(turn: TurnRecord, cache: BlockCache, log: str, size: int) -> tuple
 
 
 def _refused(blocks: Sequence[Block]) -> list[tuple[int, Image | Document]]:
-    """Return the pictures and files, with their places, that no model has answered; all, if there are none such."""
+    """Return the attachments that no model has answered, with their places; all attachments if each was answered."""
     found = [(at, block) for at, block in enumerate(blocks) if isinstance(block, Image | Document)]
     answered = max((at for at, block in enumerate(blocks) if block.role == "assistant"), default=-1)
     return [(at, block) for at, block in found if at > answered] or found

@@ -78,7 +78,7 @@ class RequestFitting:
         failure: Exception | None = None
         for _ in range(LAST_RESORTS):
             window = await own.window(run.turn, self._journal.blocks.cache)
-            compactor = own.of_run(run.record).beside(run.recalled)
+            compactor = own.of_run(run.record).with_block(run.recalled)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
             if is_over:
                 await self._compaction.wait()

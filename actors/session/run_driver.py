@@ -91,10 +91,10 @@ class RunDriver:
         )
         return replace(record, state="running", started_at=self._journal.clock()), turn
 
-    def begin_next(self, head: TurnRecord | None, given: Sequence[TurnRecord] = ()) -> list[Begun]:
-        """Return the first queued run as running, in a list; its turn is the first of `given`, if any."""
+    def begin_next(self, head: TurnRecord | None, requeued: Sequence[TurnRecord] = ()) -> list[Begun]:
+        """Return the first queued run as running, in a list; its turn is the first of `requeued`, if any."""
         queue = list(self._state.run_queue.queue)[:1]
-        return [(run, *self.begin(run.record, next(iter(given), run.turn), head)) for run in queue]
+        return [(run, *self.begin(run.record, next(iter(requeued), run.turn), head)) for run in queue]
 
     def launch_next(self, begun: Sequence[Begun]) -> None:
         """Make the first queued run active, after the commit that stored it as running."""
@@ -155,7 +155,7 @@ class RunDriver:
                 self._state.set_active(None)
         run.fail(failure)
         if self._journal.lost is None:
-            what = self._tasks.name(f"to see to run {run.run_id!r}")
+            what = self._tasks.name(f"recovery of run {run.run_id!r}")
             await retry(self._transactor.activate, what, until=self._transactor.is_final)
 
     async def _attempt(self, run: ActiveRun) -> Ending:
@@ -217,19 +217,19 @@ class RunDriver:
             turn, texts = leave_out(turn, self._journal.blocks.cache, session.log, session.log_size)
             blocks, session = [*blocks, *texts], replace(session, log_size=session.log_size + len(texts))
         head = self._state.head if drop else turn
-        given = self.hand_back([run], discard=True) if drop else []
-        begun = self.begin_next(head, given)
+        requeued = self.requeue_prompts([run], discard=True) if drop else []
+        begun = self.begin_next(head, requeued)
         waiting = [next_turn for _, _, next_turn in begun]
         await self._transactor.commit(
             session,
             [ended, *(start_event(record) for _, record, _ in begun)],
             blocks=blocks,
-            turns=[*([] if drop else [turn]), *(waiting or given)],
+            turns=[*([] if drop else [turn]), *(waiting or requeued)],
             dropped_turns=[turn.index] if drop else [],
             runs=[end, *(record for _, record, _ in begun)],
             live=bool(begun),
         )
-        self._state.run_queue.apply(() if begun else given)
+        self._state.run_queue.apply(() if begun else requeued)
         self._state.continue_from(head)
         self._state.set_active(None)
         self.note_end(run, end, None if drop else turn)
@@ -245,10 +245,10 @@ class RunDriver:
         run.wake_waiters()
         self._engines.close_unused()
 
-    def hand_back(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
-        """Return the turn, in a list, that gets the prompts of cancelled `runs`; see `RunQueue.hand_back`."""
+    def requeue_prompts(self, runs: Sequence[ActiveRun], *, discard: bool) -> list[TurnRecord]:
+        """Return the turn, in a list, that gets the prompts of cancelled `runs`; see `RunQueue.requeue_prompts`."""
         index = self._journal.session.next_index
-        return self._state.run_queue.hand_back(runs, discard=discard, index=index, now=self._journal.clock())
+        return self._state.run_queue.requeue_prompts(runs, discard=discard, index=index, now=self._journal.clock())
 
     # Callbacks of an attempt: see RunCallbacks
 

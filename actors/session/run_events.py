@@ -31,17 +31,17 @@ _END_EVENTS: dict[RunState, type[RunEnded]] = {
 
 
 def about(record: RunRecord) -> dict[str, Any]:
-    """Return what all events of a run have."""
+    """Return the fields that all events of a run have."""
     return {"turn_index": record.turn_index, "run_id": record.run_id}
 
 
 def start_event(record: RunRecord) -> NewEvent:
-    """Return the event of a run that has the claim."""
+    """Return the event of a run that has become active."""
     return RunStarted, about(record)
 
 
 def end_event(end: RunRecord, new: Sequence[Block] = (), session: SessionRecord | None = None) -> NewEvent:
-    """Return the terminal event of a run whose end stores the `new` blocks, the last of the session's log."""
+    """Return the terminal event of a run whose end stores the blocks `new`, the last of the session's log."""
     values: dict[str, Any] = about(end)
     if new and session:
         values |= {"span": (session.log_size - len(new), session.log_size), "blocks": tuple(new)}
@@ -55,13 +55,13 @@ def end_event(end: RunRecord, new: Sequence[Block] = (), session: SessionRecord 
 
 
 def request_event(record: RunRecord, call_id: str, state: CallState) -> NewEvent:
-    """Return the event that asks for a decision about a call that stands for no tool's."""
+    """Return the event that asks for a decision that is about no tool call, such as a budget."""
     asked = {"call_id": call_id, "name": state.name, "wants": state.wants, "why": state.why}
     return ApprovalRequested, about(record) | asked
 
 
 def placed(events: Sequence[NewEvent], new: Sequence[Block], session: SessionRecord) -> list[NewEvent]:
-    """Return the events with the blocks that each adds: `new`, which are the last of the session's log."""
+    """Return the events, each with the blocks that it adds, out of `new`, the last blocks of the session's log."""
     first = session.log_size - len(new)
     said = [at for at, block in enumerate(new) if not isinstance(block, ToolResult)]
     results = {block.call_id: at for at, block in enumerate(new) if isinstance(block, ToolResult)}

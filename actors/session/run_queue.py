@@ -45,7 +45,7 @@ class RunQueue:
         """Return the turn to which the next prompts are added: the pending one, or a new one at `index`."""
         return self.pending or TurnRecord(index=index, created_at=now)
 
-    def hand_back(self, runs: Sequence[ActiveRun], *, discard: bool, index: int, now: float) -> list[TurnRecord]:
+    def requeue_prompts(self, runs: Sequence[ActiveRun], *, discard: bool, index: int, now: float) -> list[TurnRecord]:
         """Return the turn, in a list, that gets the prompts of cancelled `runs`; an empty list if there are none.
 
         Args:
@@ -53,11 +53,11 @@ class RunQueue:
             discard: hand back only prompts that were appended on their own; otherwise all prompts.
             index: the index of a new turn, which is created if no turn waits behind the runs.
         """
-        given = left_by(runs, discard=discard)
-        if not given:
+        prompts = kept_prompts(runs, discard=discard)
+        if not prompts:
             return []
         behind = (run.turn for run in self.queue if run.turn.index > runs[-1].turn.index)
-        return [with_given(next(behind, None) or self.next_turn(index, now), given)]
+        return [with_earlier_prompts(next(behind, None) or self.next_turn(index, now), prompts)]
 
     def add(self, run: ActiveRun) -> None:
         """Add a run to the end of the queue."""
@@ -67,7 +67,7 @@ class RunQueue:
         """Remove a queued run that has begun or ended."""
         self._queue.remove(run)
 
-    def take_pending(self) -> None:
+    def clear_pending(self) -> None:
         """Clear the pending turn, since a run uses its prompts now."""
         self._pending = None
 
@@ -83,13 +83,13 @@ class RunQueue:
                     run.turn = turn
 
 
-def left_by(runs: Iterable[ActiveRun], *, discard: bool) -> Spans:
+def kept_prompts(runs: Iterable[ActiveRun], *, discard: bool) -> Spans:
     """Return the prompts to hand back of queued runs: all, or with `discard` those appended on their own."""
     return join(*(run.turn.appended if discard else run.turn.prompt for run in runs))
 
 
-def with_given(turn: TurnRecord, given: Spans) -> TurnRecord:
-    """Return a waiting turn with these appended prompts before its own."""
-    if not given:
+def with_earlier_prompts(turn: TurnRecord, prompts: Spans) -> TurnRecord:
+    """Return a waiting turn with these prompts, as appended ones, before its own."""
+    if not prompts:
         return turn
-    return replace(turn, prompt=join(given, turn.prompt), appended=join(given, turn.appended))
+    return replace(turn, prompt=join(prompts, turn.prompt), appended=join(prompts, turn.appended))

@@ -20,7 +20,7 @@ class RunResources:
     The runner is made when a run first needs it, and serves all runs that have this.
 
     Args:
-        engine_id: what names it; see `identity`.
+        engine_id: identifies the engine together with its settings; see `identity`.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class RunResources:
         self.compactor = Compactor(overflow, builder, config, off_loop) if overflow else None
         used = tuple(slot for slot in memories if slot.is_used)
         self.memories: Sequence[MemorySlot]
-        """Those that are used."""
+        """The memories that runs search and save in."""
         self.working: WorkingMemory | None
         self.memories, self.working = (used, working) if config.memory.enabled else ((), None)
         self.all_memories = tuple(memories)
-        """Those that may have something of the session."""
+        """All memories that may have items of the session, and must forget them."""
         self.notes = working
-        """Likewise, used or not."""
+        """The working memory, whether runs use it or not."""
         self.runner: InferenceRunner | None = None
         self.building: asyncio.Task[InferenceRunner] | None = None
         self.is_retired = False

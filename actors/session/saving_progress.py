@@ -14,9 +14,6 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.base import is_read_only
 from turnwise.memory.longterm.turn_items import TurnBlocks
 
-ENDED = ("completed", "cancelled", "failed", "interrupted")
-"""The states of turns that have ended."""
-
 
 class SavingProgress:
     """Tracks which turns each memory has; calls no memory and awaits nothing.
@@ -34,7 +31,7 @@ class SavingProgress:
         """Turns that have ended and that some memory may lack, by index; private ones only move the mark."""
         self._has: dict[str, int] = {}
         """The turn up to which each memory has all its turns, by the memory's name."""
-        self.begin_anew()
+        self.restart()
 
     @property
     def writable(self) -> list[MemorySlot]:
@@ -69,46 +66,46 @@ class SavingProgress:
 
     # What changes it
 
-    def begin_anew(self) -> None:
-        """Begin with the memories that there are now: each has what all of those before had."""
+    def restart(self) -> None:
+        """Track the memories that are attached now; each has the turns that all earlier memories had."""
         self._has = {slot.name: self._saved for slot in self.writable}
 
     def load(self, session: SessionRecord, head: TurnRecord | None) -> None:
-        """Take over from the store how far the memories are."""
+        """Set the mark that the store has."""
         self._saved = max(self._saved, session.saved)
         self._drop_saved()
         self._has = {name: max(has, self._saved) for name, has in self._has.items()}
         self._is_behind = head is not None and head.index > self._saved
 
     def set_behind(self, is_behind: bool) -> None:
-        """Note whether the store has turns that are not known here."""
+        """Set whether the store has turns above the mark that are not known here."""
         self._is_behind = is_behind
 
     def add_ended(self, turn: TurnRecord, use: MemoryUse) -> None:
-        """Note a turn that has ended and is in the store; one that is not to be saved only moves the mark."""
+        """Add a turn that has ended and is stored; a turn that is not to be saved only moves the mark."""
         if turn.index <= self._saved:
             return
         if self.writable:
             self.add(turn, use)
         else:
-            self._is_behind = True  # the mark stays below what is still to be saved
+            self._is_behind = True  # so that the mark stays below the turns that are still to be saved
 
     def add(self, turn: TurnRecord, use: MemoryUse) -> None:
-        """Note a turn above the mark that memories are to be given, or that is private."""
+        """Add a turn above the mark; it is private if its run or the settings say that it is not saved."""
         wanted = self._engines.config.memory.save
         skip = use != "on" or turn.forgotten or (wanted == "completed" and turn.status != "completed")
         self._unsaved[turn.index] = TurnBlocks(turn.index, join(turn.prompt, turn.output), turn.created_at, skip)
 
     def make_private(self, index: int) -> bool:
-        """Give no memory this turn from now on; return whether some was still to be given it."""
+        """Save this turn in no further memory; return whether some memory was still to get it."""
         turn = self._unsaved.get(index)
         if turn is None or turn.is_private:
             return False
         self._unsaved[index] = replace(turn, is_private=True)
         return True
 
-    def add_given(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
-        """Note that a memory has these, and let go of what all have."""
+    def add_saved(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
+        """Note that a memory has these turns; move the mark, and drop the turns that all memories have."""
         self._has[slot.name] = max(self._has[slot.name], turns[-1].index)
         self._saved = max(self._saved, min(self._has.values()))
         self._drop_saved()
@@ -119,12 +116,12 @@ class SavingProgress:
     # See CommitMark
 
     def stamp(self, session: SessionRecord, turns: Iterable[TurnRecord]) -> SessionRecord:
-        """Return the row with the mark; where no memory has to be given anything, the turns that end move it."""
+        """Return the row with the mark. If no memory is writable and no turn is unsaved, ended turns move the mark."""
         saved = self._saved
         if not (self._is_behind or self._unsaved or self.writable):
-            saved = max([saved, *(turn.index for turn in turns if turn.status in ENDED)])
+            saved = max([saved, *(turn.index for turn in turns if not turn.is_open)])
         return replace(session, saved=saved) if saved > session.saved else session
 
     def stored(self, session: SessionRecord) -> None:
-        """Take the mark over that a commit stored."""
+        """Set the mark to the one that a commit stored."""
         self._saved = max(self._saved, session.saved)

@@ -67,12 +67,12 @@ class SessionEngines:
         self._former.append(run_resources)
         self._of_run.update(dict.fromkeys(runs, run_resources))
 
-    def keep_for(self, runs: Iterable[ActiveRun]) -> None:
-        """Note what open runs have, until an activation has taken all over: one that fails is made again."""
+    def keep_resources(self, runs: Iterable[ActiveRun]) -> None:
+        """Keep the resources of open runs until an activation has succeeded: it may fail and be repeated."""
         self._of_run |= {run.run_id: run.run_resources for run in runs}
 
-    def taken_over(self) -> None:
-        """An activation has taken over all runs."""
+    def drop_kept(self) -> None:
+        """Drop what `keep_resources` kept, since an activation has succeeded."""
         self._of_run = {}
         self.close_unused()
 
@@ -113,24 +113,24 @@ class SessionEngines:
         self._close_soon(gone)
 
     def close_all(self) -> None:
-        """Close all runners: this process has the session no more. Does not wait."""
+        """Close all runners, since this process no longer owns the session. Does not wait."""
         self._close_soon(self.remove_all())
 
     def remove_all(self) -> list[RunResources]:
-        """Return all that runs have or had; `close` them when nobody needs them any more."""
-        gears, self._former = [self.current, *self._former], []
-        return gears
+        """Return the resources of all runs, for `close`."""
+        unused, self._former = [self.current, *self._former], []
+        return unused
 
-    async def close(self, gears: Iterable[RunResources]) -> None:
+    async def close(self, unused: Iterable[RunResources]) -> None:
         """Close the runners, and wait until they are closed."""
-        await asyncio.gather(*map(self._retire, gears))
+        await asyncio.gather(*map(self._retire, unused))
 
-    def _close_soon(self, gears: Iterable[RunResources]) -> None:
-        for run_resources in gears:
+    def _close_soon(self, unused: Iterable[RunResources]) -> None:
+        for run_resources in unused:
             self._tasks.spawn_logged(self._retire(run_resources), "closing its engine")
 
     async def _retire(self, run_resources: RunResources) -> None:
-        """Close the runner; one that is being built is closed when it is there."""
+        """Close the runner; a runner that is being built is closed once it is built."""
         run_resources.is_retired = True
         runner, run_resources.runner = run_resources.runner, None
         await close_runner(runner, self.config.cancel_grace_s)
@@ -139,7 +139,7 @@ class SessionEngines:
 async def close_runner(runner: object, grace_s: float) -> None:
     """Close a runner that can be closed.
 
-    What it raises is logged, and after `grace_s` it is left behind: whoever lets a runner go has no more use for it.
+    Its errors are logged. If it takes longer than `grace_s` seconds, it is abandoned.
     """
     if isinstance(runner, Closable):
         closing = asyncio.ensure_future(_close(runner))

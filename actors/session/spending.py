@@ -13,7 +13,7 @@ from turnwise.memory.conversation.usage import Usage
 
 
 class Spending:
-    """Prices what models are asked, and compares it with the budgets of the run and of the session."""
+    """Prices usage, and compares it with the budgets of the run and of the session."""
 
     def __init__(self, state: SessionState, engines: SessionEngines) -> None:
         self._state = state
@@ -23,12 +23,12 @@ class Spending:
         """Return the usage with its cost.
 
         Raises:
-            EngineError: a budget limits the cost, and nobody says what the model costs.
+            EngineError: a budget limits the cost, and the model has no price.
         """
         config = self._engines.config
         usage = priced(usage, config.prices.get(model or ""))
         budgets = (config.run_budget, config.session_budget)
-        # What has no tokens, such as calls of tools, needs no price.
+        # Usage without tokens, such as tool calls, needs no price.
         unpriced = usage.input_tokens + usage.output_tokens and not usage.cost and model not in config.prices
         if unpriced and any(budget and budget.cost for budget in budgets):
             why = f"a budget limits the cost, and model {model!r} has no price: add it to SessionConfig(prices=...)"
@@ -36,11 +36,11 @@ class Spending:
         return usage
 
     def check_run(self, run: ActiveRun) -> None:
-        """Raise if the run may call no model any more, by its own budget or the session's.
+        """Raise if the run's budget or the session's forbids another model call.
 
         Raises:
-            LimitError: it is to fail.
-            Suspend: somebody is to decide.
+            LimitError: the run fails, by `over_budget` or because a caller rejected to raise the budget.
+            Suspend: the run waits until a caller approves or rejects that it continues.
         """
         config = run.run_resources.config
         if not (config.run_budget or config.session_budget):
@@ -52,7 +52,7 @@ class Spending:
             (config.run_budget, "run", spent),
             (config.session_budget, "session", in_session),
         ):
-            # What is granted above a session's budget is granted to this run.
+            # An approval beyond a session's budget applies to this run only.
             over = budget.exceeded(used, times) if budget else None
             if over is None:
                 continue
@@ -63,13 +63,13 @@ class Spending:
             raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=why)})
 
     def check_session(self, unstored: Usage) -> None:
-        """Raise if nothing may be spent on the session any more.
+        """Raise if the session's budget forbids another model call.
 
         Args:
-            unstored: what was spent that no commit has told of.
+            unstored: usage that no commit has stored yet.
 
         Raises:
-            LimitError: its budget is spent.
+            LimitError: the session's budget is used up.
         """
         budget = self._engines.config.session_budget
         if budget and (over := budget.exceeded(self._state.journal.session.usage + unstored)):

@@ -35,7 +35,7 @@ class SessionState:
         """The active run: it runs, or waits for a decision about a tool call."""
         self.run_queue = RunQueue()
         """The queued runs, and the appended prompts that no run has used yet."""
-        self._unsettled: Sequence[ActiveRun] = ()
+        self._interrupted: Sequence[ActiveRun] = ()
         self._ended: OrderedDict[str, tuple[RunRecord, TurnRecord | None]] = OrderedDict()
 
     # Reads
@@ -43,7 +43,7 @@ class SessionState:
     @property
     def known_runs(self) -> list[ActiveRun]:
         """All runs for which a caller may be waiting: active, queued, and interrupted ones not yet recovered."""
-        return [*([self.active] if self.active else []), *self.run_queue.queue, *self._unsettled]
+        return [*([self.active] if self.active else []), *self.run_queue.queue, *self._interrupted]
 
     @property
     def open_runs(self) -> list[ActiveRun]:
@@ -88,9 +88,9 @@ class SessionState:
         self.run_queue = RunQueue()
         self.run_queue.apply(turn for turn in turns if turn.status == "pending")
 
-    def set_unsettled(self, runs: Sequence[ActiveRun]) -> None:
+    def set_interrupted(self, runs: Sequence[ActiveRun]) -> None:
         """Set the runs that were interrupted with an earlier process, until a commit has ended or resumed them."""
-        self._unsettled = runs
+        self._interrupted = runs
 
     def add_ended(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
         """Remember the end of a run that is no longer active."""
@@ -107,7 +107,7 @@ class SessionState:
             run.fail(why)
         self.set_active(None)
         self.replace_backlog()
-        self.set_unsettled(())
+        self.set_interrupted(())
         if self.journal.forwarder:
             self.journal.forwarder.stop()
 

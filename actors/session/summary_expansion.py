@@ -14,7 +14,7 @@ Read = Callable[[Spans], Awaitable[tuple[AnyBlock, ...]]]
 
 
 async def find(summary: Summary, spans: Spans, read: Read) -> bool:
-    """Return whether the summary is in `spans`, or folded into one that is. One read, and one for each further fold."""
+    """Return whether the summary is in `spans`, or was folded into a summary there. One read for each level."""
     seen = Seen()
     while spans:
         found = await _summaries(spans, read)
@@ -25,9 +25,9 @@ async def find(summary: Summary, spans: Spans, read: Read) -> bool:
 
 
 async def originals(summary: Summary, read: Read) -> Spans:
-    """Return where all is that a summary stands for, in order, with that in place of the summaries folded into it.
+    """Return the spans that a summary replaced, in order; a summary that was folded into it is expanded in its place.
 
-    Each place once. One read for each of these summaries.
+    Each position is returned once. One read for each summary.
     """
     seen = Seen()
     spans: list[Span] = []
@@ -46,9 +46,9 @@ async def originals(summary: Summary, read: Read) -> Spans:
 
 
 async def reach(spans: Spans, read: Read) -> Spans:
-    """Return what `spans` hold and what summaries among it stand for, those folded into them too; sorted.
+    """Return `spans`, and all spans that summaries in them replaced, also through folded summaries; sorted.
 
-    One read, and one for each further fold.
+    One read for each level.
     """
     seen = Seen()
     reached = list(spans)
@@ -60,13 +60,13 @@ async def reach(spans: Spans, read: Read) -> Spans:
 
 
 def _folded(summaries: Iterable[Summary], seen: Seen) -> Spans:
-    """Return the places of the summaries folded into these that were not seen before."""
+    """Return the positions of the summaries that were folded into these and were not seen before."""
     places = (Span(log, at, at + 1) for summary in summaries for log, at in summary.folded)
     return union(new for place in places for new in seen.take(place))
 
 
 def _parts(summary: Summary) -> Iterator[tuple[Span, bool]]:
-    """Yield what a summary stands for, in order; each place of a summary folded into it apart, and marked."""
+    """Yield the spans that a summary replaced, in order, and whether the span is a summary that was folded into it."""
     folded: dict[str, list[int]] = {}
     for log, at in sorted(summary.folded):
         folded.setdefault(log, []).append(at)
@@ -80,7 +80,7 @@ def _parts(summary: Summary) -> Iterator[tuple[Span, bool]]:
 
 
 async def _summaries(spans: Spans, read: Read) -> list[Summary]:
-    await asyncio.sleep(0)  # a walk over many summaries stands in nobody's way
+    await asyncio.sleep(0)  # let other tasks run during a walk over many summaries
     return [block for block in await read(spans) if isinstance(block, Summary)]
 
 

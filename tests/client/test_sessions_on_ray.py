@@ -499,7 +499,7 @@ def test_bad_input_is_a_typed_error_and_the_session_is_usable_afterwards(make_ma
         manager.list(cursor="over there")
     with pytest.raises(InvalidInputError, match="metadata"):
         manager.open("chat", metadata={"bytes": b"no"})
-    with pytest.raises(InvalidInputError, match="taken for encrypted"):
+    with pytest.raises(InvalidInputError, match="looks like encrypted"):
         manager.open("chat", metadata={SEALED: "tw1:"})
     chat = manager.open("chät 💬 / 'quoted' \"x\" %_")
     for prompts in ((), ("",), ("hello", " ")):

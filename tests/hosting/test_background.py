@@ -118,7 +118,7 @@ def test_a_saver_that_meets_an_error_of_its_session_is_begun_again(caplog: pytes
         book = Book()
         stage = await MemoryStage.opened(book)
         book.fails = RuntimeError("no model")
-        fail_once(stage.core.ingestion, "_tell_of_saving", RuntimeError("somebody else's"))
+        fail_once(stage.core.ingestion, "_store_event", RuntimeError("somebody else's"))
         await stage.say(SECRET)
         await asyncio.sleep(1)
         book.fails = None

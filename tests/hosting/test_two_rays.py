@@ -146,7 +146,7 @@ def test_a_second_ray_on_a_server_is_warned_with_both_addresses(
     assert found["SessionManager"] == found["AsyncSessionManager"] == "opened"
     warned = [line for line in logged.splitlines() if "WARNING:turnwise.actors.client.manager_requests" in line]
     address = ray_session.get_runtime_context().gcs_address
-    assert warned and all(address in line and "goes to and fro" in line for line in warned)
+    assert warned and all(address in line and "takes the session from the other" in line for line in warned)
     assert found["read"]["states"] == ["running"] * 3
     assert run.is_running()
     run.cancel()

@@ -64,7 +64,7 @@ def test_each_field_of_the_state_is_written_by_one_method() -> None:
                 if isinstance(target, ast.Attribute) and method[0] != "__init__":
                     writers.setdefault(ast.unparse(target), set()).add(method[0])
     own = {name: by for name, by in writers.items() if name.startswith("self.")}
-    assert own.keys() >= {"self.head", "self.active", "self.run_queue", "self._unsettled"}
+    assert own.keys() >= {"self.head", "self.active", "self.run_queue", "self._interrupted"}
     assert all(len(by) == 1 for by in own.values()), own
     for part in [SessionCore, *PARTS]:
         for node in ast.walk(ast.parse(inspect.getsource(sys.modules[part.__module__]))):
@@ -215,9 +215,9 @@ def test_the_mark_moves_when_the_last_memory_has_a_turn() -> None:
     first, second = progress.writable
     progress.add_ended(turn(0), "on")
     progress.add_ended(turn(1), "on")
-    progress.add_given(first, progress.lacking(first))
+    progress.add_saved(first, progress.lacking(first))
     assert progress.saved == -1 and progress.lacking(first) == []
-    progress.add_given(second, progress.lacking(second)[:1])
+    progress.add_saved(second, progress.lacking(second)[:1])
     assert progress.saved == 0 and [own.index for own in progress.missing] == [1]
     assert progress.stamp(SessionRecord(session_id="s"), ()).saved == 0
 

@@ -1,4 +1,4 @@
-"""Sessions as lines of JSON: what comes out goes in, whole or not at all.
+"""Exports and imports: an imported session is the exported one, and an import is whole or leaves nothing.
 
 Run as a program it begins to import, and waits when it has read so many lines: `python test_archive.py URL FILE COUNT`.
 """
@@ -186,7 +186,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("database"))
 
 
-async def test_what_was_exported_and_imported_is_exported_the_same(tmp_path: Path, database: str) -> None:
+async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Path, database: str) -> None:
     """Random forks with summaries, gaps and open runs, from SQLite to PostgreSQL to memory."""
 
     async def story(seed: int, stores: list[SessionStore]) -> None:
@@ -221,7 +221,7 @@ async def test_what_was_exported_and_imported_is_exported_the_same(tmp_path: Pat
             await store.close()
 
 
-def test_what_is_imported_has_all_that_was_exported() -> None:
+def test_an_import_has_everything_that_was_exported() -> None:
     """Compared with the records of the original, whose spans lead to other logs."""
 
     async def story(seed: int) -> None:
@@ -271,7 +271,7 @@ def without_places(block: Block) -> Block:
     return block.model_copy(update={"of": (), "folded": ()}) if isinstance(block, Summary) else block
 
 
-async def test_a_session_that_is_longer_than_a_page_comes_in_whole_and_goes_on() -> None:
+async def test_a_session_longer_than_a_page_is_imported_whole_and_can_be_continued() -> None:
     """Case 45: the audit holds after the import, after the next run, and after a fork of it."""
 
     store, other = InMemoryStore(), InMemoryStore()
@@ -294,7 +294,7 @@ async def test_a_session_that_is_longer_than_a_page_comes_in_whole_and_goes_on()
     (await audit(other, ["s", "f"])).check()
 
 
-async def test_events_in_a_history_are_exported_too_and_come_into_the_store() -> None:
+async def test_events_of_a_history_are_exported_and_imported_into_the_store() -> None:
     store, other, history = InMemoryStore(), InMemoryStore(), InMemoryHistory()
     await store.create(SessionRecord(session_id="s"))
     writer = Writer(store, (await store.activate("s")).session, random.Random(1))
@@ -310,7 +310,7 @@ async def test_events_in_a_history_are_exported_too_and_come_into_the_store() ->
     assert await other.events("s", limit=10_000) == events
 
 
-async def test_a_session_that_changes_while_it_is_exported_is_told_and_leaves_no_archive() -> None:
+async def test_exporting_a_session_that_changes_meanwhile_fails_and_leaves_no_archive() -> None:
     store = InMemoryStore()
     lines: list[str] = []
     await write_fork(store, 3)
@@ -359,14 +359,14 @@ async def refuse(lines: list[str]) -> ArchiveError:
     return error.value
 
 
-async def test_an_archive_that_is_cut_off_anywhere_leaves_nothing(lines: list[str]) -> None:
+async def test_an_archive_that_is_cut_off_anywhere_imports_nothing(lines: list[str]) -> None:
     for count in range(len(lines)):
         assert (await refuse(lines[:count])).line == count + 1
         assert (await refuse([*lines[:count], lines[count][:-9]])).line in (count + 1, count + 2)
     assert (await refuse([*lines, "{}"])).line == len(lines) + 1
 
 
-async def test_an_archive_of_which_a_letter_was_changed_leaves_nothing(lines: list[str]) -> None:
+async def test_an_archive_with_a_changed_letter_imports_nothing(lines: list[str]) -> None:
     words = random.Random(0)
     for _ in range(150):
         at = words.randrange(len(lines) - 1)
@@ -437,7 +437,7 @@ async def test_lines_in_another_order_are_refused(lines: list[str]) -> None:
     assert (await refuse(sealed([lines[0], *lines[:-1]]))).line == 2
 
 
-async def test_an_id_that_is_taken_stays_as_it_is(lines: list[str]) -> None:
+async def test_an_import_does_not_change_a_session_with_its_id(lines: list[str]) -> None:
     store = InMemoryStore()
     there = await store.create(SessionRecord(session_id="s", user_id="somebody"))
     with pytest.raises(SessionExistsError, match="'s'"):
@@ -459,7 +459,7 @@ async def test_an_id_that_is_taken_stays_as_it_is(lines: list[str]) -> None:
     assert store._logs == {}
 
 
-def test_an_import_that_the_store_fails_or_that_is_cancelled_leaves_nothing(lines: list[str]) -> None:
+def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
     class Failing(InMemoryStore):
         """Fails, or waits for ever, at one of its verbs."""
 
@@ -519,7 +519,9 @@ class Stop:
         sys.stdin.readline()
 
 
-def test_a_kill_leaves_a_session_that_says_that_it_is_unfinished(lines: list[str], url: str, tmp_path: Path) -> None:
+def test_a_kill_during_an_import_leaves_a_session_marked_as_unfinished(
+    lines: list[str], url: str, tmp_path: Path
+) -> None:
     """Case 63: what came in is deleted with one call, and then the import can be repeated."""
     (tmp_path / "s.jsonl").write_text("".join(lines), encoding="utf-8")
     count = max(at for at, line in enumerate(lines) if line.startswith('{"run"'))

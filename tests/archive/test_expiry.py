@@ -1,4 +1,4 @@
-"""Sessions that have expired are swept, and those that are in use stay: case 48."""
+"""Case 48: expired sessions are swept, and sessions in use are kept."""
 
 import asyncio
 import json
@@ -57,49 +57,43 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and ".db" not in path.name]
 
 
-def test_what_has_expired_goes_into_files_of_its_own_and_all_else_stays(tmp_path: Path) -> None:
+async def test_a_sweep_exports_and_deletes_expired_sessions_only(tmp_path: Path) -> None:
     """More than a page, and ids that are no names of files."""
     names = ["plain", "a/b", "../up", "..", "user.1", "ü" * 200, "😀" * 256, "A b", *(f"s{at}" for at in range(120))]
 
-    async def story() -> None:
-        store, history = SQLStore(f"sqlite:///{tmp_path}/store.db"), InMemoryHistory()
-        for name in names:
-            await put(store, name, created_at=1.5, seq=1, user_id=f"user of {name}"[:256])
-            await history.append(name, [UnknownEvent(stored_kind="x", session_id=name, seq=1, at=1.0)])
-        await put(store, "stays", None)
-        await put(store, "later", 10.5)
-        folder = tmp_path / "kept" / "here"
-        assert await sweep(store, NOW, folder, history) == Swept(deleted=tuple(names), archived=tuple(names))
-        assert [session.session_id for session in await store.query()] == ["later", "stays"]
-        assert [await history.last_seq(name) for name in names] == [0] * len(names)
-        assert len(files(tmp_path)) == len(names)
-        for path in files(tmp_path):
-            assert path.parent == folder and path.name.endswith("@1500000.jsonl")
-            with pytest.raises(SessionNotFoundError):
-                await store.get("plain" if path.name.startswith("plain") else "..")
-            await import_session(store, path.read_text().splitlines(), session_id=f"{len(path.name)} {path.name}"[:99])
-        assert await store.count() == len(names) + 2
-        assert await store.count(user_id="user of ../up") == 1
-        assert await sweep(store, NOW - 0.1) == Swept()
-        await store.close()
-
-    play(story())
+    store, history = SQLStore(f"sqlite:///{tmp_path}/store.db"), InMemoryHistory()
+    for name in names:
+        await put(store, name, created_at=1.5, seq=1, user_id=f"user of {name}"[:256])
+        await history.append(name, [UnknownEvent(stored_kind="x", session_id=name, seq=1, at=1.0)])
+    await put(store, "stays", None)
+    await put(store, "later", 10.5)
+    folder = tmp_path / "kept" / "here"
+    assert await sweep(store, NOW, folder, history) == Swept(deleted=tuple(names), archived=tuple(names))
+    assert [session.session_id for session in await store.query()] == ["later", "stays"]
+    assert [await history.last_seq(name) for name in names] == [0] * len(names)
+    assert len(files(tmp_path)) == len(names)
+    for path in files(tmp_path):
+        assert path.parent == folder and path.name.endswith("@1500000.jsonl")
+        with pytest.raises(SessionNotFoundError):
+            await store.get("plain" if path.name.startswith("plain") else "..")
+        await import_session(store, path.read_text().splitlines(), session_id=f"{len(path.name)} {path.name}"[:99])
+    assert await store.count() == len(names) + 2
+    assert await store.count(user_id="user of ../up") == 1
+    assert await sweep(store, NOW - 0.1) == Swept()
+    await store.close()
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "awaiting_approval"])
-def test_a_session_that_a_run_uses_stays(state: RunState, tmp_path: Path) -> None:
-    async def story() -> None:
-        store = InMemoryStore()
-        session = await put(store, "s")
-        run = RunRecord(run_id="r", session_id="s", turn_index=0, state=state, first_seq=1, created_at=1.0)
-        session = session.committed()
-        await store.commit("s", 1, Commit(session=session, new_run=run))
-        assert await sweep(store, NOW, tmp_path) == Swept(busy=("s",)) and files(tmp_path) == []
-        session = (await store.get("s")).committed()
-        await store.commit("s", 2, Commit(session=session, runs=[replace(run, state="completed")]))
-        assert await sweep(store, NOW, tmp_path) == Swept(deleted=("s",), archived=("s",))
-
-    play(story())
+async def test_a_session_with_an_open_run_is_not_swept(state: RunState, tmp_path: Path) -> None:
+    store = InMemoryStore()
+    session = await put(store, "s")
+    run = RunRecord(run_id="r", session_id="s", turn_index=0, state=state, first_seq=1, created_at=1.0)
+    session = session.committed()
+    await store.commit("s", 1, Commit(session=session, new_run=run))
+    assert await sweep(store, NOW, tmp_path) == Swept(busy=("s",)) and files(tmp_path) == []
+    session = (await store.get("s")).committed()
+    await store.commit("s", 2, Commit(session=session, runs=[replace(run, state="completed")]))
+    assert await sweep(store, NOW, tmp_path) == Swept(deleted=("s",), archived=("s",))
 
 
 class Rival(InMemoryStore):
@@ -125,55 +119,46 @@ class Rival(InMemoryStore):
 
 @pytest.mark.parametrize("before", ["activate", "delete"])
 @pytest.mark.parametrize("what", ["opens", "commits"])
-def test_who_uses_a_session_while_it_is_swept_keeps_it(before: str, what: str, tmp_path: Path) -> None:
+async def test_a_session_that_is_used_during_a_sweep_is_kept(before: str, what: str, tmp_path: Path) -> None:
     """And no file says that it was swept."""
 
-    async def story() -> None:
-        store = Rival()
-        session = await put(store, "s")
+    store = Rival()
+    session = await put(store, "s")
 
-        async def act(_: InMemoryStore) -> None:
-            if what == "opens":
-                await InMemoryStore.activate(store, "s")
-            elif before == "activate":
-                await store.commit("s", 1, Commit(session=session.committed(updated_at=105.0)))
-            else:
-                owner = (await InMemoryStore.activate(store, "s")).session
-                await store.commit("s", owner.epoch, Commit(session=owner.committed(updated_at=105.0)))
+    async def act(_: InMemoryStore) -> None:
+        if what == "opens":
+            await InMemoryStore.activate(store, "s")
+        elif before == "activate":
+            await store.commit("s", 1, Commit(session=session.committed(updated_at=105.0)))
+        else:
+            owner = (await InMemoryStore.activate(store, "s")).session
+            await store.commit("s", owner.epoch, Commit(session=owner.committed(updated_at=105.0)))
 
-        store.before, store.act = before, act
-        assert await sweep(store, NOW, tmp_path) == Swept(used=("s",)) and files(tmp_path) == []
-        assert (await store.get("s")).session_id == "s" and store.before == ""
-
-    play(story())
+    store.before, store.act = before, act
+    assert await sweep(store, NOW, tmp_path) == Swept(used=("s",)) and files(tmp_path) == []
+    assert (await store.get("s")).session_id == "s" and store.before == ""
 
 
-def test_who_deletes_a_session_while_it_is_swept_is_no_matter(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = Rival()
-        await put(store, "s")
-        store.before, store.act = "activate", lambda store: InMemoryStore.delete(store, "s")
-        assert await sweep(store, NOW, tmp_path) == Swept()
-
-    play(story())
+async def test_deleting_a_session_during_a_sweep_does_no_harm(tmp_path: Path) -> None:
+    store = Rival()
+    await put(store, "s")
+    store.before, store.act = "activate", lambda store: InMemoryStore.delete(store, "s")
+    assert await sweep(store, NOW, tmp_path) == Swept()
 
 
-def test_an_archive_is_in_its_folder_before_its_session_goes(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = Rival()
-        await put(store, "s", created_at=2.0)
-        seen: list[str] = []
+async def test_an_archive_is_in_its_folder_before_its_session_is_deleted(tmp_path: Path) -> None:
+    store = Rival()
+    await put(store, "s", created_at=2.0)
+    seen: list[str] = []
 
-        async def look(_: InMemoryStore) -> None:
-            (path,) = files(tmp_path)
-            seen.append(path.name)
-            await import_session(InMemoryStore(), path.read_text().splitlines())
+    async def look(_: InMemoryStore) -> None:
+        (path,) = files(tmp_path)
+        seen.append(path.name)
+        await import_session(InMemoryStore(), path.read_text().splitlines())
 
-        store.before, store.act = "delete", look
-        assert (await sweep(store, NOW, tmp_path)).archived == ("s",)
-        assert seen == ["s@2000000.jsonl"] == [path.name for path in files(tmp_path)]
-
-    play(story())
+    store.before, store.act = "delete", look
+    assert (await sweep(store, NOW, tmp_path)).archived == ("s",)
+    assert seen == ["s@2000000.jsonl"] == [path.name for path in files(tmp_path)]
 
 
 class Asked:
@@ -195,138 +180,123 @@ class Asked:
 
 
 @pytest.mark.parametrize("error", [StoreError("away"), SessionLostError("s", "killed"), SessionChangedError("s")])
-def test_the_file_of_a_session_that_may_be_deleted_stays(error: TurnwiseError, tmp_path: Path) -> None:
+async def test_the_file_of_a_session_that_may_be_deleted_is_kept(error: TurnwiseError, tmp_path: Path) -> None:
     """The process was killed, or its store went away, between the deletion and the answer."""
 
-    async def story() -> None:
-        store = InMemoryStore()
-        await put(store, "s")
-        client: Any = Asked(store, error, deletes=True)
-        swept = await carry_out_async(sweep_live(client, store, tmp_path, memory=False))
-        assert swept.deleted == () and await store.count() == 0
-        (path,) = files(tmp_path)
-        await import_session(store, path.read_text().splitlines())
-        client = Asked(store, SessionBusyError("s", "run"), deletes=False)
-        assert await carry_out_async(sweep_live(client, store, tmp_path, memory=False)) == Swept(busy=("s",))
-        assert files(tmp_path) == [], "this one is known to be there"
-
-    play(story())
+    store = InMemoryStore()
+    await put(store, "s")
+    client: Any = Asked(store, error, deletes=True)
+    swept = await carry_out_async(sweep_live(client, store, tmp_path, memory=False))
+    assert swept.deleted == () and await store.count() == 0
+    (path,) = files(tmp_path)
+    await import_session(store, path.read_text().splitlines())
+    client = Asked(store, SessionBusyError("s", "run"), deletes=False)
+    assert await carry_out_async(sweep_live(client, store, tmp_path, memory=False)) == Swept(busy=("s",))
+    assert files(tmp_path) == [], "this one is known to be there"
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_of_two_sweeps_at_once_none_takes_the_others_file_away(is_whole: bool, tmp_path: Path) -> None:
+async def test_concurrent_sweeps_do_not_delete_each_others_files(is_whole: bool, tmp_path: Path) -> None:
     """The first has its file, the second puts its own in its place; then the first is refused, and the second not."""
 
-    async def story() -> None:
-        store, turn = Rival(), asyncio.Event()
-        await put(store, "s")
-        first_has_its_file = asyncio.Event()
+    store, turn = Rival(), asyncio.Event()
+    await put(store, "s")
+    first_has_its_file = asyncio.Event()
 
-        async def wait_for_the_second(_: InMemoryStore) -> None:
-            first_has_its_file.set()
-            await turn.wait()
+    async def wait_for_the_second(_: InMemoryStore) -> None:
+        first_has_its_file.set()
+        await turn.wait()
 
-        async def wait_for_the_first(_: InMemoryStore) -> None:
-            turn.set()
-            await asyncio.wait({first})
+    async def wait_for_the_first(_: InMemoryStore) -> None:
+        turn.set()
+        await asyncio.wait({first})
 
-        store.before, store.act = "delete", wait_for_the_second
-        first = asyncio.ensure_future(sweep(store, NOW, tmp_path))
-        await first_has_its_file.wait()
-        if not is_whole:
-            (path,) = files(tmp_path)
-            path.write_text("")  # so that the second has to write its own
-        store.before, store.act = "delete", wait_for_the_first
-        done = await sweep(store, NOW, tmp_path) + first.result()
-        assert first.result().used == ("s",)
-        assert done.deleted == done.archived == ("s",) and await store.count() == 0
+    store.before, store.act = "delete", wait_for_the_second
+    first = asyncio.ensure_future(sweep(store, NOW, tmp_path))
+    await first_has_its_file.wait()
+    if not is_whole:
         (path,) = files(tmp_path)
-        await import_session(store, path.read_text().splitlines())
+        path.write_text("")  # so that the second has to write its own
+    store.before, store.act = "delete", wait_for_the_first
+    done = await sweep(store, NOW, tmp_path) + first.result()
+    assert first.result().used == ("s",)
+    assert done.deleted == done.archived == ("s",) and await store.count() == 0
+    (path,) = files(tmp_path)
+    await import_session(store, path.read_text().splitlines())
 
-    play(story())
 
-
-def test_a_deletion_that_failed_half_way_leaves_the_file_that_has_all(
+async def test_a_deletion_that_fails_halfway_keeps_the_complete_archive(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Case 48: events that were in the history alone are in no store when the sweep comes again."""
     monkeypatch.setattr(journal, "DELETE_EVERY", 1)
 
-    async def story() -> None:
-        store, history = Rival(), InMemoryHistory()
-        await store.create(SessionRecord(session_id="s", ttl_s=10.0, updated_at=100.0))
-        core = SessionCore("s", store, EchoEngine(), history=history, clock=lambda: 100.0)
-        for name in "abc":
-            await core.start([name], run_id=name)
-            await core.reads.wait(name)
-            while await history.last_seq("s") < (await store.events("s"))[-1].seq:
-                await asyncio.sleep(0)
+    store, history = Rival(), InMemoryHistory()
+    await store.create(SessionRecord(session_id="s", ttl_s=10.0, updated_at=100.0))
+    core = SessionCore("s", store, EchoEngine(), history=history, clock=lambda: 100.0)
+    for name in "abc":
+        await core.start([name], run_id=name)
+        await core.reads.wait(name)
+        while await history.last_seq("s") < (await store.events("s"))[-1].seq:
+            await asyncio.sleep(0)
 
-        async def fail(_: InMemoryStore) -> None:
-            raise StoreError("away")
+    async def fail(_: InMemoryStore) -> None:
+        raise StoreError("away")
 
-        store.before, store.act = "delete", fail
-        found = await store.get("s")
-        file = await archived(store, found, tmp_path, history)
-        assert file
-        path, whole = file.path, file.path.read_text()
-        with pytest.raises(StoreError, match="away"):
-            await core.delete(memory=False, updated_at=100.0)
-        assert await history.last_seq("s") == 0
-        assert await archived(store, found, tmp_path, history) and files(tmp_path) == [path]
-        assert path.read_text() == whole and whole.count('"event"') == 6
-        path.write_text(whole[:20])
-        await archived(store, found, tmp_path, history)
-        assert path.read_text().count('"event"') < 6, "one that cannot be read is written again"
-
-    play(story())
+    store.before, store.act = "delete", fail
+    found = await store.get("s")
+    file = await archived(store, found, tmp_path, history)
+    assert file
+    path, whole = file.path, file.path.read_text()
+    with pytest.raises(StoreError, match="away"):
+        await core.delete(memory=False, updated_at=100.0)
+    assert await history.last_seq("s") == 0
+    assert await archived(store, found, tmp_path, history) and files(tmp_path) == [path]
+    assert path.read_text() == whole and whole.count('"event"') == 6
+    path.write_text(whole[:20])
+    await archived(store, found, tmp_path, history)
+    assert path.read_text().count('"event"') < 6, "one that cannot be read is written again"
 
 
-def test_a_session_that_cannot_be_exported_stays_and_the_others_go(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = SQLStore(f"sqlite:///{tmp_path}/store.db")
-        for name in ("a", "bad", "c"):
-            session = await put(store, name)
-            await store.commit(name, 1, Commit(session=session.committed(log_size=1), blocks=['{"kind":"text"}']))
-        connection = sqlite3.connect(tmp_path / "store.db")
-        with connection:
-            connection.execute("DELETE FROM turnwise_blocks WHERE log = (SELECT key FROM turnwise_sessions LIMIT 1, 1)")
-        connection.close()
-        folder = tmp_path / "folder"
-        swept = await sweep(store, NOW, folder)
-        assert swept.deleted == swept.archived == ("a", "c") and "corrupt record block" in swept.failed["bad"]
-        assert len(files(folder)) == 2
-        (tmp_path / "no folder").write_text("x")
-        swept = await sweep(store, NOW, tmp_path / "no folder")
-        assert swept.deleted == () and "was not deleted" in swept.failed["bad"]
-        assert (await sweep(store, NOW)).deleted == ("bad",)
-        await store.close()
-
-    play(story())
+async def test_a_session_that_cannot_be_exported_is_kept_and_others_are_swept(tmp_path: Path) -> None:
+    store = SQLStore(f"sqlite:///{tmp_path}/store.db")
+    for name in ("a", "bad", "c"):
+        session = await put(store, name)
+        await store.commit(name, 1, Commit(session=session.committed(log_size=1), blocks=['{"kind":"text"}']))
+    connection = sqlite3.connect(tmp_path / "store.db")
+    with connection:
+        connection.execute("DELETE FROM turnwise_blocks WHERE log = (SELECT key FROM turnwise_sessions LIMIT 1, 1)")
+    connection.close()
+    folder = tmp_path / "folder"
+    swept = await sweep(store, NOW, folder)
+    assert swept.deleted == swept.archived == ("a", "c") and "corrupt record block" in swept.failed["bad"]
+    assert len(files(folder)) == 2
+    (tmp_path / "no folder").write_text("x")
+    swept = await sweep(store, NOW, tmp_path / "no folder")
+    assert swept.deleted == () and "was not deleted" in swept.failed["bad"]
+    assert (await sweep(store, NOW)).deleted == ("bad",)
+    await store.close()
 
 
-def test_a_refresh_counts_as_use_and_a_delete_can_ask_that_nothing_was_committed() -> None:
-    async def story() -> None:
-        store, times = InMemoryStore(), iter(range(1000, 2000))
-        await put(store, "s")
-        core = SessionCore("s", store, EchoEngine(), clock=lambda: float(next(times)))
-        await core.refresh()
-        first = (await store.get("s")).updated_at
-        assert first >= 1000 and await sweep(store, first + 9.9) == Swept()
-        await core.start(["hello"], run_id="r")
-        await core.reads.wait("r")
-        assert (await store.get("s")).ttl_s == 10.0
-        with pytest.raises(SessionChangedError, match="'s'"):
-            await core.delete(updated_at=first)
-        fork = await core.fork(None, "f")
-        assert fork.ttl_s == 10.0
-        await core.delete(updated_at=(await store.get("s")).updated_at)
-        assert [session.session_id for session in await store.query()] == ["f"]
-
-    play(story())
+async def test_a_refresh_counts_as_use_and_a_delete_can_require_an_unchanged_session() -> None:
+    store, times = InMemoryStore(), iter(range(1000, 2000))
+    await put(store, "s")
+    core = SessionCore("s", store, EchoEngine(), clock=lambda: float(next(times)))
+    await core.refresh()
+    first = (await store.get("s")).updated_at
+    assert first >= 1000 and await sweep(store, first + 9.9) == Swept()
+    await core.start(["hello"], run_id="r")
+    await core.reads.wait("r")
+    assert (await store.get("s")).ttl_s == 10.0
+    with pytest.raises(SessionChangedError, match="'s'"):
+        await core.delete(updated_at=first)
+    fork = await core.fork(None, "f")
+    assert fork.ttl_s == 10.0
+    await core.delete(updated_at=(await store.get("s")).updated_at)
+    assert [session.session_id for session in await store.query()] == ["f"]
 
 
-def test_live_sessions_are_asked_and_those_in_use_stay(
+def test_a_sweep_of_a_manager_keeps_sessions_in_use(
     make_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     with make_manager() as manager:

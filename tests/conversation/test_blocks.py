@@ -1,4 +1,4 @@
-"""Blocks: what is written is read again, and nobody can change one."""
+"""Blocks: they are read as they were written, and cannot be changed."""
 
 import copy
 import pickle
@@ -84,7 +84,7 @@ def test_a_block_comes_back_as_it_was_written(cls: type[Block]) -> None:
 
 
 @given(UNKNOWN_KINDS, PAYLOADS)
-def test_a_kind_of_a_later_version_is_written_back_as_it_came(kind: str, payload: dict[str, Any]) -> None:
+def test_a_block_kind_of_a_later_version_is_written_back_unchanged(kind: str, payload: dict[str, Any]) -> None:
     """Case 27: byte for byte, whatever its fields are."""
     line = pydantic_core.to_json({"kind": kind, **payload}).decode()
     block = decode(line)
@@ -127,7 +127,7 @@ def test_fields_of_their_default_value_are_not_written() -> None:
         '{"kind":"tool_use","call_id":"1","name":"x","input":{"x":NaN}}',
     ],
 )
-def test_what_is_no_block_is_a_value_error(line: str) -> None:
+def test_decoding_something_else_than_a_block_is_a_value_error(line: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode(line)
 
@@ -147,7 +147,7 @@ def test_a_payload_that_json_cannot_hold_is_refused_when_the_block_is_made(value
 
 
 @pytest.mark.parametrize(("kind", "payload"), [("tool_use", {"call_id": "1"}), ("user", {}), ("new", {"kind": "user"})])
-def test_an_unknown_block_cannot_pass_for_one_of_a_known_kind(kind: str, payload: dict[str, str]) -> None:
+def test_an_unknown_block_cannot_have_a_known_kind(kind: str, payload: dict[str, str]) -> None:
     """A caller could else put a tool call without its result into a history."""
     with pytest.raises(ValidationError, match="would be read as a block of another kind"):
         Unknown(stored_kind=kind, payload=payload)
@@ -192,7 +192,7 @@ CHANGES: list[Callable[[Any], object]] = [
         freeze,
     ],
 )
-def test_a_payload_is_immutable_all_the_way_down_and_apart_from_what_it_was_made_of(
+def test_a_payload_is_deeply_immutable_and_a_copy_of_its_source(
     payload: Callable[[Any], Any], make: Callable[[Any], Any]
 ) -> None:
     """Case 12: as it is, copied, or pickled into another process."""

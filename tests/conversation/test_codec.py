@@ -25,7 +25,7 @@ class LaterTurn(TurnRecord):
     score: float = 0.5
 
 
-def test_a_field_that_a_record_gains_is_carried_and_older_records_have_its_default() -> None:
+def test_a_new_field_of_a_record_is_stored_and_older_records_have_its_default() -> None:
     names = [each.name for each in fields(LaterTurn)]
     notes = freeze({"of": [{"text": "\u00fc"}]})
     later = LaterTurn(index=1, colour="red", notes=notes, score=1, input=(Span("7", 0, 2**60),), usage=USAGE)

@@ -1,4 +1,4 @@
-"""Ids: which may be used, and how new ones are made."""
+"""Ids: which are valid, and how new ones are made."""
 
 import time
 
@@ -54,7 +54,7 @@ def test_an_id_that_cannot_be_used_is_refused_with_the_reason(value: object, why
         "🦀" * 256,
     ],
 )
-def test_any_other_string_is_an_id_and_stays_as_it_is(value: str) -> None:
+def test_any_other_string_is_an_id_and_is_not_changed(value: str) -> None:
     """Case 46: what is odd is literal, not forbidden or changed."""
     assert len(value) <= MAX_LENGTH
     assert check_id("user id", value) is value

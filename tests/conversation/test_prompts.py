@@ -36,7 +36,7 @@ def test_a_block_that_is_nested_too_deep_is_refused(depth: int) -> None:
                 refuse(block)
 
 
-def test_strings_become_user_blocks_and_blocks_stay_what_they_are_in_their_order() -> None:
+def test_strings_become_user_blocks_and_blocks_are_unchanged() -> None:
     given: list[Block] = [
         *(System(text="Be brief."), Image(url="https://example.org/a.png"), Document(name="a", text="b")),
         *(
@@ -57,7 +57,7 @@ def test_no_prompts_are_no_blocks() -> None:
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\n\t \u3000", User(text=""), User(text=" \n")])
-def test_a_blank_prompt_is_refused_wherever_it_stands(blank: Prompt) -> None:
+def test_a_blank_prompt_is_refused_at_every_position(blank: Prompt) -> None:
     """Case 2."""
     for prompts in ([blank], ["a", blank], [blank, "a"]):
         with pytest.raises(EmptyTurnError, match=r"^session 's' has nothing to run"):
@@ -73,7 +73,7 @@ def test_a_blank_prompt_is_refused_wherever_it_stands(blank: Prompt) -> None:
         ToolResult(call_id="1", text="seen"),
     ],
 )
-def test_what_only_a_run_may_add_is_refused(block: Block) -> None:
+def test_blocks_that_only_a_run_may_add_are_refused(block: Block) -> None:
     """Case 19: a caller cannot leave a call without its result, or a result without its call."""
     with pytest.raises(
         InvalidPromptError, match=f"^session 's' refuses the prompt: a {block.kind} block comes from a run"
@@ -84,7 +84,7 @@ def test_what_only_a_run_may_add_is_refused(block: Block) -> None:
 @pytest.mark.parametrize(
     "prompt", [None, 7, b"a", ["a"], {"role": "user", "content": "a"}, User, Block(kind="tool_use")]
 )
-def test_what_is_no_prompt_is_refused_with_its_type(prompt: object) -> None:
+def test_something_else_than_a_prompt_is_refused_with_its_type(prompt: object) -> None:
     with pytest.raises(InvalidPromptError, match=f"{type(prompt).__name__} is not a string or a block"):
         accept("s", ["a", prompt], 1000)  # type: ignore[list-item]
 
@@ -92,7 +92,7 @@ def test_what_is_no_prompt_is_refused_with_its_type(prompt: object) -> None:
 @pytest.mark.parametrize(
     "prompt", ["\ud800", User(text="a\udfff"), Unknown(stored_kind="new", payload={"a": ["\ud800"]})]
 )
-def test_half_a_character_is_refused(prompt: Prompt) -> None:
+def test_a_lone_surrogate_is_refused(prompt: Prompt) -> None:
     with pytest.raises(InvalidPromptError, match=r"^session 's' refuses the prompt: it is not valid text"):
         accept("s", [prompt], 1000)
 

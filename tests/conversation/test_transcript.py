@@ -80,7 +80,7 @@ def test_results_lead_the_users_message_in_the_order_of_declaration() -> None:
     assert messages_of(blocks)[1] == Message("user", (result("a"), result("b"), result("x"), User(text="And?")))
 
 
-def test_a_prompt_that_came_before_a_result_stands_behind_it_whatever_the_model_said_before_its_call() -> None:
+def test_a_prompt_before_a_tool_result_is_sent_after_it() -> None:
     """Acceptance 24."""
     said = [HM, HM, YES, YES, use("a"), use("b")]
     blocks = [*said, result("x"), User(text="And?"), result("b"), result("a")]
@@ -94,7 +94,7 @@ def test_results_are_ordered_by_the_calls_right_before_them() -> None:
 
 
 @pytest.mark.parametrize("silent", [CacheCheckpoint(), Unknown(stored_kind="hologram")], ids=repr)
-def test_what_is_of_neither_side_parts_no_message(silent: Block) -> None:
+def test_blocks_of_neither_side_do_not_split_a_message(silent: Block) -> None:
     """Acceptance 24: a thought that was parted from its call would be a message of thoughts alone."""
     assert messages_of([User(text="Hello"), HM, silent, use("a"), result("a"), silent, result("b")]) == [
         Message("user", (User(text="Hello"),)),
@@ -108,7 +108,7 @@ def test_what_is_of_neither_side_parts_no_message(silent: Block) -> None:
 # The ledger
 
 
-def test_thoughts_that_arrive_late_stand_first_and_pieces_are_joined() -> None:
+def test_late_thoughts_come_first_and_pieces_are_joined() -> None:
     """Acceptance 24."""
     ledger = Ledger()
     ledger.append_text("Let me ")
@@ -135,7 +135,7 @@ def test_a_signature_closes_a_thought() -> None:
     ]
 
 
-def test_nothing_is_no_thought() -> None:
+def test_an_empty_delta_adds_no_thought() -> None:
     """Acceptance 26: an empty piece must not become a thought that then seems to have lost its signature."""
     ledger = Ledger()
     ledger.append_thinking("")
@@ -161,7 +161,7 @@ def test_results_come_in_the_order_of_declaration_however_they_arrive() -> None:
         ([result("b"), result("b", "again")], "'b' has its result already"),
     ],
 )
-def test_a_result_that_nobody_waits_for_is_refused_and_none_is_added(results: list[ToolResult], why: str) -> None:
+def test_an_unexpected_result_is_refused_and_no_result_is_added(results: list[ToolResult], why: str) -> None:
     ledger = Ledger([use("a"), use("b"), result("a")])
     with pytest.raises(TranscriptError, match=why):
         ledger.append_tool_results(*results)
@@ -180,7 +180,7 @@ def test_definitive_blocks_replace_all_that_was_streamed() -> None:
     assert ledger.uses_without_result() == []
 
 
-def test_a_call_that_waits_is_found_after_a_streamed_one_of_its_id_is_void() -> None:
+def test_a_waiting_call_is_found_after_a_streamed_call_with_its_id_is_dropped() -> None:
     """Acceptance 28."""
     ledger = Ledger([use("a")])
     ledger.declare_tool_use("a", "look", {"city": "Paris"})
@@ -189,7 +189,7 @@ def test_a_call_that_waits_is_found_after_a_streamed_one_of_its_id_is_void() -> 
     assert ledger.blocks() == [use("a"), result("a")]
 
 
-def test_an_end_with_a_call_of_an_earlier_id_is_no_edit_of_the_earlier_call() -> None:
+def test_a_final_call_with_an_earlier_id_does_not_edit_the_earlier_call() -> None:
     """Acceptance 28."""
     first = [use("a", city="Paris"), result("a", "sun")]
     last = [use("a", city="Rome"), ToolResult(call_id="a", text="cancelled: enough", is_error=True)]
@@ -201,7 +201,7 @@ def test_an_end_with_a_call_of_an_earlier_id_is_no_edit_of_the_earlier_call() ->
     assert Ledger.replay(events).blocks() == [*first, *last]
 
 
-def test_a_decision_that_edits_a_call_takes_its_place() -> None:
+def test_a_decision_that_edits_a_call_replaces_it() -> None:
     """Acceptance 28."""
     events = [
         event(ModelCallEnded, call=0, seconds=0.0, blocks=[use("a", city="Paris"), use("b")]),
@@ -213,7 +213,7 @@ def test_a_decision_that_edits_a_call_takes_its_place() -> None:
 @given(
     st.lists(st.sampled_from([HM, YES, OUR_SOURCE, use("a"), use("b"), result("a"), Unknown(stored_kind="hologram")]))
 )
-def test_a_settled_output_survives_json_with_the_kinds_that_nobody_knows(output: list[Block]) -> None:
+def test_a_repaired_output_with_unknown_kinds_survives_json(output: list[Block]) -> None:
     """Acceptance 27."""
     kept = repair(output, why="enough", interrupted=True)
     assert [decode(encode(block)) for block in kept] == kept
@@ -328,7 +328,7 @@ def test_a_replay_equals_the_live_ledger_at_every_event(data: st.DataObject) -> 
 
 
 @given(st.data())
-def test_the_log_alone_gives_the_ledger_of_every_commit(data: st.DataObject) -> None:
+def test_a_ledger_can_be_built_from_the_stored_events(data: st.DataObject) -> None:
     """Acceptance 28: live events are not stored, and nothing of them is missed."""
     script = Script(data)
     script.run()

@@ -1,4 +1,4 @@
-"""Turns, and what they are made of: spans, and the cache that holds the blocks."""
+"""Turns, spans, and the cache of blocks."""
 
 import pickle
 from dataclasses import FrozenInstanceError, replace
@@ -71,7 +71,7 @@ def test_a_difference_has_the_positions_that_are_not_held(a: Spans, b: Spans) ->
 
 
 @given(SPANS, st.integers(-1, 40))
-def test_spans_are_cut_in_reading_order_and_joined_again_they_are_whole(spans: Spans, count: int) -> None:
+def test_cut_spans_are_whole_when_they_are_joined_again(spans: Spans, count: int) -> None:
     first, rest = cut(spans, count)
     assert positions(first) == positions(spans)[: max(count, 0)]
     assert positions(first) + positions(rest) == positions(spans)
@@ -79,7 +79,7 @@ def test_spans_are_cut_in_reading_order_and_joined_again_they_are_whole(spans: S
 
 
 @given(SPANS, SPANS, st.integers(0, 40))
-def test_spans_begin_with_their_first_positions_and_with_nothing_else(a: Spans, b: Spans, count: int) -> None:
+def test_spans_begin_with_only_their_first_positions(a: Spans, b: Spans, count: int) -> None:
     first, rest = cut(a, count)
     single = [Span(log, at, at + 1) for log, at in positions(first)]
     assert begins_with(a, single) and begins_with(single, first) and begins_with([*single, *rest], first)
@@ -115,7 +115,7 @@ def test_a_cache_holds_what_was_added_and_knows_what_is_missing(
         assert cache.read_encoded(wanted) == [encode(block) for block in expected]
 
 
-def test_a_block_that_came_encoded_is_decoded_once_and_a_broken_one_is_named() -> None:
+def test_an_encoded_block_is_decoded_once_and_a_broken_one_is_named() -> None:
     cache = BlockCache()
     cache.add_spans([Span("a", 4, 5), Span("b", 0, 2)], [encode(User(text="hi")), "{", '{"kind":"user"}'])
     assert cache.held == (Span("a", 4, 5), Span("b", 0, 2))
@@ -169,13 +169,13 @@ def test_the_next_turn_continues_from_what_was_carried_or_else_from_the_snapshot
     assert replace(waiting, carried=carried.carried).base == carried.carried
 
 
-def test_a_turn_keeps_what_was_carried_in_a_pickle_and_not_in_what_it_shows() -> None:
+def test_a_pickled_turn_has_carried_spans_but_does_not_show_their_blocks() -> None:
     turn = turn_of(Text(text="two"), carried=(Span("1", 0, 1),))
     assert pickle.loads(pickle.dumps(turn)).record.carried == turn.record.carried
     assert turn.showing([User(text="x")]).record.base == (Span("", 0, 1),)
 
 
-def test_a_turn_that_waits_has_its_prompts_and_no_text() -> None:
+def test_a_pending_turn_has_prompts_and_no_text() -> None:
     turn = turn_of(status="pending", input=(), output=())
     assert turn.blocks == turn.new_blocks == (User(text="second"),)
     assert (turn.text, turn.run_id, turn.parent) == ("", None, None)
@@ -268,7 +268,7 @@ def test_turns_differ_by_session_record_and_blocks() -> None:
     assert turn != "s#1"
 
 
-def test_the_thousandth_turn_costs_what_the_tenth_does() -> None:
+def test_the_thousandth_turn_costs_as_much_as_the_tenth() -> None:
     """Section 4 of the design: one log, one span, however long the conversation is; a pickle takes what it spans."""
     cache = BlockCache()
     turns: list[Turn] = []

@@ -1,4 +1,4 @@
-"""Blocks and events of kinds that a later version wrote are kept and written back as they were."""
+"""Blocks and events of kinds of later versions are stored and written back unchanged."""
 
 import json
 import pickle
@@ -66,7 +66,7 @@ def by_pickle(event: Event) -> tuple[Event, object]:
     ],
     ids=["sql", "redis", "archive", "pickle"],
 )
-def test_an_event_of_an_unknown_kind_is_written_as_it_came(
+def test_an_event_of_an_unknown_kind_is_written_back_unchanged(
     kind: str, codec: Callable[[Event], tuple[Event, object]], written: Callable[[str], object]
 ) -> None:
     event = decode_event(kind, BODY, session_id="s", seq=3, at=1.5, turn_index=2, run_id="r", key="k")
@@ -78,7 +78,7 @@ def test_an_event_of_an_unknown_kind_is_written_as_it_came(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_block_of_an_unknown_kind_is_written_as_it_came(kind: str) -> None:
+def test_a_block_of_an_unknown_kind_is_written_back_unchanged(kind: str) -> None:
     """Stores and archives keep blocks as `encode` writes them; a turn travels with them encoded too."""
     text = f'{{"kind":"{kind}",{BODY[1:]}'
     block = decode(text)
@@ -106,7 +106,7 @@ def _derived(base: Any) -> Iterator[Any]:
         yield from _derived(cls)
 
 
-def test_a_model_of_a_program_s_own_may_hold_events_and_blocks() -> None:
+def test_pydantic_models_of_callers_may_have_events_and_blocks() -> None:
     holder = TypeAdapter(tuple[AnyBlock | AnyEvent, ...])
     held = (Unknown(stored_kind="hologram"), Text(text="hi"), TextDelta(session_id="s", seq=1, at=1.5, text="hi"))
     assert holder.validate_json(holder.dump_json(held)) == held

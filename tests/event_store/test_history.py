@@ -1,4 +1,4 @@
-"""The laws of `HistoryStore` on every history that turnwise has, and what is the databases' own.
+"""The laws of `HistoryStore`, on every event store of turnwise, and what is special about databases.
 
 Run as a program it measures how many events a second are replayed: `python tests/event_store/test_history.py`.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from open_stores import run_with
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,
@@ -72,25 +73,17 @@ def make_history(request: pytest.FixtureRequest, tmp_path: Path) -> MakeHistory:
 
 
 def using(url: str, use: Callable[[SQLHistory], Awaitable[Any]]) -> Any:
-    """Return what `use` returns of a history that is open for it."""
-
-    async def call() -> Any:
-        history = SQLHistory(url)
-        try:
-            return await use(history)
-        finally:
-            await history.close()
-
-    return asyncio.run(call())
+    """Return what `use` returns of an open store."""
+    return run_with(SQLHistory(url), use)
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_the_history_holds_to_the_law_that(law: Law, make_history: MakeHistory) -> None:
+def test_a_history_obeys(law: Law, make_history: MakeHistory) -> None:
     """Cases 29 and 30, as each law says."""
     asyncio.run(check_law(law, make_history))
 
 
-def test_a_history_that_breaks_a_law_is_told_which() -> None:
+def test_the_error_for_a_broken_law_of_a_history_names_the_law() -> None:
     class Forgetful(InMemoryHistory):
         async def delete(self, session_id: str) -> None:
             """Keep it."""
@@ -100,7 +93,7 @@ def test_a_history_that_breaks_a_law_is_told_which() -> None:
         asyncio.run(contract.check_event_store(lambda law: histories.setdefault(law, Forgetful())))
 
 
-def test_the_contract_is_all_of_its_laws() -> None:
+def test_the_laws_are_all_checks() -> None:
     checks = [value for name, value in vars(contract).items() if name.startswith("check_")]
     assert [check for check in checks if check not in (contract.check_event_store, check_laws)] == list(contract.LAWS)
 
@@ -130,7 +123,7 @@ async def test_all_that_open_a_new_database_at_once_get_it(url: str) -> None:
     await asyncio.gather(store.close(), *(history.close() for history in histories))
 
 
-def test_what_was_appended_is_there_when_it_is_opened_again(url: str) -> None:
+def test_appended_events_are_there_after_reopening(url: str) -> None:
     using(url, lambda history: history.append("s", events_of("s", 2000)))
     assert using(url, lambda history: history.events("s", limit=5000)) == events_of("s", 2000)
     with pytest.raises(HistoryConflictError, match=r"^the history of session 's' has another event under number 1,"):
@@ -168,7 +161,7 @@ def test_a_history_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
         using(url, lambda history: history.events("s"))
 
 
-def test_a_page_is_read_by_the_index_of_its_question(tmp_path: Path) -> None:
+def test_each_kind_of_page_uses_its_index(tmp_path: Path) -> None:
     """So that replaying a session, or one run of a long session, takes the time of what is replayed."""
 
     async def plans(history: SQLHistory) -> list[str]:

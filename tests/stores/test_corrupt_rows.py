@@ -1,4 +1,4 @@
-"""Stored rows that cannot be read: errors name them and quote nothing, and nothing else of a user is held up."""
+"""Damaged rows: errors name them and do not quote them, and other rows of the user can still be used."""
 
 import asyncio
 import logging
@@ -121,7 +121,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_row_of_a_file_is_named_and_not_quoted_and_holds_up_nothing(
+def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def use(path: Path, table: str, column: str) -> bool:
@@ -152,32 +152,29 @@ def test_a_damaged_row_of_a_file_is_named_and_not_quoted_and_holds_up_nothing(
     assert all(noticed.values()), noticed
 
 
-def test_a_damaged_row_of_postgresql_is_named_and_not_quoted_and_holds_up_nothing(
+async def test_a_damaged_row_in_postgresql_is_named_but_not_quoted_and_blocks_nothing_else(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use() -> None:
-        for table, column in TABLES:
-            if column not in ("metadata", "labels", "body", "prompt"):
-                continue
-            store = SQLStore(database)
-            await talk(store, "s")
-            await talk(store, "t")
-            key = (await store.get("s")).log
-            with psycopg.connect(database) as connection:
-                owner = {"turnwise_sessions": "key", "turnwise_blocks": "log"}.get(table, "session")
-                connection.execute(
-                    f"UPDATE {table} SET {column} = '{{\"kind\":' || COALESCE({column}, '') WHERE {owner} = %s",
-                    (int(key),),
-                )
-            assert await check_damage(store, key)
-            await store.delete("t")
-            await store.close()
-
-    asyncio.run(use())
+    for table, column in TABLES:
+        if column not in ("metadata", "labels", "body", "prompt"):
+            continue
+        store = SQLStore(database)
+        await talk(store, "s")
+        await talk(store, "t")
+        key = (await store.get("s")).log
+        with psycopg.connect(database) as connection:
+            owner = {"turnwise_sessions": "key", "turnwise_blocks": "log"}.get(table, "session")
+            connection.execute(
+                f"UPDATE {table} SET {column} = '{{\"kind\":' || COALESCE({column}, '') WHERE {owner} = %s",
+                (int(key),),
+            )
+        assert await check_damage(store, key)
+        await store.delete("t")
+        await store.close()
     check_quiet(None, caplog.text)
 
 
-def test_a_damaged_record_of_redis_is_named_and_not_quoted_and_holds_up_nothing(
+def test_a_damaged_record_in_redis_is_named_but_not_quoted_and_blocks_nothing_else(
     redis_url: str, redis_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def damage(client: Any, number: int, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""What is stored under a user's key: unreadable without it, untouched by who has it."""
+"""Encrypted stores: data cannot be read without the user's key, and changes by others are detected."""
 
 import asyncio
 import hashlib
@@ -90,14 +90,14 @@ class KeyFiles:
 
 @pytest.mark.parametrize("inner", ["memory", "sqlite"])
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_an_encrypted_store_holds_to_the_law_that(law: Law, inner: str, tmp_path: Path) -> None:
+def test_an_encrypted_store_obeys(law: Law, inner: str, tmp_path: Path) -> None:
     made = InMemoryStore() if inner == "memory" else None
     asyncio.run(check_law(law, lambda: EncryptedStore(made or SQLStore(f"sqlite:///{tmp_path}/store.db"), ENCRYPTION)))
 
 
 @pytest.mark.parametrize("inner", ["memory", "sqlite"])
 @pytest.mark.parametrize("law", history_contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_an_encrypted_history_holds_to_the_law_that(law: Law, inner: str, tmp_path: Path) -> None:
+def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> None:
     made = InMemoryHistory() if inner == "memory" else None
 
     def make() -> HistoryStore:
@@ -164,7 +164,7 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
     return grown
 
 
-async def test_of_records_only_what_is_named_stays_readable() -> None:
+async def test_only_the_documented_fields_of_records_stay_readable() -> None:
     inner = InMemoryStore()
     store = EncryptedStore(inner, ENCRYPTION)
     await fill(store, "s", "u")
@@ -181,7 +181,7 @@ async def test_of_records_only_what_is_named_stays_readable() -> None:
         assert shown == event.model_dump(include=set(shown)) and event.kind not in repr(hidden)
 
 
-async def test_a_run_that_was_sealed_before_there_were_parameters_is_opened() -> None:
+async def test_an_encrypted_run_of_a_version_without_parameters_can_be_read() -> None:
     inner = InMemoryStore()
     store = EncryptedStore(inner, ENCRYPTION)
     await fill(store, "s", "u")
@@ -211,7 +211,7 @@ def raw_postgres(url: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_what_is_stored_holds_nothing_of_what_was_said(
+def test_stored_data_contains_no_text_of_the_conversation(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """The very same is found in a store that is not encrypted, so it would be found."""
@@ -256,7 +256,7 @@ class Vault(dict[str, bytes]):
         return self[user_id]
 
 
-async def test_without_the_key_of_a_user_nothing_of_theirs_can_be_read_and_all_of_others() -> None:
+async def test_without_a_users_key_only_that_users_data_cannot_be_read() -> None:
     """Lists still have the sessions, so that they can be deleted; a fork goes with its user's key too."""
 
     vault = Vault(alice=key_of("alice"), bob=key_of("bob"))
@@ -299,28 +299,24 @@ async def test_without_the_key_of_a_user_nothing_of_theirs_can_be_read_and_all_o
     await fill(store, "a", "alice")
 
 
-def test_a_key_is_asked_for_again_when_it_was_held_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_is_fetched_again_after_cache_s(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(encryption_keys, "time", SimpleNamespace(monotonic=lambda: now_s))
 
-    async def use() -> None:
-        nonlocal now_s
-        vault = Vault(u=key_of("u"))
-        store = EncryptedStore(InMemoryStore(), Encryption(vault, cache_s=60))
-        await fill(store, "s", "u")
-        assert vault.asked == 1
-        del vault["u"]
-        now_s += 59.9
-        assert (await store.get("s")).metadata and vault.asked == 1
-        now_s += 0.1
-        for times in (2, 3):
-            with pytest.raises(KeyMissingError):
-                await store.get("s")
-            assert vault.asked == times
-        vault["u"] = key_of("u")
-        assert (await store.get("s")).metadata and len(await store.events("s")) == 3
-
-    asyncio.run(use())
+    vault = Vault(u=key_of("u"))
+    store = EncryptedStore(InMemoryStore(), Encryption(vault, cache_s=60))
+    await fill(store, "s", "u")
+    assert vault.asked == 1
+    del vault["u"]
+    now_s += 59.9
+    assert (await store.get("s")).metadata and vault.asked == 1
+    now_s += 0.1
+    for times in (2, 3):
+        with pytest.raises(KeyMissingError):
+            await store.get("s")
+        assert vault.asked == times
+    vault["u"] = key_of("u")
+    assert (await store.get("s")).metadata and len(await store.events("s")) == 3
 
 
 def raising(error: Exception) -> Callable[[str], bytes]:
@@ -341,7 +337,7 @@ def raising(error: Exception) -> Callable[[str], bytes]:
         (lambda user_id: key_of(user_id, "another"), WrongKeyError),
     ],
 )
-async def test_a_key_that_is_none_is_an_error_that_does_not_show_it(key: Any, error: type[Exception]) -> None:
+async def test_an_invalid_key_is_refused_and_not_shown(key: Any, error: type[Exception]) -> None:
     inner = InMemoryStore()
     await fill(EncryptedStore(inner, ENCRYPTION), "s", "u")
     with pytest.raises(error) as caught:
@@ -350,7 +346,7 @@ async def test_a_key_that_is_none_is_an_error_that_does_not_show_it(key: Any, er
     assert SECRET not in str(caught.value) + repr(caught.value) + repr(pickle.loads(pickle.dumps(caught.value)))
 
 
-def test_settings_are_checked_hide_their_keys_and_travel() -> None:
+def test_settings_are_checked_pickle_and_do_not_show_keys() -> None:
     for key, cache_s in (("key", 1.0), (key_of, -1.0), (key_of, float("inf")), (key_of, float("nan"))):
         with pytest.raises(ConfigError):
             Encryption(key, cache_s)  # type: ignore[arg-type]
@@ -358,7 +354,7 @@ def test_settings_are_checked_hide_their_keys_and_travel() -> None:
     assert pickle.loads(pickle.dumps(ENCRYPTION)) == ENCRYPTION
 
 
-def test_that_a_package_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     makes: list[Callable[[], object]] = [
         lambda: EncryptedStore(InMemoryStore(), ENCRYPTION),
@@ -369,7 +365,7 @@ def test_that_a_package_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> N
             make()
 
 
-def test_a_history_has_to_know_whose_events_they_are() -> None:
+def test_an_encrypted_history_must_know_the_user_of_its_events() -> None:
     with pytest.raises(ConfigError, match="user_id"):
         asyncio.run(EncryptedHistory(InMemoryHistory(), ENCRYPTION).append("s", []))
 
@@ -438,7 +434,9 @@ def _set(table: str, value: str) -> str:
     ("table", "change"),
     [(table, name) for table in COLUMNS for name in CHANGES if table in ("blocks", "events") or "place" not in name],
 )
-async def test_what_was_changed_or_moved_in_the_file_is_refused(table: str, change: str, tmp_path: Path) -> None:
+async def test_texts_that_were_changed_or_moved_in_the_file_are_refused(
+    table: str, change: str, tmp_path: Path
+) -> None:
     sql, expected = CHANGES[change]
 
     inner = SQLStore(f"sqlite:///{tmp_path}/store.db")
@@ -453,7 +451,7 @@ async def test_what_was_changed_or_moved_in_the_file_is_refused(table: str, chan
     await store.close()
 
 
-async def test_a_row_whose_readable_part_was_changed_does_not_go_with_what_is_sealed() -> None:
+async def test_changing_the_readable_part_of_a_row_is_detected() -> None:
     """A run's state, a turn's status, an event's run or key: what is sealed belongs to what it was sealed with."""
 
     inner = InMemoryStore()
@@ -473,7 +471,7 @@ async def test_a_row_whose_readable_part_was_changed_does_not_go_with_what_is_se
         await store.turns("s")
 
 
-async def test_the_same_text_is_never_sealed_the_same_twice_but_in_events_that_come_twice() -> None:
+async def test_equal_texts_are_encrypted_differently_except_repeated_events() -> None:
     inner = InMemoryStore()
     store = EncryptedStore(inner, ENCRYPTION)
     session = await store.create(SessionRecord(session_id="s"))
@@ -486,7 +484,7 @@ async def test_the_same_text_is_never_sealed_the_same_twice_but_in_events_that_c
 
 
 @pytest.mark.parametrize("other", [Place("b", "x", ("s", 1)), Place("a", "x", ("s", 2)), Place("a", "x", ("s",))])
-async def test_a_text_is_opened_where_it_was_sealed_only(other: Place) -> None:
+async def test_a_text_can_be_decrypted_only_at_its_place(other: Place) -> None:
     ring, here = KeyRing(ENCRYPTION), Place("a", "x", ("s", 1))
     sealed = (await ring.of("u")).seal(here, "ünïcödé \0 \ud800")
     assert await Unsealing(ring).open(here, sealed) == "ünïcödé \0 \ud800"
@@ -500,7 +498,7 @@ async def test_a_text_is_opened_where_it_was_sealed_only(other: Place) -> None:
 # Sessions
 
 
-async def test_a_session_lives_on_in_an_encrypted_store_and_is_not_read_without_its_key() -> None:
+async def test_an_encrypted_session_can_be_continued_but_not_read_without_its_key() -> None:
     """A later process of it reads its turns and knows its idempotency keys; one without encryption refuses."""
 
     inner, history = InMemoryStore(), InMemoryHistory()
@@ -581,7 +579,7 @@ def test_managers_keep_sessions_encrypted_until_their_users_key_is_deleted(
     assert SECRET.encode() not in raw_sqlite(tmp_path / "data")
 
 
-def test_what_is_no_encryption_is_refused_by_a_manager(make_manager: Callable[..., SessionManager]) -> None:
+def test_a_manager_refuses_an_invalid_encryption(make_manager: Callable[..., SessionManager]) -> None:
     import threading
 
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Commits that share a transaction: each keeps its own outcome, whatever becomes of the others.
+"""Commits that share a transaction: each has its own outcome.
 
 Run as a program it commits to many sessions at once: `python test_group_commit.py URL SEED`.
 """
@@ -19,6 +19,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from open_stores import closing
 from test_sql_store import stored_turns, using, whole_turn
 from turnwise.errors import (
     DuplicateKeyError,
@@ -115,8 +116,8 @@ def with_store(url: str, use: Callable[[SQLStore], Awaitable[Any]]) -> None:
     asyncio.run(call())
 
 
-def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str) -> None:
-    async def use(store: SQLStore) -> None:
+async def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str) -> None:
+    async with closing(SQLStore(url, connections=1)) as store:
         sessions = await own(store, 100)
         sizes = transactions_of(store)
         assert await together(store, [commit(store, whole_turn(session, 0)) for session in sessions]) == [None] * 100
@@ -126,13 +127,10 @@ def test_commits_that_come_while_the_store_is_busy_share_a_transaction(url: str)
         await commit(store, whole_turn(whole_turn(sessions[0], 0).session, 1))
         assert sizes[2:] == [1]
 
-    with_store(url, use)
 
-
-def test_a_session_whose_row_another_holds_waits_alone(database: str) -> None:
+async def test_a_commit_with_a_locked_session_row_does_not_delay_its_group(database: str) -> None:
     """Also where its commit is alone, and there is but one connection. SQLite has no such rows: it has one writer."""
-
-    async def use(store: SQLStore) -> None:
+    async with closing(SQLStore(database, connections=1)) as store:
         sessions = await own(store, 8)
         with psycopg.connect(database) as other:
             other.execute("SELECT 1 FROM turnwise_sessions WHERE session_id = 's3' FOR UPDATE")
@@ -152,10 +150,8 @@ def test_a_session_whose_row_another_holds_waits_alone(database: str) -> None:
         for session in sessions:
             assert await stored_turns(store, session.session_id) == 2
 
-    with_store(database, use)
 
-
-async def test_a_session_whose_row_another_holds_for_too_long_is_told(database: str) -> None:
+async def test_a_commit_fails_if_its_session_row_stays_locked(database: str) -> None:
     store = SQLStore(database, connections=1, lock_timeout_s=0.5)
     try:
         (session,) = await own(store, 1)
@@ -173,8 +169,8 @@ async def awaited(work: Awaitable[None]) -> None:
     await work
 
 
-def test_commits_of_one_session_do_not_share_and_keep_their_order(url: str) -> None:
-    async def use(store: SQLStore) -> None:
+async def test_commits_of_one_session_do_not_share_and_keep_their_order(url: str) -> None:
+    async with closing(SQLStore(url, connections=1)) as store:
         first, second = await own(store, 2)
         commits = [whole_turn(first, 0)]
         commits += [whole_turn(commits[0].session, 1), whole_turn(second, 0)]
@@ -182,8 +178,6 @@ def test_commits_of_one_session_do_not_share_and_keep_their_order(url: str) -> N
         assert await together(store, [commit(store, each) for each in commits]) == [None] * 3
         assert sizes == [2, 1]
         assert [await stored_turns(store, name) for name in ("s0", "s1")] == [2, 1]
-
-    with_store(url, use)
 
 
 def bad_commits(sessions: list[SessionRecord]) -> dict[int, tuple[Commit, int, type[Exception]]]:
@@ -205,10 +199,9 @@ def bad_commits(sessions: list[SessionRecord]) -> dict[int, tuple[Commit, int, t
 
 
 @pytest.mark.parametrize("chosen", [range(1, 9), [1], [2], [5]], ids=str)
-def test_a_commit_that_is_refused_fails_alone(url: str, chosen: list[int]) -> None:
+async def test_a_commit_that_is_refused_fails_alone(url: str, chosen: list[int]) -> None:
     """Cases 29 and 47, in one transaction with commits that are not refused: before, between and behind them."""
-
-    async def use(store: SQLStore) -> None:
+    async with closing(SQLStore(url, connections=1)) as store:
         sessions = await own(store, 10)
         for session in sessions:
             await commit(store, whole_turn(session, 0))
@@ -226,11 +219,9 @@ def test_a_commit_that_is_refused_fails_alone(url: str, chosen: list[int]) -> No
             if isinstance(error, DuplicateKeyError | SessionFencedError):
                 assert error.session_id == f"s{at}"
 
-    with_store(url, use)
 
-
-def test_of_two_commits_of_a_group_with_the_same_run_one_is_stored(url: str) -> None:
-    async def use(store: SQLStore) -> None:
+async def test_one_of_two_commits_of_a_group_with_the_same_run_is_stored(url: str) -> None:
+    async with closing(SQLStore(url, connections=1)) as store:
         first, second, third = await own(store, 3)
         same = whole_turn(second, 0)
         assert same.new_run
@@ -240,13 +231,10 @@ def test_of_two_commits_of_a_group_with_the_same_run_one_is_stored(url: str) -> 
         assert isinstance(found[0], DuplicateKeyError) and found[1:] == [None, None]
         assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [1, 0, 1]
 
-    with_store(url, use)
 
-
-def test_a_shared_commit_that_fails_is_told_to_all_of_them(url: str) -> None:
+async def test_a_failed_commit_of_a_group_fails_all_its_calls(url: str) -> None:
     """Case 65: acknowledged only when the COMMIT has returned. What was not stored may be tried again."""
-
-    async def use(store: SQLStore) -> None:
+    async with closing(SQLStore(url, connections=1)) as store:
         sessions = await own(store, 5)
         sessions[0] = sessions[0].committed()
         await commit(store, Commit(session=sessions[0]))  # so that there is a connection to change
@@ -278,13 +266,10 @@ def test_a_shared_commit_that_fails_is_told_to_all_of_them(url: str) -> None:
             assert await stored_turns(store, session.session_id) == 0
         assert await together(store, [commit(store, each) for each in made]) == [None] * 5
 
-    with_store(url, use)
 
-
-def test_a_cancelled_commit_takes_nobody_along(url: str) -> None:
+async def test_a_cancelled_commit_does_not_affect_its_group(url: str) -> None:
     """Cancelled before a thread takes it up it is not made, cancelled later it is; the others are, either way."""
-
-    async def use(store: SQLStore) -> None:
+    async with closing(SQLStore(url, connections=1)) as store:
         sessions = await own(store, 3)
         with busy(store):
             tasks = [asyncio.ensure_future(commit(store, whole_turn(session, 0))) for session in sessions]
@@ -315,8 +300,6 @@ def test_a_cancelled_commit_takes_nobody_along(url: str) -> None:
         await asyncio.gather(tasks[0], tasks[2])
         assert [await stored_turns(store, name) for name in ("s0", "s1", "s2")] == [2, 1, 2]
 
-    with_store(url, use)
-
 
 def test_closing_waits_for_what_is_queued(url: str) -> None:
     """More than fit into a group, and two of one session."""
@@ -342,7 +325,7 @@ def test_closing_waits_for_what_is_queued(url: str) -> None:
         assert using(url, lambda store, name=f"s{at}": stored_turns(store, name)) == turns  # type: ignore[misc]
 
 
-def test_callers_of_several_event_loops_are_each_told(url: str) -> None:
+def test_callers_on_several_event_loops_get_their_outcomes(url: str) -> None:
     store = SQLStore(url, connections=1)
     sessions = asyncio.run(own(store, 12))
 
@@ -362,7 +345,7 @@ def test_callers_of_several_event_loops_are_each_told(url: str) -> None:
         assert using(url, lambda other, name=session.session_id: stored_turns(other, name)) == 10  # type: ignore[misc]
 
 
-async def test_groups_of_two_processes_never_wait_for_each_other_in_a_circle(database: str) -> None:
+async def test_groups_of_two_processes_never_deadlock(database: str) -> None:
     """Two connections commit to the same sessions at once, one in the order opposite to the other's."""
 
     stores = [SQLStore(database, connections=1) for _ in range(2)]
@@ -428,7 +411,7 @@ async def live_at_once(url: str, seed: str) -> None:
 
 
 @pytest.mark.parametrize("seed", ["0"])
-def test_a_kill_amid_shared_transactions_loses_nothing_that_was_acknowledged(url: str, seed: str) -> None:
+def test_a_kill_during_group_commits_loses_no_acknowledged_commit(url: str, seed: str) -> None:
     """Cases 45, 47 and 63: of each session all turns that were acknowledged are there, whole, once and in order."""
     with Popen([sys.executable, __file__, url, seed], stdout=PIPE, text=True) as process:
         assert process.stdout
@@ -464,12 +447,11 @@ def count_begins(store: SQLStore) -> list[None]:
     return begun
 
 
-def test_sessions_that_are_made_and_opened_together_share_a_transaction_and_each_is_refused_on_its_own(
+async def test_sessions_created_at_once_share_a_transaction_and_are_refused_one_by_one(
     tmp_path: Path,
 ) -> None:
     """In a file of SQLite. Those that a database refuses are told by themselves, too."""
-
-    async def use(store: SQLStore) -> None:
+    async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
         await own(store, 10)
         begun = count_begins(store)
         made = [SessionRecord(session_id=f"s{at}") for at in range(5, 40)]
@@ -490,10 +472,8 @@ def test_sessions_that_are_made_and_opened_together_share_a_transaction_and_each
         assert found[4].session.epoch == 3, "what shares a transaction with one that fails is done once"
         assert [(await store.get(record.session_id)).log for record in later] == [record.log for record in found[:3]]
 
-    with_store(f"sqlite:///{tmp_path}/store.db", use)
 
-
-async def test_a_file_that_is_not_free_is_told_to_all_who_wait_after_one_wait(tmp_path: Path) -> None:
+async def test_all_commits_that_wait_for_a_locked_file_fail_after_one_timeout(tmp_path: Path) -> None:
     """Case 65."""
 
     store = SQLStore(f"sqlite:///{tmp_path}/store.db", lock_timeout_s=0.3)
@@ -509,10 +489,9 @@ async def test_a_file_that_is_not_free_is_told_to_all_who_wait_after_one_wait(tm
     await store.close()
 
 
-def test_rows_of_a_group_go_many_to_a_statement(tmp_path: Path) -> None:
+async def test_a_statement_inserts_many_rows_of_a_group(tmp_path: Path) -> None:
     """With each statement a busy event loop may take Python's lock, and all who write to the file wait."""
-
-    async def use(store: SQLStore) -> None:
+    async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db", connections=1)) as store:
         sessions = await own(store, 41)
         await commit(store, whole_turn(sessions.pop(), 0))
         traced: list[str] = []
@@ -524,5 +503,3 @@ def test_rows_of_a_group_go_many_to_a_statement(tmp_path: Path) -> None:
             assert len(inserts) == 2, "32 rows and 8"
         for session in sessions:
             assert await stored_turns(store, session.session_id) == 1
-
-    with_store(f"sqlite:///{tmp_path}/store.db", use)

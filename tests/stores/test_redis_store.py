@@ -1,4 +1,4 @@
-"""What is a Redis's own of a store of sessions; its laws are in test_store_contract.py."""
+"""What is special about `RedisStore`. The laws of stores are checked in test_store_contract.py."""
 
 import asyncio
 import itertools
@@ -6,13 +6,13 @@ import json
 import logging
 import pickle
 import random
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from open_stores import closing, run_with
 from redis_server import Line, RedisServer
 from turnwise.errors import (
     ConfigError,
@@ -56,16 +56,8 @@ OwnServer = Callable[..., RedisServer]
 
 
 def using(url: str, use: Callable[[RedisStore], Awaitable[Any]], **settings: Any) -> Any:
-    """Return what `use` returns of a store that is open for it."""
-
-    async def call() -> Any:
-        store = RedisStore(url, **settings)
-        try:
-            return await use(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(call())
+    """Return what `use` returns of an open store."""
+    return run_with(RedisStore(url, **settings), use)
 
 
 def everything(server: RedisServer) -> dict[str, Any]:
@@ -162,7 +154,7 @@ async def outcome(verb: Callable[[SessionStore], Awaitable[Any]], store: Session
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_is_done_it_says_what_a_store_in_memory_says(
+async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
     seed: int, redis_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (in_memory, store_redis):  # both give the same names
@@ -271,7 +263,7 @@ def test_whatever_is_done_it_says_what_a_store_in_memory_says(
             return lambda store: store.activate(name)
         return committed() if write < 0.9 else lambda store: store.delete(name, epoch=epoch)
 
-    async def use(store: RedisStore) -> None:
+    async with closing(RedisStore(redis_url)) as store:
         model = InMemoryStore()
         for step in range(400):
             call = verb()
@@ -289,8 +281,6 @@ def test_whatever_is_done_it_says_what_a_store_in_memory_says(
                 assert audit(redis_server) == len(known)
         for name in [*known]:
             await store.delete(name)
-
-    using(redis_url, use)
     assert set(everything(redis_server)) == {"meta"}
 
 
@@ -322,7 +312,7 @@ async def steps_of(store: SessionStore, name: str) -> int:
 
 
 @pytest.mark.parametrize("acknowledged", [7, 150])
-def test_after_a_kill_of_the_server_each_acknowledged_commit_is_there_once_and_none_in_part(
+def test_after_a_kill_of_the_server_each_acknowledged_commit_is_stored_once_and_whole(
     own_server: OwnServer, acknowledged: int
 ) -> None:
     """Case 65."""
@@ -363,53 +353,49 @@ def test_after_a_kill_of_the_server_each_acknowledged_commit_is_there_once_and_n
     audit(server)
 
 
-def test_an_answer_that_is_lost_is_an_error_and_the_commit_is_not_made_twice(
+async def test_a_lost_answer_is_an_error_and_the_commit_is_not_repeated(
     redis_url: str, redis_server: RedisServer
 ) -> None:
     """Cases 64 and 65: nobody knows, until the session is activated anew."""
 
-    async def use() -> None:
-        async with Line(redis_server.port) as line:
-            store = RedisStore(line.url, connections=1)
-            await store.create(a_session("t"))
-            await store.delete("t")  # so that each script is there
-            await store.count()
-            owner = await eventful(store)
-            commit = of_everything(owner)
-            line.lose = 1
-            with pytest.raises(StoreError) as lost:
-                await store.commit("s", 1, commit)
-            assert type(lost.value) is StoreError and line.lose == 0
-            assert await state_of(store, "s") == state_after(commit)
-            with pytest.raises(SessionFencedError):
-                await store.commit("s", 1, commit)
-            again = replace(commit, session=commit.session.committed(log_size=6))
-            with pytest.raises(DuplicateKeyError):
-                await store.commit("s", 1, again)
-            line.lose = 1
-            with pytest.raises(StoreError):
-                await store.activate("s")
-            assert (await store.get("s")).epoch == 2
-            with pytest.raises(SessionFencedError):
-                await store.commit("s", 1, commit)
-            line.lose = 1
-            assert await store.count() == 1 and line.lose == 0  # what only reads is read again
-            line.lose = 1
-            with pytest.raises(StoreError):
-                await store.delete("s")
-            with pytest.raises(SessionNotFoundError):
-                await store.delete("s")
-            await store.close()
-
-    asyncio.run(use())
+    async with Line(redis_server.port) as line:
+        store = RedisStore(line.url, connections=1)
+        await store.create(a_session("t"))
+        await store.delete("t")  # so that each script is there
+        await store.count()
+        owner = await eventful(store)
+        commit = of_everything(owner)
+        line.lose = 1
+        with pytest.raises(StoreError) as lost:
+            await store.commit("s", 1, commit)
+        assert type(lost.value) is StoreError and line.lose == 0
+        assert await state_of(store, "s") == state_after(commit)
+        with pytest.raises(SessionFencedError):
+            await store.commit("s", 1, commit)
+        again = replace(commit, session=commit.session.committed(log_size=6))
+        with pytest.raises(DuplicateKeyError):
+            await store.commit("s", 1, again)
+        line.lose = 1
+        with pytest.raises(StoreError):
+            await store.activate("s")
+        assert (await store.get("s")).epoch == 2
+        with pytest.raises(SessionFencedError):
+            await store.commit("s", 1, commit)
+        line.lose = 1
+        assert await store.count() == 1 and line.lose == 0  # what only reads is read again
+        line.lose = 1
+        with pytest.raises(StoreError):
+            await store.delete("s")
+        with pytest.raises(SessionNotFoundError):
+            await store.delete("s")
+        await store.close()
     assert audit(redis_server) == 0
 
 
-def test_a_server_that_is_away_is_an_error_and_afterwards_all_goes_on(own_server: OwnServer) -> None:
+async def test_calls_to_an_absent_server_fail_and_succeed_when_it_is_back(own_server: OwnServer) -> None:
     """Case 65."""
     server = own_server()
-
-    async def use(store: RedisStore) -> None:
+    async with closing(RedisStore(server.url)) as store:
         owner = await own(store)
         await asyncio.gather(*(store.get("s") for _ in range(20)))  # so that all connections are open
         verbs: list[Callable[[], Awaitable[Any]]] = [
@@ -429,16 +415,13 @@ def test_a_server_that_is_away_is_an_error_and_afterwards_all_goes_on(own_server
             assert client.client_kill_filter(_type="normal", skipme=True) >= 1
         await owner.commit("block 1", **step_of(owner, 1))
         assert await steps_of(store, "s") == 2
-
-    using(server.url, use)
     audit(server)
 
 
-def test_a_server_that_does_not_answer_is_an_error_within_the_timeout(own_server: OwnServer) -> None:
+async def test_a_server_that_does_not_answer_is_an_error_within_the_timeout(own_server: OwnServer) -> None:
     """Case 65. What it had been sent it may still do, so the session is activated anew."""
     server = own_server()
-
-    async def use(store: RedisStore) -> None:
+    async with closing(RedisStore(server.url, timeout_s=0.3)) as store:
         with server.frozen(), pytest.raises(StoreError, match="Timeout"):
             await store.count()
         owner = await own(store)
@@ -451,17 +434,14 @@ def test_a_server_that_does_not_answer_is_an_error_within_the_timeout(own_server
         found = await steps_of(store, "s")
         await owner.commit(f"block {found}", **step_of(owner, found))
         assert await steps_of(store, "s") == found + 1
-
-    using(server.url, use, timeout_s=0.3)
     audit(server)
 
 
-def test_a_redis_out_of_memory_refuses_commits_whole_and_still_reads_and_deletes(
+async def test_a_redis_out_of_memory_refuses_commits_whole_and_still_reads_and_deletes(
     redis_url: str, redis_server: RedisServer
 ) -> None:
     """Case 65."""
-
-    async def use(store: RedisStore) -> None:
+    async with closing(RedisStore(redis_url)) as store:
         owner = await eventful(store)
         await own(store, "t", a_turn(0, prompt=(Span(owner.session.log, 0, 1),)), usage=USAGE)
         commit = of_everything(owner)
@@ -489,39 +469,34 @@ def test_a_redis_out_of_memory_refuses_commits_whole_and_still_reads_and_deletes
                 client.config_set("maxmemory", 0)
         audit(redis_server)
         await store.create(a_session("u"))
-
-    using(redis_url, use)
     assert audit(redis_server) == 2
 
 
-def test_of_two_owners_the_stale_one_writes_nothing_however_many_commits_it_has_on_the_way(
+async def test_a_stale_owner_writes_nothing_however_many_commits_it_has_started(
     redis_url: str, redis_server: RedisServer
 ) -> None:
     """Cases 47 and 64."""
 
-    async def use() -> None:
-        store, other = RedisStore(redis_url), RedisStore(redis_url, connections=1)
-        old = await own(store)
-        for round_ in range(5):
-            first = old.session.log_size
-            late = [
-                store.commit("s", old.session.epoch, replace(old.prepare(f"late {at}"), events=[an_event(900 + at)]))
-                for at in range(10)
-            ]
-            outcomes = asyncio.gather(*late, return_exceptions=True)
-            new = Owner(other, (await other.activate("s")).session)
-            size, events = new.session.log_size, await other.events("s", after=899)
-            errors = [error for error in await outcomes if error is not None]
-            assert len(errors) == 10 - (size - first) and size - first == len(events) <= 1, round_
-            assert {type(error) for error in errors} <= {SessionFencedError, StoreError}
-            assert await other.get("s") == new.session and await other.events("s", after=899) == events
-            await new.commit("x", forget_events=2000)
-            with pytest.raises(SessionFencedError):
-                await store.commit("s", old.session.epoch, old.prepare("late"))
-            old = new
-        await asyncio.gather(store.close(), other.close())
-
-    asyncio.run(use())
+    store, other = RedisStore(redis_url), RedisStore(redis_url, connections=1)
+    old = await own(store)
+    for round_ in range(5):
+        first = old.session.log_size
+        late = [
+            store.commit("s", old.session.epoch, replace(old.prepare(f"late {at}"), events=[an_event(900 + at)]))
+            for at in range(10)
+        ]
+        outcomes = asyncio.gather(*late, return_exceptions=True)
+        new = Owner(other, (await other.activate("s")).session)
+        size, events = new.session.log_size, await other.events("s", after=899)
+        errors = [error for error in await outcomes if error is not None]
+        assert len(errors) == 10 - (size - first) and size - first == len(events) <= 1, round_
+        assert {type(error) for error in errors} <= {SessionFencedError, StoreError}
+        assert await other.get("s") == new.session and await other.events("s", after=899) == events
+        await new.commit("x", forget_events=2000)
+        with pytest.raises(SessionFencedError):
+            await store.commit("s", old.session.epoch, old.prepare("late"))
+        old = new
+    await asyncio.gather(store.close(), other.close())
     audit(redis_server)
 
 
@@ -534,7 +509,9 @@ def calls_of(server: RedisServer) -> dict[str, int]:
     return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in found.items()}
 
 
-def test_a_page_costs_what_it_returns_and_not_what_there_is(redis_url: str, redis_server: RedisServer) -> None:
+def test_the_cost_of_a_page_does_not_depend_on_the_number_of_sessions(
+    redis_url: str, redis_server: RedisServer
+) -> None:
     async def use(store: RedisStore) -> dict[str, int]:
         owner = await own(store, "long")
         for part in range(4):
@@ -573,8 +550,10 @@ def test_a_page_costs_what_it_returns_and_not_what_there_is(redis_url: str, redi
     assert max(costs.values()) <= 40, costs
 
 
-def test_a_commit_costs_as_many_commands_however_long_the_session_is(redis_url: str, redis_server: RedisServer) -> None:
-    async def use(store: RedisStore) -> None:
+async def test_a_commit_takes_the_same_number_of_commands_in_a_long_session(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    async with closing(RedisStore(redis_url)) as store:
         owner, costs = await own(store), []
         for number in range(100):
             before = sum(calls_of(redis_server).values())
@@ -582,14 +561,12 @@ def test_a_commit_costs_as_many_commands_however_long_the_session_is(redis_url: 
             costs.append(sum(calls_of(redis_server).values()) - before)
         assert len(set(costs[5:])) == 1 and costs[-1] < 60
 
-    using(redis_url, use)
-
 
 # Records
 
 
-def test_numbers_keep_every_digit_and_sums_never_round(redis_url: str, redis_server: RedisServer) -> None:
-    async def use(store: RedisStore) -> None:
+async def test_numbers_keep_every_digit_and_sums_never_round(redis_url: str, redis_server: RedisServer) -> None:
+    async with closing(RedisStore(redis_url)) as store:
         big = 2**63 - 1
         usage = Usage(input_tokens=big, output_tokens=2**53 + 1, seconds=0.1 + 0.2, cost=1e-9 / 3)
         owner = await own(store, seq=big, usage=usage)
@@ -609,8 +586,6 @@ def test_numbers_keep_every_digit_and_sums_never_round(redis_url: str, redis_ser
         for at in range(12):
             await store.delete(f"t{at}")
         assert repr(await store.usage()) == repr(usage)
-
-    using(redis_url, use)
     audit(redis_server)
 
 
@@ -648,10 +623,10 @@ def test_a_corrupt_record_is_named_and_never_skipped(
         assert audit(redis_server) == 0
 
 
-def test_a_session_without_its_home_or_its_epoch_is_corrupt_and_nothing_is_written(
+async def test_a_session_without_its_hash_or_epoch_is_corrupt_and_nothing_is_written(
     redis_url: str, redis_server: RedisServer
 ) -> None:
-    async def use(store: RedisStore) -> None:
+    async with closing(RedisStore(redis_url)) as store:
         owner = await eventful(store)
         home = f"{BASE}:{owner.session.log}"
         with redis_server.client as client:
@@ -671,13 +646,13 @@ def test_a_session_without_its_home_or_its_epoch_is_corrupt_and_nothing_is_writt
                 assert everything(redis_server) == keys
                 client.hset(home, name, value)
         assert await store.unsettled() == Page(("s",), None)
-
-    using(redis_url, use)
     audit(redis_server)
 
 
-def test_what_cannot_be_kept_is_refused_whole(redis_url: str, redis_server: RedisServer) -> None:
-    async def use(store: RedisStore) -> None:
+async def test_a_commit_with_a_value_that_cannot_be_stored_is_refused_whole(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    async with closing(RedisStore(redis_url)) as store:
         owner = await eventful(store)
         commit, nan, session = of_everything(owner), float("nan"), owner.session
         keys = everything(redis_server)
@@ -703,16 +678,14 @@ def test_what_cannot_be_kept_is_refused_whole(redis_url: str, redis_server: Redi
                 await verb("\ud800")
         assert await store.count(user_id="\ud800") == 0 and await store.event_of_key("s", "\ud800") is None
         assert await store.events("s", after=-(10**30), limit=2**70) == await store.events("s")
-
-    using(redis_url, use)
     audit(redis_server)
 
 
 # Settings
 
 
-def test_a_store_of_another_version_is_not_touched(redis_url: str, redis_server: RedisServer) -> None:
-    async def use(store: RedisStore) -> None:
+async def test_a_store_of_another_version_is_not_touched(redis_url: str, redis_server: RedisServer) -> None:
+    async with closing(RedisStore(redis_url)) as store:
         owner = await eventful(store)
         with redis_server.client as client:
             client.hset(f"{BASE}:meta", "version", "2")
@@ -722,8 +695,6 @@ def test_a_store_of_another_version_is_not_touched(redis_url: str, redis_server:
             with pytest.raises(SchemaVersionError, match=r"^store redis://.* has schema version 2, .* writes 1:"):
                 await verb
         assert everything(redis_server) == keys
-
-    using(redis_url, use)
 
 
 @pytest.mark.parametrize(
@@ -736,7 +707,7 @@ def test_a_store_of_another_version_is_not_touched(redis_url: str, redis_server:
         ({"appendonly": "no", "maxmemory": "9gb"}, []),
     ],
 )
-def test_it_warns_once_of_settings_that_may_lose_what_it_acknowledges(
+def test_settings_that_may_lose_acknowledged_writes_are_logged_once(
     own_server: OwnServer, settings: dict[str, str], warnings: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = own_server(**settings)
@@ -765,15 +736,14 @@ def test_a_password_is_shown_nowhere(own_server: OwnServer, caplog: pytest.LogCa
     assert "secret" not in shown and "may lose" in shown
 
 
-def test_on_a_cluster_every_verb_keeps_to_one_node(own_server: OwnServer) -> None:
+async def test_on_a_cluster_each_method_uses_one_node(own_server: OwnServer) -> None:
     server = own_server(**{"cluster-enabled": "yes"})
     with server.client as client:
         client.execute_command("CLUSTER ADDSLOTS", *range(16384))
         while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
-            time.sleep(0.01)
+            await asyncio.sleep(0.01)
         slots: set[Any] = set()
-
-    async def use(store: RedisStore) -> None:
+    async with closing(RedisStore(server.url)) as store:
         owner = await eventful(store)
         await store.create(a_session("t"), a_turn(0, prompt=(Span(owner.session.log, 0, 1),)))
         await store.commit("s", 1, of_everything(owner))
@@ -781,23 +751,20 @@ def test_on_a_cluster_every_verb_keeps_to_one_node(own_server: OwnServer) -> Non
             slots.update(client.execute_command("CLUSTER", "KEYSLOT", key) for key in client.scan_iter())
         await store.delete("s")
         assert await store.count() == 1 and len(await store.query()) == 1 and await store.usage() == Usage()
-
-    using(server.url, use)
     assert len(slots) == 1
     audit(server)
 
 
-def test_stores_of_different_prefixes_see_nothing_of_each_other_and_pickle_as_their_settings(redis_url: str) -> None:
-    async def use() -> None:
-        stores = [RedisStore(redis_url), pickle.loads(pickle.dumps(RedisStore(redis_url, prefix="p", timeout_s=3.0)))]
-        assert stores[1]._settings == (redis_url, "p", 3.0, 8) and repr(stores[1]) == f"RedisStore({redis_url!r})"
-        for at, store in enumerate(stores):
-            await store.create(a_session("s", user_id=f"{at}"))
-        assert [(await store.get("s")).user_id for store in stores] == ["0", "1"]
-        await stores[1].delete("s")
-        assert [await store.count() for store in stores] == [1, 0]
-        await asyncio.gather(*(store.close() for store in stores))
-
-    asyncio.run(use())
+async def test_stores_with_different_prefixes_share_no_data_and_pickle_as_their_settings(
+    redis_url: str,
+) -> None:
+    stores = [RedisStore(redis_url), pickle.loads(pickle.dumps(RedisStore(redis_url, prefix="p", timeout_s=3.0)))]
+    assert stores[1]._settings == (redis_url, "p", 3.0, 8) and repr(stores[1]) == f"RedisStore({redis_url!r})"
+    for at, store in enumerate(stores):
+        await store.create(a_session("s", user_id=f"{at}"))
+    assert [(await store.get("s")).user_id for store in stores] == ["0", "1"]
+    await stores[1].delete("s")
+    assert [await store.count() for store in stores] == [1, 0]
+    await asyncio.gather(*(store.close() for store in stores))
     with pytest.raises(ConfigError, match="prefix"):
         RedisStore(redis_url, prefix="{x}")

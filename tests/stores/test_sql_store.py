@@ -1,4 +1,4 @@
-"""What is SQLite's own about `SQLStore`: files, locks, processes, corruption, size. The laws are in stores/conformance.
+"""What is special about `SQLStore` on SQLite: files, locks, processes, damage, size..
 
 Run as a program it commits to one session: `python test_sql_store.py URL SESSION COUNT`.
 """
@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from open_stores import closing, run_with
 from scale import share
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
@@ -138,16 +139,8 @@ async def stored_turns(store: SQLStore, session_id: str) -> int:
 
 
 def using(url: str, use: Callable[[SQLStore], Awaitable[Any]]) -> Any:
-    """Return what `use` returns of a store that is open for it."""
-
-    async def call() -> Any:
-        store = SQLStore(url)
-        try:
-            return await use(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(call())
+    """Return what `use` returns of an open store."""
+    return run_with(SQLStore(url), use)
 
 
 @pytest.fixture
@@ -210,7 +203,7 @@ def test_two_processes_commit_to_two_sessions_of_one_file_at_the_same_time(url: 
     assert [using(url, partial(stored_turns, session_id=name)) for name in ("a", "b")] == [200, 200]
 
 
-def test_a_kill_in_a_burst_of_commits_loses_none_that_was_acknowledged(url: str, tmp_path: Path) -> None:
+def test_a_kill_during_many_commits_loses_no_acknowledged_commit(url: str, tmp_path: Path) -> None:
     """Case 63: of each process that is killed, the commits that had returned are there, whole, and at most one more."""
     kills = {"a": 3, "b": 40, "c": 150}
     with writers(url, 1_000_000, *kills) as processes:
@@ -228,9 +221,7 @@ def test_a_kill_in_a_burst_of_commits_loses_none_that_was_acknowledged(url: str,
     connection.close()
 
 
-def test_a_turn_takes_at_most_twice_its_text_and_the_last_writes_as_many_rows_as_the_tenth(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_turn_takes_at_most_twice_its_text_and_a_constant_number_of_rows(url: str, tmp_path: Path) -> None:
     """Section 4 of the design: 2,000 turns with prompts and answers of 500 characters each."""
     words = random.Random(0)
     prompts = ["".join(words.choices("abcdefghijklmnopqrstuvwxyz     ", k=499)) + "." for _ in range(2000)]
@@ -259,7 +250,7 @@ def test_a_turn_takes_at_most_twice_its_text_and_the_last_writes_as_many_rows_as
     assert (tmp_path / "store.db").stat().st_size <= 2 * text
 
 
-async def test_reads_go_on_while_another_process_writes_and_a_commit_waits_no_longer_than_its_limit(
+async def test_reads_do_not_wait_for_another_process_that_writes_and_commits_wait_at_most_the_timeout(
     filled: Path,
 ) -> None:
     """Case 65: a slow store gives a typed error, and afterwards all goes on."""
@@ -278,7 +269,7 @@ async def test_reads_go_on_while_another_process_writes_and_a_commit_waits_no_lo
     await store.close()
 
 
-def test_usage_is_short_text_without_zeros_and_noise(filled: Path) -> None:
+def test_usage_is_stored_as_short_text_without_zeros(filled: Path) -> None:
     """Since it stands in every turn and run."""
     usage = Usage(input_tokens=12, calls=1, tool_calls=3, seconds=1.23456789, cost=0.1 + 0.2)
 
@@ -306,7 +297,7 @@ async def create(store: SQLStore) -> SessionRecord:
     return await store.create(SessionRecord(session_id="new"))
 
 
-def test_what_is_unsettled_or_expired_is_found_without_reading_what_is_not(filled: Path) -> None:
+def test_unsettled_and_expired_sessions_are_found_by_an_index(filled: Path) -> None:
     """By the partial indexes: ended runs and sessions that stay are not looked at."""
 
     async def plans(store: SQLStore) -> list[str]:
@@ -342,7 +333,7 @@ def test_a_file_that_is_no_database_is_named_and_left_as_it_is(tmp_path: Path) -
     assert path.read_bytes() == before
 
 
-def test_a_path_where_no_file_can_be_is_a_store_error(tmp_path: Path) -> None:
+def test_a_path_in_a_missing_folder_is_a_store_error(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "store.db", tmp_path):
         with pytest.raises(StoreError, match=r"unable to open database file; is it reachable, writable"):
             using(f"sqlite:///{path}", count)
@@ -445,10 +436,9 @@ def test_a_corrupt_record_is_named_and_never_skipped(
         assert error.value.key == key
 
 
-def test_what_cannot_be_stored_is_a_store_error_and_nothing_is_written(filled: Path) -> None:
+async def test_a_value_that_cannot_be_stored_is_a_store_error_and_nothing_is_written(filled: Path) -> None:
     """Text with half a character, and numbers that no column holds."""
-
-    async def use(store: SQLStore) -> None:
+    async with closing(SQLStore(f"sqlite:///{filled}")) as store:
         session = await store.get("s")
         good = whole_turn(session, 3)
         half = RunCompleted(session_id="s", seq=7, at=0.0, stop_reason="\ud800")
@@ -460,8 +450,6 @@ def test_what_cannot_be_stored_is_a_store_error_and_nothing_is_written(filled: P
             with pytest.raises(StoreError, match=r"store\.db: "):
                 await store.commit("s", 1, bad)
         assert await stored_turns(store, "s") == 3
-
-    using(f"sqlite:///{filled}", use)
 
 
 @pytest.mark.parametrize(
@@ -538,7 +526,7 @@ if __name__ == "__main__":
     asyncio.run(write(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 
 
-def test_nothing_of_a_session_that_was_deleted_is_in_the_files(tmp_path: Path) -> None:
+def test_the_files_have_nothing_of_a_deleted_session(tmp_path: Path) -> None:
     """Case 54: neither in the file nor in SQLite's log, also while another process has it open."""
 
     async def use() -> None:

@@ -1,4 +1,4 @@
-"""Which Ray a file of SQLite belongs to: one at a time, however its processes end.
+"""One Ray cluster at a time has a SQLite file, however its processes end.
 
 Run as a program it is a process of a Ray: `python test_sqlite_owner.py FILE RAY` says what came of it, then waits.
 """
@@ -67,7 +67,7 @@ def test_processes_of_one_ray_share_a_file_and_another_ray_is_refused_until_the_
     assert not file.exists()
 
 
-def test_a_ray_waits_for_the_processes_of_one_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_cluster_waits_for_the_processes_of_an_ended_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, gone, new = tmp_path / "x.db", RayId("127.0.0.1:1", "gone"), RayId("127.0.0.1:2", "new")
     with process(file, gone) as last:
         looked = 0
@@ -85,7 +85,7 @@ def test_a_ray_waits_for_the_processes_of_one_that_has_ended(tmp_path: Path, mon
         assert looked >= 3
 
 
-def test_who_only_looked_at_the_lock_of_a_ray_that_is_gone_keeps_nobody_out(tmp_path: Path, address: str) -> None:
+def test_reading_the_lock_of_an_ended_ray_cluster_does_not_hold_it(tmp_path: Path, address: str) -> None:
     file, gone, new = tmp_path / "x.db", RayId(address, "gone"), RayId(address, "new")
     take(file, gone).release()
     looking = sqlite3.connect(tmp_path / "x.db.lock", isolation_level=None, check_same_thread=False)

@@ -1,4 +1,4 @@
-"""The laws of `SessionStore` on every store that turnwise has."""
+"""The laws of `SessionStore`, on every store of turnwise."""
 
 import asyncio
 import sqlite3
@@ -48,12 +48,12 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-def test_the_store_holds_to_the_law_that(law: Law, make_store: MakeStore) -> None:
+def test_a_store_obeys(law: Law, make_store: MakeStore) -> None:
     """Cases 29, 30, 44, 45, 46, 47 and 64, as each law says."""
     asyncio.run(check_law(law, make_store))
 
 
-async def test_a_server_that_was_restarted_fails_no_verb_after_it(database: str) -> None:
+async def test_no_call_fails_after_a_restart_of_the_server(database: str) -> None:
     """Case 65."""
 
     store = SQLStore(database)
@@ -300,7 +300,7 @@ class _Forgetful(InMemoryStore):
         return None
 
 
-def test_a_store_that_breaks_a_law_is_told_which() -> None:
+def test_the_error_for_a_broken_law_names_the_law() -> None:
     stores: dict[str, SessionStore] = {}
     why = "check_a_commit_is_stored_whole: the run by its key: found None, expected RunRecord"
     with pytest.raises(AssertionError, match=why):
@@ -308,7 +308,7 @@ def test_a_store_that_breaks_a_law_is_told_which() -> None:
     assert list(stores) == [law.__name__ for law in contract.LAWS[: len(stores)]]
 
 
-def test_a_store_that_raises_the_wrong_error_is_told_which_law_it_breaks() -> None:
+def test_the_error_for_an_unexpected_exception_names_the_law() -> None:
     class Rude(InMemoryStore):
         async def get(self, session_id: str) -> SessionRecord:
             raise KeyError(session_id)
@@ -317,7 +317,7 @@ def test_a_store_that_raises_the_wrong_error_is_told_which_law_it_breaks() -> No
         asyncio.run(contract.check_session_store(lambda _: Rude()))
 
 
-def test_the_contract_is_all_of_its_laws() -> None:
+def test_the_laws_are_all_checks() -> None:
     parts = (contract_sessions, contract_listing, contract_commits, contract_records, contract_forks)
     checks = [value for part in parts for name, value in vars(part).items() if name.startswith("check_")]
     assert checks == list(contract.LAWS) and len(checks) > 40

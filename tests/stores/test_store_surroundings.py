@@ -1,9 +1,9 @@
-"""Databases that were made again, are read-only, or are not what a store needs: what works, and what is told."""
+"""Databases that were created again, are read-only, or lack something that stores need."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,14 +19,9 @@ from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.stores.sql.store import SQLStore
 
 WITHIN_S = 5.0
-"""How long it may take until it is said what is wrong."""
+"""The most time until an error is raised, in seconds."""
 
-
-def play(use: Callable[[], Awaitable[None]]) -> None:
-    async def story() -> None:
-        await asyncio.wait_for(use(), 60)
-
-    asyncio.run(story())
+pytestmark = pytest.mark.timeout(120, func_only=True)
 
 
 async def own(store: SQLStore) -> SessionRecord:
@@ -42,11 +37,11 @@ def execute(url: str, *statements: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["database", "tables"])
-def test_a_postgres_database_that_was_made_again_works_again(what: str, postgres: str) -> None:
+async def test_a_postgres_database_that_is_dropped_and_created_again_can_be_used(what: str, postgres: str) -> None:
     """What was in it is gone, and who had a session there is told so."""
 
-    async def use() -> None:
-        execute(postgres.format("postgres"), 'CREATE DATABASE "made_again"')
+    execute(postgres.format("postgres"), 'CREATE DATABASE "made_again"')
+    try:
         url = postgres.format("made_again")
         store, history = SQLStore(url), SQLHistory(url)
         session = await own(store)
@@ -66,56 +61,47 @@ def test_a_postgres_database_that_was_made_again_works_again(what: str, postgres
         assert await stored_turns(store, "s") == 1 and await history.last_seq("s") == 0
         await store.close()
         await history.close()
-
-    try:
-        play(use)
     finally:
         execute(postgres.format("postgres"), 'DROP DATABASE "made_again" WITH (FORCE)')
 
 
-def test_a_sqlite_file_whose_tables_were_dropped_works_again(tmp_path: Path) -> None:
+async def test_a_sqlite_file_whose_tables_were_dropped_works_again(tmp_path: Path) -> None:
     """A file that is replaced is refused until it is put back: see test_outages."""
     import sqlite3
 
-    async def use() -> None:
-        store = SQLStore(f"sqlite:///{tmp_path}/store.db")
-        await own(store)
-        with sqlite3.connect(tmp_path / "store.db") as other:
-            for (table,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                if not table.startswith("sqlite_"):
-                    other.execute(f"DROP TABLE {table}")
-        other.close()
-        with pytest.raises(SessionNotFoundError):
-            await store.get("s")
-        session = await own(store)
-        await store.commit("s", 1, whole_turn(session, 0))
-        assert await stored_turns(store, "s") == 1
-        await store.close()
-
-    play(use)
+    store = SQLStore(f"sqlite:///{tmp_path}/store.db")
+    await own(store)
+    with sqlite3.connect(tmp_path / "store.db") as other:
+        for (table,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            if not table.startswith("sqlite_"):
+                other.execute(f"DROP TABLE {table}")
+    other.close()
+    with pytest.raises(SessionNotFoundError):
+        await store.get("s")
+    session = await own(store)
+    await store.commit("s", 1, whole_turn(session, 0))
+    assert await stored_turns(store, "s") == 1
+    await store.close()
 
 
-def test_a_read_only_postgres_can_be_read_and_says_why_it_takes_nothing(database: str) -> None:
-    async def use() -> None:
-        store = SQLStore(database)
-        session = await own(store)
-        await store.commit("s", 1, whole_turn(session, 0))
-        await store.close()
-        with psycopg.connect(database, autocommit=True) as connection:
-            name = connection.info.dbname
-            connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
-        store = SQLStore(database)
-        assert await stored_turns(store, "s") == 1
-        assert [event.seq for event in await store.events("s")]
-        for write in (store.activate("s"), store.create(SessionRecord(session_id="another")), store.delete("s")):
-            with pytest.raises(StoreError, match=r"standby.*write to the primary"):
-                await asyncio.wait_for(write, WITHIN_S)
+async def test_a_read_only_postgres_can_be_read_and_its_error_says_why_writes_fail(database: str) -> None:
+    store = SQLStore(database)
+    session = await own(store)
+    await store.commit("s", 1, whole_turn(session, 0))
+    await store.close()
+    with psycopg.connect(database, autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
+    store = SQLStore(database)
+    assert await stored_turns(store, "s") == 1
+    assert [event.seq for event in await store.events("s")]
+    for write in (store.activate("s"), store.create(SessionRecord(session_id="another")), store.delete("s")):
         with pytest.raises(StoreError, match=r"standby.*write to the primary"):
-            await store.commit("s", 1, whole_turn(whole_turn(session, 0).session, 1))
-        assert await stored_turns(store, "s") == 1
-        await store.close()
-
-    play(use)
+            await asyncio.wait_for(write, WITHIN_S)
+    with pytest.raises(StoreError, match=r"standby.*write to the primary"):
+        await store.commit("s", 1, whole_turn(whole_turn(session, 0).session, 1))
+    assert await stored_turns(store, "s") == 1
+    await store.close()
 
 
 async def refusal(store: SQLStore | RedisStore) -> str:
@@ -129,64 +115,49 @@ async def refusal(store: SQLStore | RedisStore) -> str:
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_a_postgres_database_that_cannot_keep_all_text_is_refused(encoding: str, postgres: str) -> None:
-    async def use() -> None:
-        name = f"of_{encoding.lower()}"
-        make = f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
-        execute(postgres.format("postgres"), make)
-        said = await refusal(SQLStore(postgres.format(name)))
-        assert f"'{name}' has the encoding {encoding}" in said and "ENCODING 'UTF8'" in said
-        execute(postgres.format("postgres"), f"DROP DATABASE {name}")
-
-    play(use)
+async def test_a_postgres_database_without_utf_8_is_refused(encoding: str, postgres: str) -> None:
+    name = f"of_{encoding.lower()}"
+    make = f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    execute(postgres.format("postgres"), make)
+    said = await refusal(SQLStore(postgres.format(name)))
+    assert f"'{name}' has the encoding {encoding}" in said and "ENCODING 'UTF8'" in said
+    execute(postgres.format("postgres"), f"DROP DATABASE {name}")
 
 
-def test_a_search_path_without_a_schema_is_named_and_one_with_a_schema_is_used(database: str) -> None:
-    async def use() -> None:
-        url = f"{database}&options={quote('-c search_path=a,b')}"
-        assert "search_path" in await refusal(SQLStore(url))
-        execute(database, "CREATE SCHEMA b")
-        store = SQLStore(url)
-        await store.create(SessionRecord(session_id="s"))
-        await store.close()
-        store = SQLStore(f"{database}&options={quote('-c search_path=b')}")
-        assert (await store.get("s")).session_id == "s"
-        await store.close()
-
-    play(use)
+async def test_a_search_path_with_a_schema_is_used_and_one_without_is_refused(database: str) -> None:
+    url = f"{database}&options={quote('-c search_path=a,b')}"
+    assert "search_path" in await refusal(SQLStore(url))
+    execute(database, "CREATE SCHEMA b")
+    store = SQLStore(url)
+    await store.create(SessionRecord(session_id="s"))
+    await store.close()
+    store = SQLStore(f"{database}&options={quote('-c search_path=b')}")
+    assert (await store.get("s")).session_id == "s"
+    await store.close()
 
 
-def test_a_search_path_that_is_no_option_is_named_with_the_way_to_say_it(database: str) -> None:
-    async def use() -> None:
-        said = await refusal(SQLStore(f"{database}&search_path=a,b"))
-        assert 'invalid connection option "search_path"' in said and "?options=-c%20search_path%3Da%2Cb" in said
-
-    play(use)
+async def test_the_error_for_an_invalid_search_path_option_shows_the_valid_form(database: str) -> None:
+    said = await refusal(SQLStore(f"{database}&search_path=a,b"))
+    assert 'invalid connection option "search_path"' in said and "?options=-c%20search_path%3Da%2Cb" in said
 
 
-def test_tls_to_a_redis_without_it_is_named(redis_url: str) -> None:
-    async def use() -> None:
-        said = await refusal(RedisStore(redis_url.replace("redis:", "rediss:")))
-        assert "does it speak TLS?" in said and "redis:// instead of rediss://" in said
-
-    play(use)
+async def test_the_error_for_tls_to_a_redis_without_tls_says_so(redis_url: str) -> None:
+    said = await refusal(RedisStore(redis_url.replace("redis:", "rediss:")))
+    assert "does it speak TLS?" in said and "redis:// instead of rediss://" in said
 
 
-def test_a_node_of_a_redis_cluster_is_named(own_server: Callable[..., RedisServer], tmp_path: Path) -> None:
-    async def use() -> None:
-        node = own_server(**{"cluster-enabled": "yes"})
-        assert "it is a node of a Redis Cluster" in await refusal(RedisStore(node.url)), "it has no slots"
-        (tmp_path / "other").mkdir()
-        other = RedisServer(tmp_path / "other", **{"cluster-enabled": "yes"})
-        other.start()
-        try:
-            with node.client as first, other.client as second:
-                second.execute_command("CLUSTER ADDSLOTS", *range(16384))
-                second.execute_command("CLUSTER MEET", "127.0.0.1", node.port)
-                while "ok" not in str(first.execute_command("CLUSTER INFO")["cluster_state"]):
-                    await asyncio.sleep(0.05)
-            assert "it is a node of a Redis Cluster" in await refusal(RedisStore(node.url)), "others have them"
-        finally:
-            other.kill()
-
-    play(use)
+async def test_a_node_of_a_redis_cluster_is_named(own_server: Callable[..., RedisServer], tmp_path: Path) -> None:
+    node = own_server(**{"cluster-enabled": "yes"})
+    assert "it is a node of a Redis Cluster" in await refusal(RedisStore(node.url)), "it has no slots"
+    (tmp_path / "other").mkdir()
+    other = RedisServer(tmp_path / "other", **{"cluster-enabled": "yes"})
+    other.start()
+    try:
+        with node.client as first, other.client as second:
+            second.execute_command("CLUSTER ADDSLOTS", *range(16384))
+            second.execute_command("CLUSTER MEET", "127.0.0.1", node.port)
+            while "ok" not in str(first.execute_command("CLUSTER INFO")["cluster_state"]):
+                await asyncio.sleep(0.05)
+        assert "it is a node of a Redis Cluster" in await refusal(RedisStore(node.url)), "others have them"
+    finally:
+        other.kill()

@@ -1,4 +1,4 @@
-"""From URLs to stores of sessions, those of other packages among them."""
+"""Session stores from URLs, also stores of other packages."""
 
 import asyncio
 import sys
@@ -135,13 +135,13 @@ def test_a_broken_store_of_another_package_is_an_error_that_names_it(install: In
     assert "secret" not in str(error.value) and error.value.url == "broken://u:***@h"
 
 
-def test_an_error_of_turnwise_s_that_another_package_raises_is_left_as_it_is(install: Install) -> None:
+def test_a_turnwise_error_of_another_package_is_raised_unchanged(install: Install) -> None:
     install("turnwise-mine", "mine = turnwise_mine:closed")
     with pytest.raises(StoreClosedError, match="store mine is closed"):
         open_store("mine://h")
 
 
-def test_a_scheme_that_two_packages_have_is_neither_s(install: Install) -> None:
+def test_a_scheme_that_two_packages_register_is_refused(install: Install) -> None:
     for name in ("one", "two"):
         install(f"turnwise-{name}", f"both = turnwise_{name}:MongoStore")
     with pytest.raises(StoreURLError, match="must be of one installed package") as error:
@@ -150,7 +150,7 @@ def test_a_scheme_that_two_packages_have_is_neither_s(install: Install) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "file with options", "file as SQLite names it", "postgres"])
-async def test_a_store_that_is_opened_for_reading_is_neither_made_nor_migrated_nor_written(
+async def test_a_read_only_store_is_not_created_migrated_or_written(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder = tmp_path / "a b#c"
@@ -184,5 +184,5 @@ async def test_a_store_that_is_opened_for_reading_is_neither_made_nor_migrated_n
     await late.close()
 
 
-def test_stores_of_which_there_is_no_way_to_read_only_have_the_url_that_they_had() -> None:
+def test_the_read_only_url_of_other_stores_is_unchanged() -> None:
     assert read_only("redis://h/1") == "redis://h/1" and read_only("memory://x") == "memory://x"

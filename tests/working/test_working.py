@@ -1,4 +1,4 @@
-"""Working memory: a scratchpad of a form, on each store of notes."""
+"""Working memory: notes and their formats, on each store of notes."""
 
 import asyncio
 import json
@@ -95,7 +95,7 @@ def test_objects_are_merged_lists_joined_null_removes_and_the_rest_is_replaced()
 
 
 @given(st.dictionaries(st.text("ab", max_size=1), json_values), st.dictionaries(st.text("ab", max_size=1), json_values))
-def test_a_merge_made_twice_is_made_once(before: dict[str, Any], content: dict[str, Any]) -> None:
+def test_merging_twice_is_the_same_as_merging_once(before: dict[str, Any], content: dict[str, Any]) -> None:
     once = merge_json(before, content)
     assert merge_json(once, content) == once
     assert merge_json(before, {}) == before
@@ -103,7 +103,7 @@ def test_a_merge_made_twice_is_made_once(before: dict[str, Any], content: dict[s
     assert not has_null(merge_json({}, content))
 
 
-async def test_it_is_replaced_and_merged_and_there_when_it_is_opened_again(make_notes: MakeNotes) -> None:
+async def test_a_note_is_replaced_merged_and_stored(make_notes: MakeNotes) -> None:
     memory, other = (WorkingMemory(make_notes()) for _ in range(2))
     assert await memory.read(SESSION) == ""
     assert await memory.section(SESSION) == ""
@@ -147,26 +147,23 @@ async def test_it_is_replaced_and_merged_and_there_when_it_is_opened_again(make_
         ),
     ],
 )
-def test_what_would_not_be_of_the_form_is_refused_and_nothing_changes(
+async def test_content_that_does_not_fit_the_format_is_refused_and_nothing_changes(
     make_notes: MakeNotes, form: Form, first: Any, wrong: list[tuple[str, Any]]
 ) -> None:
-    async def use() -> None:
-        memory = WorkingMemory(make_notes(), form=form, max_bytes=200)
-        for start in (None, first):
-            if start is not None:
-                await memory.replace(SESSION, start)
-            before = await memory.read(SESSION)
-            for verb, content in wrong:
-                with pytest.raises(WorkingMemoryError, match=r"^the change to .* session 's' of user 'u' is invalid"):
-                    await getattr(memory, verb)(SESSION, content)
-                assert await memory.read(SESSION) == before, (verb, content)
-        await memory.close()
-
-    asyncio.run(use())
+    memory = WorkingMemory(make_notes(), form=form, max_bytes=200)
+    for start in (None, first):
+        if start is not None:
+            await memory.replace(SESSION, start)
+        before = await memory.read(SESSION)
+        for verb, content in wrong:
+            with pytest.raises(WorkingMemoryError, match=r"^the change to .* session 's' of user 'u' is invalid"):
+                await getattr(memory, verb)(SESSION, content)
+            assert await memory.read(SESSION) == before, (verb, content)
+    await memory.close()
     assert issubclass(WorkingMemoryError, InvalidInputError)
 
 
-async def test_a_schema_holds_for_what_comes_of_a_merge() -> None:
+async def test_a_schema_is_checked_after_the_merge() -> None:
     memory = WorkingMemory(InMemoryNotes(), form=JsonForm(Profile, initial={"tags": ["new"]}))
     assert json.loads(await memory.read(SESSION)) == {"tags": ["new"]}
     with pytest.raises(WorkingMemoryError, match="name: Field required"):
@@ -186,7 +183,7 @@ async def test_markdown_begins_with_its_template() -> None:
     assert await memory.read(USER) == "# Goal"
 
 
-async def test_each_session_and_each_user_has_its_own(make_notes: MakeNotes) -> None:
+async def test_each_session_and_each_user_has_its_own_note(make_notes: MakeNotes) -> None:
     """Case 50: whatever the ids are."""
 
     sessions, users = WorkingMemory(make_notes()), WorkingMemory(make_notes(), per="user")
@@ -221,7 +218,7 @@ async def test_a_user_s_note_is_no_session_s(make_notes: MakeNotes) -> None:
     await notes.close()
 
 
-async def test_of_many_merges_at_once_none_is_lost(make_notes: MakeNotes) -> None:
+async def test_no_concurrent_merge_is_lost(make_notes: MakeNotes) -> None:
     form = JsonForm({"type": "object"})
     handles = [WorkingMemory(make_notes(), form=form, per="user") for _ in range(3)]
     await asyncio.gather(*(handles[at % 3].merge(SESSION, {"seen": [at], str(at): at}) for at in range(30)))
@@ -231,7 +228,7 @@ async def test_of_many_merges_at_once_none_is_lost(make_notes: MakeNotes) -> Non
         await each.close()
 
 
-def test_a_session_s_needs_a_session_and_settings_their_range() -> None:
+def test_a_note_of_a_session_needs_a_session_and_settings_are_checked() -> None:
     memory = WorkingMemory(InMemoryNotes())
     for scope in (USER, Scope(user_id="", session_id="s"), Scope(user_id="u", session_id="\0")):
         for call in (memory.read(scope), memory.merge(scope, "x"), memory.clear(scope)):
@@ -246,7 +243,7 @@ def test_a_session_s_needs_a_session_and_settings_their_range() -> None:
             JsonForm(schema)  # type: ignore[arg-type]
 
 
-async def test_notes_share_a_file_with_facts_and_leave_nothing_legible(tmp_path: Path) -> None:
+async def test_notes_share_a_file_with_facts_and_deleted_notes_are_overwritten(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/all.db"
 
     def is_legible() -> bool:
@@ -261,7 +258,7 @@ async def test_notes_share_a_file_with_facts_and_leave_nothing_legible(tmp_path:
     await asyncio.gather(facts.close(), memory.close())
 
 
-def test_it_pickles_as_its_settings(tmp_path: Path) -> None:
+def test_a_store_pickles_as_its_settings(tmp_path: Path) -> None:
     memory = WorkingMemory(SQLNotes(f"sqlite:///{tmp_path}/n.db"), form=JsonForm(Profile), max_bytes=100)
     again = pickle.loads(pickle.dumps(memory))
 

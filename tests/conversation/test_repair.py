@@ -50,7 +50,7 @@ def test_the_next_request_is_valid_after_any_outputs(runs: list[tuple[list[Block
 
 
 @given(OUTPUTS, st.booleans())
-def test_settling_twice_is_settling_once(output: list[Block], interrupted: bool) -> None:
+def test_repairing_twice_is_the_same_as_repairing_once(output: list[Block], interrupted: bool) -> None:
     once = repair(output, why="enough", interrupted=interrupted)
     assert repair(once, why="another reason", interrupted=interrupted) == once
 
@@ -81,7 +81,7 @@ def test_within_a_message_thoughts_come_before_texts_and_texts_before_calls(outp
 
 
 @given(OUTPUTS)
-def test_no_message_of_a_kept_output_is_of_thoughts_only(output: list[Block]) -> None:
+def test_no_message_of_a_repaired_output_has_only_thoughts(output: list[Block]) -> None:
     """Acceptance 19."""
     kept = repair(output, why="enough", interrupted=False)
     for is_result, message in groupby(kept, key=lambda block: isinstance(block, ToolResult)):
@@ -90,7 +90,7 @@ def test_no_message_of_a_kept_output_is_of_thoughts_only(output: list[Block]) ->
             assert any(isinstance(block, ToolUse) or (isinstance(block, Text) and block.text.strip()) for block in said)
 
 
-def test_a_call_without_a_result_gets_one_that_says_why() -> None:
+def test_a_call_without_a_result_gets_an_error_result_with_the_reason() -> None:
     """Acceptance 21."""
     assert settled(Text(text="Let me look."), use("a")) == [
         Text(text="Let me look."),
@@ -99,7 +99,7 @@ def test_a_call_without_a_result_gets_one_that_says_why() -> None:
     ]
 
 
-def test_results_stand_right_after_their_group_in_the_order_of_declaration() -> None:
+def test_results_follow_their_calls_in_the_order_of_declaration() -> None:
     """Acceptance 24."""
     output = [use("a"), use("b"), use("c"), result("c"), Text(text="Well,"), result("a"), use("d"), result("d")]
     assert settled(*output, interrupted=False) == [
@@ -109,27 +109,27 @@ def test_results_stand_right_after_their_group_in_the_order_of_declaration() -> 
     ]
 
 
-def test_of_two_results_of_a_call_the_first_stays() -> None:
+def test_the_first_of_two_results_of_a_call_is_kept() -> None:
     assert settled(use("a"), result("a", "first"), result("a", "late")) == [use("a"), result("a", "first")]
 
 
-def test_a_result_before_its_call_or_without_one_goes() -> None:
+def test_a_result_without_a_call_before_it_is_dropped() -> None:
     """Acceptance 19."""
     assert settled(result("a"), use("a"), result("x"), interrupted=False) == [use("a"), cancelled("a")]
 
 
-def test_an_id_that_comes_again_is_answered_each_time() -> None:
+def test_a_repeated_call_id_gets_a_result_each_time() -> None:
     output = [use("a"), result("a", "one"), use("a"), result("a", "two")]
     assert settled(*output) == output
     assert settled(use("a"), use("a"), result("a")) == [use("a"), cancelled("a"), use("a"), result("a")]
 
 
-def test_nothing_is_left_of_thoughts_alone() -> None:
+def test_an_output_of_thoughts_alone_becomes_empty() -> None:
     """Acceptance 19."""
     assert settled(Thinking(text="Hm."), Thinking(text="Hm, hm.")) == []
 
 
-def test_thoughts_go_from_the_end_and_stay_before_what_they_led_to() -> None:
+def test_thoughts_at_the_end_are_dropped_and_others_are_kept() -> None:
     thought = Thinking(text="Hm.")
     assert settled(thought, use("a"), result("a"), thought, interrupted=False) == [thought, use("a"), result("a")]
     assert settled(thought, Text(text="Yes"), interrupted=False) == [thought, Text(text="Yes")]
@@ -153,16 +153,16 @@ def test_the_last_text_is_marked_if_the_run_was_cut_short(interrupted: bool) -> 
         ([Text(text="Two."), Citations(items=({"url": "https://example.org"},))], False),
     ],
 )
-def test_a_text_that_something_but_thoughts_follows_was_finished(output: list[Block], marked: bool) -> None:
+def test_a_text_followed_by_more_than_thoughts_is_not_marked_as_interrupted(output: list[Block], marked: bool) -> None:
     """Acceptance 20."""
     assert [block.interrupted for block in settled(*output) if isinstance(block, Text)] == [marked]
 
 
-def test_of_nothing_nothing_is_kept() -> None:
+def test_an_empty_output_stays_empty() -> None:
     assert settled() == []
 
 
-def test_what_settle_mends_is_refused_unmended() -> None:
+def test_an_output_that_repair_changes_is_refused_without_it() -> None:
     """Acceptance 19: so the property above shows something."""
     with pytest.raises(WireError, match=r"messages\[1\].*'a' has no result"):
         check_chat(encode([User(text="Look."), use("a"), User(text="And?")]))

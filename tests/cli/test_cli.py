@@ -63,7 +63,7 @@ def recalled(target: str, user: str, query: str, agent: str | None = None) -> li
     return asyncio.run(use())
 
 
-def test_a_migration_shows_a_report_and_what_came_is_recalled(source: str, target: str) -> None:
+def test_a_migration_prints_a_report_and_its_memories_are_recalled(source: str, target: str) -> None:
     ran = invoke(source, target)
     assert ran.exit_code == 0, ran.output
     assert rows(ran.stdout) == {
@@ -84,7 +84,7 @@ def test_a_migration_shows_a_report_and_what_came_is_recalled(source: str, targe
     assert recalled(target, "[red]tom", "tea") == ["Tom likes tea"]
 
 
-def test_a_second_time_nothing_comes_twice(source: str, target: str) -> None:
+def test_a_repeated_migration_copies_nothing_twice(source: str, target: str) -> None:
     invoke(source, target)
     shown = rows(invoke(source, target).stdout)
     assert (shown["written"], shown["there already, or forgotten"]) == ("0", "3")
@@ -100,7 +100,7 @@ def test_options_choose_users_namespace_and_agent(source: str, target: str) -> N
     assert recalled(target, "sarah", "tests", "coder") == ["Run the tests first"]
 
 
-def test_json_is_the_whole_report(source: str, target: str) -> None:
+def test_json_prints_the_whole_report(source: str, target: str) -> None:
     ran = invoke(source, target, "--json")
     report = json.loads(ran.stdout)
     assert report["by_user"] == {"sarah": 2, "[red]tom": 1}
@@ -117,7 +117,7 @@ def test_json_is_the_whole_report(source: str, target: str) -> None:
     }
 
 
-def test_a_dry_run_makes_nothing(source: str, target: str, tmp_path: Path) -> None:
+def test_a_dry_run_creates_no_file(source: str, target: str, tmp_path: Path) -> None:
     shown = rows(invoke(source, target, "--dry-run").stdout)
     assert (shown["would be written"], "written" in shown) == ("3", False)
     assert [path.name for path in tmp_path.iterdir()] == ["flat.jsonl"]
@@ -127,7 +127,7 @@ def test_a_dry_run_makes_nothing(source: str, target: str, tmp_path: Path) -> No
     assert recalled(target, "[red]tom", "tea") == []
 
 
-def test_a_dry_run_makes_no_tables_in_a_server(source: str, database: str) -> None:
+def test_a_dry_run_creates_no_tables_in_a_server(source: str, database: str) -> None:
     assert rows(invoke(source, database, "--dry-run").stdout)["would be written"] == "3"
     with psycopg.connect(database) as server:
         assert server.execute("SELECT tablename FROM pg_tables WHERE tablename LIKE 'turnwise%'").fetchall() == []
@@ -135,7 +135,7 @@ def test_a_dry_run_makes_no_tables_in_a_server(source: str, database: str) -> No
     assert rows(invoke(source, database, "--dry-run").stdout)["would be written"] == "0"
 
 
-def test_many_users_and_skips_are_shown_in_part(tmp_path: Path, target: str) -> None:
+def test_long_lists_of_users_and_skips_are_shortened(tmp_path: Path, target: str) -> None:
     users = [([f"user{at:02}", "memories"], "f", PERSON) for at in range(25)]
     blank: list[Any] = [(["busy", "memories"], f"blank{at}", {}) for at in range(30)]
     busy = [(["busy", "memories"], f"f{at}", PERSON) for at in range(2)]
@@ -160,7 +160,7 @@ def test_many_users_and_skips_are_shown_in_part(tmp_path: Path, target: str) -> 
         (("{source}", "{target}", "--namespace", ""), "namespace '' cannot be used"),
     ],
 )
-def test_what_fails_is_said_in_a_line_without_a_traceback(
+def test_an_error_is_printed_in_one_line_without_a_traceback(
     words: tuple[str, ...], why: str, source: str, target: str, tmp_path: Path
 ) -> None:
     ran = invoke(*(word.format(source=source, target=target) for word in words))
@@ -172,11 +172,11 @@ def test_what_fails_is_said_in_a_line_without_a_traceback(
 
 
 @pytest.mark.parametrize("words", [("memory", "migrate", "a"), ("memory", "migrate", "a", "b", "--no"), ("none",)])
-def test_a_wrong_usage_is_2(words: tuple[str, ...]) -> None:
+def test_wrong_usage_exits_with_2(words: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, words).exit_code == 2
 
 
-def test_a_bug_is_no_error_of_the_user(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_raises_instead_of_printing_an_error(source: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
@@ -210,7 +210,7 @@ print(json.dumps([sorted(before), sorted({name.partition(".")[0] for name in sys
 """
 
 
-def test_a_command_loads_what_it_needs_and_no_more(source: str, target: str) -> None:
+def test_a_command_imports_only_what_it_needs(source: str, target: str) -> None:
     ran = process(sys.executable, "-c", LOADED, "memory", "migrate", source, target, "--json")
     assert ran.returncode == 0, ran.stderr
     before, after = (set(names) for names in json.loads(ran.stdout.splitlines()[-1]))

@@ -39,13 +39,13 @@ def section(printed: str, prompt: str) -> str:
     return found[0]
 
 
-def test_the_output_is_plain_lines_and_ends_well(printed: str) -> None:
+def test_the_program_prints_plain_lines_and_succeeds(printed: str) -> None:
     assert not re.search(r"[^\n\x20-\x7e]", printed)
     assert "raylet" not in printed
     assert printed.rstrip().splitlines()[-1].startswith("All of this has happened")
 
 
-def test_two_tools_run_side_by_side_and_the_steps_say_so(printed: str) -> None:
+def test_two_tools_run_concurrently(printed: str) -> None:
     shown = section(printed, "How is the weather")
     assert "rain in Ghent, 14 degrees" in shown and '"minutes":155' in shown
     steps = re.findall(r"^  (\w+) +(\d+\.\d+) s  ( *)=+$", shown, re.MULTILINE)
@@ -55,14 +55,14 @@ def test_two_tools_run_side_by_side_and_the_steps_say_so(printed: str) -> None:
     assert abs(indents[1] - indents[2]) <= 2 and indents[3] >= indents[1] + 16, "0.8 s are 16 columns"
 
 
-def test_a_call_waits_for_a_person_who_approves_of_another_or_rejects(printed: str) -> None:
+def test_a_call_waits_until_a_person_edits_or_rejects_it(printed: str) -> None:
     shown = section(printed, "Book 6 seats")
     assert shown.index("* awaiting_approval: book {'train': '9317', 'seats': 6}") < shown.index("* approved by another")
     assert shown.endswith("What I found out: 2 seats on 9317, for ada\n\n")
     assert "rejected: there is no such train" in section(printed, "Book 3 seats").splitlines()[-2]
 
 
-def test_a_killed_run_goes_on_and_repeats_only_what_may_be_repeated(printed: str) -> None:
+def test_a_killed_run_continues_and_repeats_only_repeatable_calls(printed: str) -> None:
     shown = section(printed, "At once: charge me")
     killed, resumed = re.search(r"process (\d+) was killed", shown), re.search(r"resumed by process (\d+)", shown)
     assert killed and resumed and killed[1] != resumed[1]
@@ -70,13 +70,13 @@ def test_a_killed_run_goes_on_and_repeats_only_what_may_be_repeated(printed: str
     assert "* times called: charge 1, quietest_train 2\n" in shown
 
 
-def test_a_result_comes_from_outside(printed: str) -> None:
+def test_a_result_is_provided_by_the_caller(printed: str) -> None:
     shown = section(printed, "Ask the taxi driver")
     assert "* awaiting_approval: ask_driver" in shown
     assert "What I found out: yes, he waits at the east side\n" in shown
 
 
-def test_what_it_has_cost_is_told_by_user(printed: str) -> None:
+def test_the_cost_is_printed_by_user(printed: str) -> None:
     rows = re.findall(r"^  (\w+) +(\d+) calls of the model, (\d+) of tools, .+: \$(\d\.\d+)$", printed, re.MULTILINE)
     assert [row[:3] for row in rows] == [("ada", "6", "3"), ("alan", "2", "3"), ("grace", "2", "0")]
     assert all(float(cost) > 0 for *_, cost in rows)

@@ -97,7 +97,7 @@ def bytes_of(kept: Path) -> Iterator[tuple[str, bytes]]:
             yield file.name, file.read_bytes()
 
 
-def test_the_output_is_plain_lines_and_ends_well(ran: Ran) -> None:
+def test_the_program_prints_plain_lines_and_succeeds(ran: Ran) -> None:
     assert not re.search(r"[^\n\x20-\x7e]", ran.printed)
     assert "raylet" not in ran.printed
     assert max(map(len, ran.printed.splitlines())) < 160
@@ -115,7 +115,7 @@ def test_every_request_is_valid_and_fits_the_window(ran: Ran) -> None:
         assert size <= CONFIG.max_context_tokens - CONFIG.reserve_output_tokens
 
 
-def test_in_the_first_conversation_the_answer_is_right_after_the_window_has_lost_what_it_is_from(ran: Ran) -> None:
+def test_an_answer_is_right_although_the_window_has_lost_its_source(ran: Ran) -> None:
     first, *_ = ran.asked(LEAVE)
     said = [text for message in first[:-1] for text in texts_of(message)]
     assert len(said) > 3, "the conversation goes on"
@@ -124,7 +124,7 @@ def test_in_the_first_conversation_the_answer_is_right_after_the_window_has_lost
     assert "2 March to 29 May" in assistant_reply(first)
 
 
-def test_days_later_each_memory_has_its_part_dated(ran: Ran) -> None:
+def test_days_later_each_memory_contributes_dated_items(ran: Ran) -> None:
     _, second, *_ = ran.asked(LEAVE)
     assert [message["role"] for message in second] == ["system", "user"]
     sections = sections_of(second)
@@ -140,7 +140,7 @@ def test_days_later_each_memory_has_its_part_dated(ran: Ran) -> None:
     assert not any("Lisbon" in text for message in said[:-1] for text in texts_of(message))
 
 
-def test_an_alias_a_typo_and_a_wrapped_question_find_what_they_mean(ran: Ran) -> None:
+def test_aliases_typos_and_wrapped_questions_find_their_items(ran: Ran) -> None:
     (beast,) = ran.asked(BEAST)
     assert [one.text for one in sections_of(beast)["procedural"]] == [PORTAL]
     for prompt in (TYPO, WRAPPED):
@@ -150,7 +150,7 @@ def test_an_alias_a_typo_and_a_wrapped_question_find_what_they_mean(ran: Ran) ->
         assert f"> {prompt}" in ran.printed
 
 
-def test_what_changed_took_the_place_of_what_was_so(ran: Ran) -> None:
+def test_a_changed_fact_replaces_the_old_one(ran: Ran) -> None:
     moved = ran.sent.index(ran.asked(MOVED)[0])
     later = [messages for messages in ran.sent[moved:] if texts_of(messages[-1])[-1] == LEAVE]
     without, with_it, *_ = later
@@ -158,7 +158,7 @@ def test_what_changed_took_the_place_of_what_was_so(ran: Ran) -> None:
     assert [one.text for one in sections_of(with_it)["profile"] if "leave" in one.text] == [MOVED]
 
 
-def test_another_user_and_one_who_was_forgotten_have_the_handbook_only(ran: Ran) -> None:
+def test_another_user_and_a_forgotten_user_have_only_the_handbook(ran: Ran) -> None:
     *_, of_sam, of_a_stranger = ran.asked(LEAVE)
     for messages in (of_sam, of_a_stranger, ran.asked(SAID)[-1]):
         assert {one.text for one in sections_of(messages)["static"]} <= set(RULES)
@@ -167,7 +167,7 @@ def test_another_user_and_one_who_was_forgotten_have_the_handbook_only(ran: Ran)
     assert sections_of(of_sam).keys() == sections_of(of_a_stranger).keys() == {"static"}
 
 
-def test_no_file_says_anything_of_who_was_forgotten_and_all_of_the_other(ran: Ran) -> None:
+def test_files_have_nothing_of_the_forgotten_user_and_everything_of_the_other(ran: Ran) -> None:
     files = list(bytes_of(ran.kept))
     names = {name for name, _ in files}
     assert {"chats.db", "facts.db", "said.db", "notes.db"} <= names and "chroma.sqlite3" not in names
@@ -190,7 +190,7 @@ def test_the_report_is_printed(ran: Ran) -> None:
 # What checks its claims
 
 
-def test_a_claim_that_does_not_hold_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_false_claim_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     story = Story(list)
     story.claim(True, "the sky is blue")
     with pytest.raises(SystemExit, match="This is not so: the sky is green"):
@@ -246,11 +246,11 @@ def test_sections_are_read_as_they_were_written() -> None:
         (asked("What did we say about Lisbon?", POLICY, FACT), "I do not know that."),
     ],
 )
-def test_it_answers_from_what_it_is_sent_and_from_nothing_else(messages: list[dict[str, Any]], answer: str) -> None:
+def test_the_stand_in_answers_only_from_its_request(messages: list[dict[str, Any]], answer: str) -> None:
     assert assistant_reply(messages).startswith(answer)
 
 
-def test_what_was_talked_about_is_told_with_its_day() -> None:
+def test_earlier_conversations_are_quoted_with_their_day() -> None:
     said = [
         item("user: Lisbon, you say?", created_at=1.7e9),
         item("user: Is Lisbon a place for work?\nassistant: Yes.", created_at=1.6e9),
@@ -274,7 +274,7 @@ class StandIn:
         return answer
 
 
-def test_the_facts_it_finds_are_taken_and_the_same_topic_supersedes() -> None:
+def test_extracted_facts_are_accepted_and_replace_those_with_the_same_topic() -> None:
     ada = Scope(user_id="ada")
 
     async def told(memory: ExtractiveMemory, id: str, text: str) -> list[tuple[str, str]]:

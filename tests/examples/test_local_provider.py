@@ -85,7 +85,7 @@ def test_a_response_is_the_same_streamed_or_not() -> None:
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
 
 
-def test_the_events_of_a_response_come_in_the_order_of_the_real_api() -> None:
+def test_the_events_of_a_response_are_in_the_order_of_the_real_api() -> None:
     with LocalProvider(reply={"reasoning_content": "Hm.", "content": "I look.", "tool_calls": [CALL]}) as provider:
         events = streamed(provider, include=["reasoning.encrypted_content"])
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -120,7 +120,7 @@ def test_the_events_of_a_response_come_in_the_order_of_the_real_api() -> None:
     assert done[2].arguments == '{"at": "Paris, France"}'
 
 
-def test_the_client_reads_each_event_as_what_it_is() -> None:
+def test_the_client_parses_each_event() -> None:
     """A type of its own each, and every field that the type requires."""
     with LocalProvider(reply=[SAID | {"content": "", "tool_calls": []}, {"refusal": "No."}, SAID]) as provider:
         events = [*streamed(provider), *streamed(provider, model="length"), *streamed(provider, model="error")]
@@ -133,13 +133,13 @@ def test_the_client_reads_each_event_as_what_it_is() -> None:
     }
 
 
-def test_a_model_that_is_asked_to_reason_does(provider: LocalProvider) -> None:
+def test_a_model_reasons_on_request(provider: LocalProvider) -> None:
     (item, message) = respond(provider, reasoning={"effort": "low"})["output"]
     assert (item["type"], item["summary"], "encrypted_content" in item) == ("reasoning", [], False)
     assert message["type"] == "message"
 
 
-def test_a_reply_is_given_the_same_conversation_by_either_api() -> None:
+def test_a_reply_function_gets_the_same_conversation_from_both_apis() -> None:
     given: list[list[Message]] = []
 
     def reply(messages: list[Message]) -> str:
@@ -173,7 +173,7 @@ def test_a_reply_is_given_the_same_conversation_by_either_api() -> None:
     assert given[0] == given[1] == messages
 
 
-def test_a_script_takes_its_steps_after_each_message_of_the_user_and_repeats_the_last() -> None:
+def test_a_script_restarts_with_each_user_message_and_repeats_its_last_step() -> None:
     script = tool_script([[("look", {"at": "Paris"}), ("look", "as it is")], "Sun."], reasoning="Hm.")
     asked: list[Message] = [{"role": "user", "content": "Weather?"}]
     first = script(asked)
@@ -215,7 +215,7 @@ def test_a_script_takes_its_steps_after_each_message_of_the_user_and_repeats_the
     ],
     ids=str,
 )
-def test_a_completion_is_refused_as_by_the_real_api(
+def test_a_completion_is_refused_like_by_the_real_api(
     provider: LocalProvider, body: dict[str, Any], param: str, why: str
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=why) as caught:
@@ -243,7 +243,7 @@ def test_a_completion_is_refused_as_by_the_real_api(
     ],
     ids=str,
 )
-def test_a_response_is_refused_as_by_the_real_api(
+def test_a_response_is_refused_like_by_the_real_api(
     provider: LocalProvider, body: dict[str, Any], param: str, why: str
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=why) as caught:
@@ -251,7 +251,7 @@ def test_a_response_is_refused_as_by_the_real_api(
     assert caught.value.param == param
 
 
-def test_tools_are_taken_that_the_real_api_takes(provider: LocalProvider) -> None:
+def test_tools_are_accepted_like_by_the_real_api(provider: LocalProvider) -> None:
     city = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     properties: dict[str, dict[str, Any]] = {
         "cities": {"type": "array", "items": city},
@@ -268,7 +268,7 @@ def test_tools_are_taken_that_the_real_api_takes(provider: LocalProvider) -> Non
         respond(provider, tools=tools)
 
 
-def test_reasoning_is_taken_back_only_as_it_was_given_and_with_what_followed_it() -> None:
+def test_reasoning_is_accepted_only_unchanged_and_with_its_following_item() -> None:
     with LocalProvider(reply={"reasoning_content": "Hm.", "content": "Sun."}) as provider:
         item, message = respond(provider, include=["reasoning.encrypted_content"], store=False)["output"]
         followed = {"role": "assistant", "content": message["content"]}
@@ -294,15 +294,13 @@ def test_reasoning_is_taken_back_only_as_it_was_given_and_with_what_followed_it(
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/responses"])
 @pytest.mark.parametrize("fault", ["cut", "unfinished", "malformed", "error"])
-def test_an_answer_that_is_not_streamed_is_cut_instead_of_broken(
-    provider: LocalProvider, path: str, fault: str
-) -> None:
+def test_an_answer_without_streaming_is_cut_instead_of_broken(provider: LocalProvider, path: str, fault: str) -> None:
     with pytest.raises(openai.APIConnectionError):
         ask(provider, path, model=fault, **({"messages": HELLO} if "chat" in path else {"input": "Hello"}))
     assert not provider.requests[0].finished
 
 
-def test_a_response_that_met_the_limit_says_so_of_itself_and_of_its_last_item(provider: LocalProvider) -> None:
+def test_a_response_at_its_maximum_length_is_incomplete_and_so_is_its_last_item(provider: LocalProvider) -> None:
     *_, last = streamed(provider, model="length")
     assert last.type == "response.incomplete"
     assert last.response.incomplete_details.reason == "max_output_tokens"
@@ -317,7 +315,7 @@ def test_an_empty_response_is_complete(provider: LocalProvider) -> None:
 # The rest
 
 
-def test_texts_are_embedded_near_those_that_share_their_words(provider: LocalProvider) -> None:
+def test_texts_that_share_words_have_near_embeddings(provider: LocalProvider) -> None:
     texts = ["the cat sat", "The cat slept", "stocks fell"]
     with openai.OpenAI(api_key=KEY, base_url=provider.base_url) as client:
         packed = client.embeddings.create(model="local", input=texts)
@@ -332,7 +330,7 @@ def test_texts_are_embedded_near_those_that_share_their_words(provider: LocalPro
     assert near(cat, kitten) > near(cat, stocks)
 
 
-def test_open_connections_are_left_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_open_connections_are_closed_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
     with LocalProvider() as provider, socket.create_connection(("127.0.0.1", provider.port)) as idle:
         idle.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nX-Fault: hang\r\n\r\n")
         record = provider.wait_for_request()

@@ -74,7 +74,7 @@ def section(printed: str, name: str) -> str:
     return found[0]
 
 
-def test_the_output_is_plain_lines_and_ends_well(ran: Ran) -> None:
+def test_the_program_prints_plain_lines_and_succeeds(ran: Ran) -> None:
     assert not re.search(r"[^\n\x20-\x7e]", ran.printed)
     assert "raylet" not in ran.printed
     assert max(map(len, ran.printed.splitlines())) < 420
@@ -90,14 +90,14 @@ def test_each_strategy_makes_room_several_times(ran: Ran) -> None:
         assert became <= BUDGET, name
 
 
-def test_what_was_trimmed_or_deleted_is_not_known_any_more(ran: Ran) -> None:
+def test_trimmed_and_deleted_turns_are_not_known_any_more(ran: Ran) -> None:
     for name in ("Trim", "DeleteOldest"):
         assert row(ran.printed, "the model knows it")[name] == "no"
         assert "You have not told me" in section(ran.printed, name)
         assert LEAVE not in section(ran.printed, name)
 
 
-def test_what_was_summed_up_is_known_and_the_summary_expands_to_what_was_said(ran: Ran) -> None:
+def test_summarized_turns_are_known_and_the_summary_expands_to_them(ran: Ran) -> None:
     shown = section(ran.printed, "Summarize")
     assert row(ran.printed, "the model knows it")["Summarize"] == "in the summary"
     assert f"You told me: {LEAVE}\n" in shown
@@ -105,7 +105,7 @@ def test_what_was_summed_up_is_known_and_the_summary_expands_to_what_was_said(ra
     assert f"    > {FACTS[0]}\n    > {FACTS[1]}\n" in shown
 
 
-def test_what_was_flushed_is_found_by_recall(ran: Ran) -> None:
+def test_flushed_turns_are_found_by_recall(ran: Ran) -> None:
     shown = section(ran.printed, "FlushToMemory")
     assert row(ran.printed, "the model knows it")["FlushToMemory"] == "no"
     assert row(ran.printed, "notebook recalls it") == dict(zip(NAMES, ["-", "-", "-", "from turn 2"], strict=True))
@@ -144,7 +144,7 @@ def test_nothing_of_the_conversations_is_lost(ran: Ran) -> None:
         assert all(isinstance(turn[-1], Text) and turn[-1].text for turn in turns)
 
 
-def test_the_notebook_has_what_was_flushed_each_exchange_once(ran: Ran) -> None:
+def test_the_notebook_has_each_flushed_exchange_once(ran: Ran) -> None:
     notes = sqlite3.connect(ran.kept / "notebook.db").execute("SELECT turn_index, text FROM notes").fetchall()
     assert len(notes) > TURNS / 4
     for at, (turn, text) in enumerate(notes):
@@ -155,7 +155,7 @@ def test_the_notebook_has_what_was_flushed_each_exchange_once(ran: Ran) -> None:
 # The notebook
 
 
-def test_a_notebook_keeps_a_note_once_and_shows_nobody_elses(tmp_path: Path) -> None:
+def test_a_notebook_stores_a_note_once_and_only_for_its_user(tmp_path: Path) -> None:
     async def play() -> None:
         notebook, again = (Notebook(tmp_path / "notes.db") for _ in range(2))
         hers, his = Scope(user_id="mara", session_id="one"), Scope(user_id="joris", session_id="two")
@@ -191,7 +191,7 @@ def summary_request(*blocks: Block) -> list[dict[str, object]]:
     return encode(plan.summary.request(talk.window()))
 
 
-def test_a_summary_keeps_what_the_user_said_of_themselves_and_what_the_one_before_kept() -> None:
+def test_a_summary_has_the_users_facts_and_those_of_the_last_summary() -> None:
     first = attentive_reply(
         summary_request(
             System(text="I am the system."),
@@ -208,7 +208,7 @@ def test_a_summary_keeps_what_the_user_said_of_themselves_and_what_the_one_befor
     assert second == f"{first} Our garden is new."
 
 
-def test_a_summary_has_no_more_words_than_it_may() -> None:
+def test_a_summary_has_at_most_the_allowed_words() -> None:
     lines = [json.dumps({"user": f"My number {number} is {number}."}) for number in range(200)]
     for limit, most in [(50, 50), (5000, 120), (2, 3)]:
         request = "\n".join([*lines, "", f"Write the summary now. Write no more than {limit} words."])
@@ -230,7 +230,7 @@ def test_a_summary_has_no_more_words_than_it_may() -> None:
     ],
     ids=["nothing", "a question", "another leave", "the fact", "a summary", "a note"],
 )
-def test_what_the_user_told_is_answered_from_what_was_sent_and_nothing_else(before: list[str], answer: str) -> None:
+def test_questions_about_the_user_are_answered_only_from_the_request(before: list[str], answer: str) -> None:
     parts = [{"type": "text", "text": text} for text in [*before, ASKED]]
     apart = [{"role": "user", "content": text} for text in [*before, ASKED]]
     instructions = {"role": "system", "content": SYSTEM}
@@ -238,7 +238,7 @@ def test_what_the_user_told_is_answered_from_what_was_sent_and_nothing_else(befo
     assert attentive_reply([instructions, *apart]) == answer
 
 
-def test_all_else_is_answered_from_the_instructions() -> None:
+def test_other_questions_are_answered_from_the_instructions() -> None:
     instructions = {"role": "system", "content": SYSTEM}
     asked = {"role": "user", "content": f"{LEAVE} How is parental leave paid?"}
     assert "paid by the state" in attentive_reply([instructions, asked])
@@ -246,7 +246,7 @@ def test_all_else_is_answered_from_the_instructions() -> None:
     assert attentive_reply([instructions, {"role": "user", "content": LEAVE}]) == "Thank you, I have noted that."
 
 
-def test_the_conversation_is_the_same_each_time_and_tells_each_fact_once() -> None:
+def test_the_conversation_is_reproducible_and_has_each_fact_once() -> None:
     assert conversation(300) == conversation(300)
     for turns in (80, 300):
         prompts = conversation(turns)

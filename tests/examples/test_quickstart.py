@@ -45,12 +45,12 @@ def test_four_conversations_of_three_users_are_streamed(printed: str) -> None:
     assert all(int(pieces) > 1 for _, pieces in streamed)
 
 
-def test_the_conversations_go_on_side_by_side(printed: str) -> None:
+def test_the_conversations_run_concurrently(printed: str) -> None:
     talks = re.findall(r"^\[(\S+)]", printed, re.MULTILINE)
     assert sum(talk != other for talk, other in pairwise(talks)) > 5
 
 
-def test_an_answer_that_is_cancelled_keeps_what_was_seen(printed: str) -> None:
+def test_a_cancelled_answer_keeps_what_was_seen(printed: str) -> None:
     assert "[grace/whales] * RunCancelledError: Grace has heard enough" in printed
     kept = re.search(r"^\[grace/whales] \* kept in the history: the (\d+) words above$", printed, re.MULTILINE)
     assert kept and int(kept[1]) > 0
@@ -65,7 +65,7 @@ def test_a_session_whose_process_is_killed_comes_back_with_its_history(printed: 
     assert 'The first thing was: "Why does bread rise? ' in between, "the provider was sent the history"
 
 
-def test_a_run_is_followed_to_its_end_by_its_id(printed: str) -> None:
+def test_a_run_can_be_followed_by_its_id(printed: str) -> None:
     assert re.search(r"^\[ada/sky] \* re-attached to run \w{24} after event \d+$", printed, re.MULTILINE)
     assert "[ada/sky] * the two halves are the whole answer" in printed
 

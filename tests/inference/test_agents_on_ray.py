@@ -192,7 +192,7 @@ def test_parallel_calls_have_their_results_in_order_and_thoughts_go_back_as_they
     audit(manager, "chat")
 
 
-def test_a_tool_that_aborts_ends_the_run_and_what_others_gave_is_kept(bench: Bench) -> None:
+def test_a_tool_that_aborts_ends_the_run_and_keeps_the_results_of_others(bench: Bench) -> None:
     """Case 31."""
     manager = bench.manager(note, pause, fail, registry={"on_error": "abort"})
     chat = manager.open("chat")
@@ -206,7 +206,7 @@ def test_a_tool_that_aborts_ends_the_run_and_what_others_gave_is_kept(bench: Ben
     audit(manager, "chat")
 
 
-def test_a_cancel_mid_tool_does_not_wait_for_the_tool_and_a_late_result_reaches_nothing(bench: Bench) -> None:
+def test_a_cancel_does_not_wait_for_a_tool_and_drops_its_late_result(bench: Bench) -> None:
     """Cases 8, 9 and 21: one tool that hears nothing and one that does, after one that was done."""
     manager = bench.manager(note, pause, stubborn, config={"cancel_grace_s": 1.0})
     chat = manager.open("chat")
@@ -230,7 +230,7 @@ def test_a_cancel_mid_tool_does_not_wait_for_the_tool_and_a_late_result_reaches_
     audit(manager, "chat")
 
 
-def test_at_the_limit_of_steps_what_was_executed_is_kept_and_the_turn_says_so(bench: Bench) -> None:
+def test_a_run_at_its_step_limit_keeps_executed_results_and_has_a_stop_reason(bench: Bench) -> None:
     """Case 22: a model that never comes to an end."""
     manager = bench.manager(note, registry={"max_steps": 3})
     chat = manager.open("chat")
@@ -244,7 +244,7 @@ def test_at_the_limit_of_steps_what_was_executed_is_kept_and_the_turn_says_so(be
     audit(manager, "chat")
 
 
-def test_a_tool_knows_the_sessions_user_whatever_the_model_says_and_usage_adds_up_by_user(bench: Bench) -> None:
+def test_a_tool_gets_the_sessions_user_and_usage_adds_up_by_user(bench: Bench) -> None:
     """Case 50, as far as tools go."""
     manager = bench.manager(whoami, config={"prices": {"local": Price(input=1.0, output=1_000_000.0)}})
     forged = {"user_id": "eve", "context": {"session": {"user_id": "eve"}}}
@@ -262,7 +262,7 @@ def test_a_tool_knows_the_sessions_user_whatever_the_model_says_and_usage_adds_u
     assert manager.usage().calls == 6 and manager.usage(user_id="eve") == Usage()
 
 
-def test_tasks_and_actors_methods_on_ray_are_tools(bench: Bench, ray_session: ModuleType) -> None:
+def test_ray_tasks_and_actor_methods_are_tools(bench: Bench, ray_session: ModuleType) -> None:
     counter: Any = ray_session.remote(num_cpus=0)(agent_tools.Counter).remote()
     manager = bench.manager(far_away, tool(counter.add, like=agent_tools.Counter.add))
     calls: agent_tools.Calls = [("far", {"text": "hi"}), ("add", {"number": 2}), ("add", {"number": 3})]
@@ -278,7 +278,7 @@ def test_tasks_and_actors_methods_on_ray_are_tools(bench: Bench, ray_session: Mo
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_run_that_is_killed_mid_tool_goes_on_behind_its_last_result(bench: Bench, api: str) -> None:
+def test_a_run_that_is_killed_in_a_tool_continues_after_its_last_result(bench: Bench, api: str) -> None:
     """Case 33: what is settled is not repeated, what had begun is only if it may be."""
     manager = bench.manager(note, charge, search, api=api, config={"on_lost": "resume"})
     chat = manager.open("chat")
@@ -310,7 +310,7 @@ def test_a_run_that_is_killed_mid_tool_goes_on_behind_its_last_result(bench: Ben
 @pytest.mark.parametrize(
     ("api", "placement"), [("chat", Dedicated()), ("responses", Packed(hosts=1))], ids=["chat", "responses"]
 )
-def test_a_killed_run_asks_its_model_for_the_same_and_for_a_call_only_at_first(
+def test_a_resumed_run_uses_the_same_parameters_and_forces_a_call_only_in_its_first_step(
     bench: Bench, api: str, placement: Placement
 ) -> None:
     config = SessionConfig(on_lost="resume")
@@ -343,7 +343,7 @@ def test_a_killed_run_asks_its_model_for_the_same_and_for_a_call_only_at_first(
     audit(manager, "chat")
 
 
-def test_without_leave_to_resume_a_killed_run_is_interrupted_and_keeps_its_settled_results(bench: Bench) -> None:
+def test_a_killed_run_that_may_not_resume_is_interrupted_and_keeps_its_results(bench: Bench) -> None:
     """Case 33."""
     manager = bench.manager(note, charge)
     chat = manager.open("chat")
@@ -380,7 +380,7 @@ sys.stdin.read()
 """
 
 
-def test_a_run_waits_for_a_person_without_a_process_and_without_the_one_that_asked(
+def test_a_run_waits_for_approval_without_its_process_and_without_its_caller(
     bench: Bench, ray_session: ModuleType, tmp_path: Path
 ) -> None:
     """Approvals outlive the asker's exit and the session's idle leave; a call is made once, as it was edited."""
@@ -441,7 +441,7 @@ def test_a_run_waits_for_a_person_without_a_process_and_without_the_one_that_ask
     audit(manager, "chat")
 
 
-def test_a_waiting_run_can_be_cancelled_and_what_is_queued_behind_it_goes_on(bench: Bench) -> None:
+def test_a_waiting_run_can_be_cancelled_and_the_queue_continues(bench: Bench) -> None:
     manager = bench.manager(note, pay)
     chat = manager.open("chat")
     run = chat.run(prompt([("pay", {"euros": 8})], "paid"), labels=bench.labels)
@@ -483,7 +483,9 @@ asyncio.run(main())
 """
 
 
-def test_the_result_of_a_call_comes_from_another_process(bench: Bench, ray_session: ModuleType, tmp_path: Path) -> None:
+def test_another_process_can_provide_the_result_of_a_call(
+    bench: Bench, ray_session: ModuleType, tmp_path: Path
+) -> None:
     manager = bench.manager(driver)
     calls: agent_tools.Calls = [("driver", {"question": "when?"}), ("driver", {"question": "where?"})]
     run = manager.open("chat").run(prompt(calls, "thanks"))
@@ -500,7 +502,7 @@ def test_the_result_of_a_call_comes_from_another_process(bench: Bench, ray_sessi
 
 
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
-def test_edited_arguments_are_checked_by_a_process_that_came_back(bench: Bench, placement: Placement) -> None:
+def test_edited_arguments_are_checked_after_a_restart(bench: Bench, placement: Placement) -> None:
     manager = bench._make_manager(engine=bench.engine(pay), placement=placement)
     chat = manager.open("chat")
     run = chat.run(prompt([("pay", {"euros": 800})], "paid"), labels=bench.labels)
@@ -516,7 +518,7 @@ def test_edited_arguments_are_checked_by_a_process_that_came_back(bench: Bench, 
     audit(manager, "chat")
 
 
-def test_the_async_family_decides_too(bench: Bench, tmp_path: Path) -> None:
+def test_async_handles_can_approve_and_reject(bench: Bench, tmp_path: Path) -> None:
     manager = bench.manager()
 
     async def story() -> None:
@@ -552,7 +554,7 @@ def endless(bench: Bench) -> str:
     return prompt([("note", {"text": "again"})])
 
 
-def test_a_run_that_has_spent_its_budget_fails_and_says_of_what(bench: Bench, endless: str) -> None:
+def test_a_run_over_its_budget_fails_and_names_the_limit(bench: Bench, endless: str) -> None:
     """One session, whose settings change from run to run."""
     spent = 0
     for budget, more, why in (
@@ -578,7 +580,7 @@ def test_a_run_that_has_spent_its_budget_fails_and_says_of_what(bench: Bench, en
     audit(manager, "chat")
 
 
-def test_somebody_lets_a_run_spend_its_budget_once_more_or_not(bench: Bench) -> None:
+def test_a_run_over_its_budget_can_wait_for_approval(bench: Bench) -> None:
     config = {"run_budget": Budget(calls=2), "over_budget": "ask", "idle_s": 60.0}
     manager = bench.manager(note, config=config)
     chat = manager.open("chat")
@@ -622,7 +624,7 @@ def test_a_sessions_budget_is_spent_by_all_its_runs(bench: Bench) -> None:
 # What stands around a run
 
 
-def test_hooks_and_middleware_travel_to_the_sessions_process_and_see_each_step(bench: Bench) -> None:
+def test_hooks_and_middleware_run_in_the_sessions_process_at_each_step(bench: Bench) -> None:
     """Case 59, as far as hooks go: one that fails fails no run."""
     engine: dict[str, Any] = {
         "middleware": [

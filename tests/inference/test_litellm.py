@@ -413,7 +413,7 @@ def test_a_cancel_in_the_middle_reaches_the_upstream(api: API, proxy: LiteLLM, p
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_refusal_for_now_is_tried_again(status: int, api: API, proxy: LiteLLM, provider: LocalProvider) -> None:
+def test_a_temporary_refusal_is_retried(status: int, api: API, proxy: LiteLLM, provider: LocalProvider) -> None:
     said, _ = answer(engine(proxy, f"openai/{api}/{status}-once", api=api, max_retries=1), "Hello")
     assert said == [Text(text="You said: Hello (message 1 of our conversation)")]
     assert len(provider.requests) == 2
@@ -443,7 +443,7 @@ def test_an_error_of_the_upstream_is_typed(
 
 @pytest.mark.parametrize(("upstream", "api"), [("gpt-4o", "chat"), ("gpt-4o", "responses"), ("hosted_vllm", "chat")])
 @pytest.mark.parametrize("fault", BREAKS)
-def test_an_answer_that_breaks_off_keeps_its_text_and_the_session_goes_on(
+def test_an_answer_that_breaks_off_keeps_its_text_and_the_session_continues(
     fault: str, upstream: str, api: API, proxy: LiteLLM, provider: LocalProvider
 ) -> None:
     provider.token_delay_s = 0.05
@@ -491,7 +491,7 @@ TOO_LONG = {
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("upstream", TOO_LONG)
-def test_a_conversation_that_is_too_long_is_known_in_the_words_of_litellm(
+def test_litellms_message_for_a_too_long_conversation_is_recognized(
     upstream: str, api: API, proxy: LiteLLM, raw: QuirkServer
 ) -> None:
     raw.serve((400, JSON, json.dumps(TOO_LONG[upstream]).encode()))
@@ -529,7 +529,7 @@ def test_parameters_reach_the_upstream(upstream: str, api: API, proxy: LiteLLM, 
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_a_run_has_a_model_and_parameters_of_its_own(api: API, proxy: LiteLLM, provider: LocalProvider) -> None:
+def test_a_run_can_choose_model_and_parameters(api: API, proxy: LiteLLM, provider: LocalProvider) -> None:
     async def story(chat: Chat) -> None:
         for model, temperature in (("hosted_vllm/one", 0.1), ("openai/two", 0.2)):
             outcome = await chat.ask("Hello", model=model, params={"temperature": temperature, "max_output_tokens": 40})
@@ -547,7 +547,7 @@ class City(BaseModel):
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("upstream", LIKE_OPENAI)
-def test_an_answer_is_of_a_type_with_tools_in_the_same_run(
+def test_a_run_with_tools_can_have_a_typed_answer(
     upstream: str, api: API, proxy: LiteLLM, provider: LocalProvider
 ) -> None:
     asked = {"output": output_record(City, 1)}
@@ -565,13 +565,13 @@ def test_an_answer_is_of_a_type_with_tools_in_the_same_run(
     play(engine(proxy, f"{upstream}/local", api=api, tools=[look]), story)
 
 
-def test_a_parameter_that_the_upstream_does_not_have_is_a_typed_error(proxy: LiteLLM) -> None:
+def test_an_unsupported_parameter_is_a_typed_error(proxy: LiteLLM) -> None:
     error, _ = failure(engine(proxy, "anthropic/claude-sonnet-4-5", extra={"logit_bias": {"1": 2}}), "Hello")
     assert isinstance(error, EngineError)
     assert "logit_bias" in str(error)
 
 
-def test_a_key_that_is_wrong_is_a_typed_error_without_the_key(proxy: LiteLLM) -> None:
+def test_a_wrong_key_is_a_typed_error_without_the_key(proxy: LiteLLM) -> None:
     error, _ = failure(engine(proxy, "openai/local", api_key="sk-wrong-4711-wrong"), "Hello")
     assert "refused the request: Error code: 400 - No connected db." in str(error)  # it looks for keys of users there
     assert "sk-wrong-4711-wrong" not in str(error)
@@ -593,7 +593,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("quirk", [one for one in QUIRKS if one.api == "chat"], ids=lambda quirk: quirk.name)
-def test_behind_litellm_a_quirk_gives_an_answer_or_a_typed_error(
+def test_a_quirk_behind_litellm_leads_to_an_answer_or_a_typed_error(
     quirk: Quirk, proxy: LiteLLM, raw: QuirkServer
 ) -> None:
     raw.serve((quirk.status, quirk.content_type, quirk.served), HEALTHY)
@@ -612,7 +612,7 @@ def test_behind_litellm_a_quirk_gives_an_answer_or_a_typed_error(
     assert again == HI
 
 
-def test_behind_litellm_a_server_that_cannot_stream_is_asked_for_no_stream(proxy: LiteLLM, raw: QuirkServer) -> None:
+def test_a_server_behind_litellm_that_cannot_stream_is_used_without_streaming(proxy: LiteLLM, raw: QuirkServer) -> None:
     raw.serve((200, JSON, json.dumps(message(content="Hi there")).encode()))
     assert answer(engine(proxy, "strict/Ollama", stream=False), "Hello")[0] == HI
 
@@ -624,7 +624,7 @@ def without_signatures(blocks: Sequence[Block]) -> list[Block]:
 
 
 @pytest.mark.parametrize("strict", STRICT, ids=lambda strict: strict.name)
-def test_behind_litellm_a_strict_server_takes_a_whole_conversation(
+def test_a_strict_server_behind_litellm_accepts_a_whole_conversation(
     strict: StrictServer, proxy: LiteLLM, raw: QuirkServer
 ) -> None:
     raw.serve(*script(strict), refuse=strict.judge)
@@ -637,7 +637,7 @@ def test_behind_litellm_a_strict_server_takes_a_whole_conversation(
 # The proxy itself
 
 
-def test_a_proxy_that_is_killed_in_the_middle_fails_the_run_and_the_next_prompt_finds_it_again(proxy: LiteLLM) -> None:
+def test_a_killed_proxy_fails_the_run_and_the_next_prompt_reaches_the_new_one(proxy: LiteLLM) -> None:
     async def story(chat: Chat) -> None:
         run_id = await chat.start("Hello")
         text = await chat.text_of(run_id)
@@ -654,7 +654,7 @@ def test_a_proxy_that_is_killed_in_the_middle_fails_the_run_and_the_next_prompt_
     play(engine(proxy, "openai/slow"), story)
 
 
-def test_a_session_on_ray_asks_litellm(
+def test_a_session_on_ray_uses_litellm(
     proxy: LiteLLM, provider: LocalProvider, make_manager: Callable[..., SessionManager]
 ) -> None:
     provider.reply = tool_script([[("whoami", {"user_id": "one"}), ("whoami", {"user_id": "two"})], "That is all."])
@@ -667,6 +667,6 @@ def test_a_session_on_ray_asks_litellm(
     assert session.run("Once more.").wait().text == "That is all."
 
 
-def test_litellm_asks_no_other_host(proxy: LiteLLM, asked_elsewhere: tuple[str, list[str]]) -> None:
+def test_litellm_connects_to_no_other_host(proxy: LiteLLM, asked_elsewhere: tuple[str, list[str]]) -> None:
     assert asked_elsewhere[1] == []
     assert "Uvicorn running" in proxy.log

@@ -113,7 +113,7 @@ def shown(middleware: Middleware, *given: Block) -> tuple[Block, ...]:
 # Middleware
 
 
-def test_a_system_prompt_is_shown_once_at_the_head_however_often_it_is_added() -> None:
+def test_a_system_prompt_is_first_and_present_once_however_often_it_is_added() -> None:
     """Case 34."""
     hello, answer, again = User(text="hello"), Text(text="hi"), User(text="again")
     old, new = System(text="old"), System(text="new")
@@ -126,7 +126,7 @@ def test_a_system_prompt_is_shown_once_at_the_head_however_often_it_is_added() -
     assert shown(SystemPrompt("new", if_present="keep"), hello) == (new, hello)
 
 
-def test_results_are_shown_right_behind_their_calls_in_the_order_of_declaration() -> None:
+def test_results_are_moved_to_their_calls_in_the_order_of_the_calls() -> None:
     hello, thanks = User(text="hello"), User(text="thanks")
     jumbled = (hello, use("a"), use("b"), result("b"), thanks, result("a"), use("c"), result("c"), Text(text="so"))
     put = shown(ReorderResults(), *jumbled)
@@ -145,7 +145,7 @@ def test_results_are_shown_right_behind_their_calls_in_the_order_of_declaration(
     ],
     ids=["missing", "doubled", "orphan", "one id twice"],
 )
-def test_faulty_results_are_left_to_the_validator(faulty: tuple[Block, ...]) -> None:
+def test_invalid_results_are_left_to_the_validator(faulty: tuple[Block, ...]) -> None:
     assert shown(ReorderResults(), User(text="hello"), *faulty)[1:] == faulty
 
 
@@ -164,7 +164,7 @@ class Noting:
         return self.change(answer) if self.change else answer
 
 
-async def test_the_first_middleware_is_outermost_around_each_call_of_the_model_and_its_answer_counts() -> None:
+async def test_the_first_middleware_is_outermost_and_its_answer_counts() -> None:
     notes: list[str] = []
     model = Model(LOOK, DONE)
     model.middleware = [
@@ -189,7 +189,7 @@ async def test_a_middleware_that_raises_fails_the_run_and_keeps_what_was_recorde
     assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"))
 
 
-def test_calls_are_logged_with_ids_sizes_and_times_and_never_with_what_is_said(
+def test_calls_are_logged_with_ids_sizes_and_times_but_without_texts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:
@@ -205,7 +205,7 @@ def test_calls_are_logged_with_ids_sizes_and_times_and_never_with_what_is_said(
     assert "look" not in caplog.text and "go" not in first
 
 
-def test_middleware_and_hooks_travel_with_their_engine_and_what_is_none_is_refused() -> None:
+def test_middleware_and_hooks_pickle_with_their_engine_and_are_checked() -> None:
     middleware: list[Middleware] = [SystemPrompt("Be brief."), LogCalls(), ReorderResults()]
     engine = OpenAIEngine("local", middleware=middleware, hooks=[show_nothing])
     assert pickle.loads(pickle.dumps(engine)) == engine
@@ -223,7 +223,7 @@ def show_nothing(phase: Phase, turn: Turn, context: RunContext) -> None:
 # Hooks
 
 
-async def test_hooks_see_the_turn_as_it_stands_before_and_after_each_call_and_after_tools() -> None:
+async def test_hooks_get_the_turn_before_and_after_each_call_and_after_tools() -> None:
     seen: list[tuple[str, int, str]] = []
 
     async def later(phase: Phase, turn: Turn, context: RunContext) -> None:
@@ -245,7 +245,7 @@ async def test_hooks_see_the_turn_as_it_stands_before_and_after_each_call_and_af
 
 
 @pytest.mark.parametrize("kind", [ValueError, TypeError])
-async def test_a_hook_that_fails_fails_no_run_keeps_no_other_from_its_turn_and_is_told(kind: type[Exception]) -> None:
+async def test_a_failing_hook_is_reported_and_stops_neither_the_run_nor_other_hooks(kind: type[Exception]) -> None:
     """Case 59."""
 
     seen: list[str] = []
@@ -274,7 +274,7 @@ async def test_a_hook_that_fails_fails_no_run_keeps_no_other_from_its_turn_and_i
 # Budgets
 
 
-def test_a_budget_says_which_limit_is_reached_and_how_far() -> None:
+def test_a_budget_names_the_reached_limit_and_the_usage() -> None:
     spent = Usage(input_tokens=70, output_tokens=30, calls=3, tool_calls=2, seconds=1.5, cost=0.25)
     assert Budget().exceeded(spent) is None
     assert Budget(tokens=101, calls=4, tool_calls=3, seconds=2.0, cost=0.3).exceeded(spent) is None
@@ -316,7 +316,7 @@ def test_a_price_is_for_a_million_tokens_of_each_kind() -> None:
         (Budget(seconds=1.2), 3),
     ],
 )
-async def test_the_call_that_passes_a_limit_is_finished_and_the_next_is_not_made(budget: Budget, calls: int) -> None:
+async def test_a_call_that_passes_a_limit_is_finished_and_the_next_is_refused(budget: Budget, calls: int) -> None:
     model = Model(*([use(str(number))] for number in range(9)))
     prices = {"model": Price(input=1_000_000.0, output=0.0)}
     outcome = await run(await core_of(model, run_budget=budget, prices=prices))
@@ -328,7 +328,7 @@ async def test_the_call_that_passes_a_limit_is_finished_and_the_next_is_not_made
     assert outcome.run.usage and outcome.run.usage.cost == 10.0 * calls
 
 
-async def test_a_cost_is_limited_only_where_it_is_known() -> None:
+async def test_a_cost_limit_applies_only_to_known_costs() -> None:
     """A model without a name or a price fails with the remedy, if a budget asks for its cost; tools cost nothing."""
 
     for name in (None, "other"):
@@ -344,7 +344,7 @@ async def test_a_cost_is_limited_only_where_it_is_known() -> None:
     assert (await run(free)).run.state == "completed"
 
 
-async def test_a_sessions_budget_counts_all_its_runs_and_leave_to_go_on_is_for_one() -> None:
+async def test_a_sessions_budget_counts_all_runs_and_an_approval_is_for_one_run() -> None:
     core = await core_of(Model(DONE), session_budget=Budget(calls=2), over_budget="ask")
     for name in ("first", "second"):
         assert (await run(core, name)).run.state == "completed"
@@ -361,7 +361,7 @@ async def test_a_sessions_budget_counts_all_its_runs_and_leave_to_go_on_is_for_o
     assert (session.usage.calls, session.usage.input_tokens) == (4, 40)
 
 
-async def test_who_is_refused_more_keeps_what_was_executed() -> None:
+async def test_a_run_that_is_refused_more_budget_keeps_executed_results() -> None:
     core = await core_of(Model(LOOK, DONE), run_budget=Budget(calls=1), over_budget="ask")
     await core.start(["go"], run_id="run")
     while (await core.reads.run("run")).state != "awaiting_approval":

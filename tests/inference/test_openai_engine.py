@@ -99,7 +99,7 @@ def test_the_provider_is_sent_the_conversation_and_the_settings(provider: LocalP
     }
 
 
-def test_the_other_api_is_sent_the_same_in_its_form(provider: LocalProvider) -> None:
+def test_the_responses_api_is_sent_the_same_in_its_format(provider: LocalProvider) -> None:
     extra = {"reasoning": {"effort": "low"}, "include": []}
     engine = engine_of(
         provider, api="responses", system="Be brief.", temperature=0.5, max_output_tokens=50, extra=extra
@@ -124,7 +124,7 @@ def test_the_other_api_is_sent_the_same_in_its_form(provider: LocalProvider) -> 
     }
 
 
-def test_settings_that_were_left_out_are_not_sent(provider: LocalProvider) -> None:
+def test_omitted_settings_are_not_sent(provider: LocalProvider) -> None:
     answer(engine_of(provider))
     answer(engine_of(provider, api="responses"))
     chat, responses = (record.body for record in provider.requests)
@@ -133,7 +133,7 @@ def test_settings_that_were_left_out_are_not_sent(provider: LocalProvider) -> No
     assert responses["include"] == ["reasoning.encrypted_content"]
 
 
-def test_the_model_is_told_of_its_tools_in_the_form_of_the_api(provider: LocalProvider, api: str) -> None:
+def test_tools_are_declared_in_the_format_of_the_api(provider: LocalProvider, api: str) -> None:
     parameters = {
         "type": "object",
         "properties": {"city": {"type": "string", "enum": ["Zürich"]}},
@@ -156,7 +156,7 @@ def test_the_model_is_told_of_its_tools_in_the_form_of_the_api(provider: LocalPr
     assert provider.requests[0].body["tools"] == [*told, search]
 
 
-def test_thoughts_come_before_the_text_even_when_they_arrive_late() -> None:
+def test_late_thoughts_are_put_before_the_text() -> None:
     """Acceptance 24."""
     late = [{"reasoning": "Rain"}, {"content": "Sun"}, {"reasoning_content": "? No."}, {"content": "."}]
     with LocalProvider(reply=late) as provider:
@@ -165,7 +165,7 @@ def test_thoughts_come_before_the_text_even_when_they_arrive_late() -> None:
     assert context.parts == [Thinking(text="Rain"), "Sun", Thinking(text="? No."), "."]
 
 
-def test_what_the_model_thinks_between_two_messages_comes_before_both() -> None:
+def test_thoughts_between_two_messages_are_put_before_both() -> None:
     late = [{"reasoning": "Rain?"}, {"content": "Wait."}, {"reasoning_content": "No."}, {"content": "Sun."}]
     with LocalProvider(reply=late) as provider:
         blocks, context = answer(engine_of(provider, api="responses"))
@@ -173,7 +173,7 @@ def test_what_the_model_thinks_between_two_messages_comes_before_both() -> None:
     assert context.parts == [Thinking(text="Rain?"), "Wait.", Thinking(text="No."), "\n\nSun."]
 
 
-def test_tokens_that_the_model_thought_with_are_counted(api: str) -> None:
+def test_reasoning_tokens_are_counted(api: str) -> None:
     with LocalProvider(reply={"reasoning_content": "Well, well", "content": "Yes"}) as provider:
         blocks, context = answer(engine_of(provider, api=api))
     assert unsigned(blocks) == [Thinking(text="Well, well"), Text(text="Yes")]
@@ -181,7 +181,7 @@ def test_tokens_that_the_model_thought_with_are_counted(api: str) -> None:
     assert context.usage == Usage(input_tokens=1, output_tokens=3, reasoning_tokens=2, calls=1)
 
 
-def test_the_calls_of_the_model_are_returned_after_its_text(api: str) -> None:
+def test_tool_calls_are_returned_after_the_text(api: str) -> None:
     """Acceptance 24."""
     calls = [
         {"id": "a", "function": {"name": "weather", "arguments": '{"city": "Zürich", "days": [1, 2]}'}},
@@ -198,7 +198,7 @@ def test_the_calls_of_the_model_are_returned_after_its_text(api: str) -> None:
 
 
 @pytest.mark.parametrize("indices", [(0, 0), (None, None)])
-def test_calls_are_told_apart_by_id_where_a_server_does_not_number_them(indices: tuple[int | None, ...]) -> None:
+def test_calls_without_distinct_indexes_are_told_apart_by_id(indices: tuple[int | None, ...]) -> None:
     deltas = [
         calling(index=index, id=call_id, name="look", arguments=f'{{"at": "{call_id}"}}')
         for index, call_id in zip(indices, "ab", strict=True)
@@ -213,25 +213,25 @@ def test_a_refusal_of_the_model_is_its_answer(api: str) -> None:
         assert answer(engine_of(provider, api=api))[0] == [Text(text="I will not.")]
 
 
-def test_text_beyond_ascii_arrives_and_half_a_character_is_replaced(api: str) -> None:
+def test_non_ascii_text_arrives_and_half_a_surrogate_pair_is_replaced(api: str) -> None:
     with LocalProvider(reply=[{"content": "Zürich 😀 "}, {"content": "\ud83d!"}]) as provider:
         assert answer(engine_of(provider, api=api))[0] == [Text(text="Zürich 😀 \ufffd!")]
 
 
-def test_an_answer_that_met_its_limit_says_so(provider: LocalProvider) -> None:
+def test_an_answer_at_its_maximum_length_has_the_stop_reason(provider: LocalProvider) -> None:
     blocks, context = answer(engine_of(provider, max_output_tokens=2))
     assert blocks == [Text(text="You said: ")]
     assert context.stop_reason == "length"
 
 
-def test_an_answer_that_met_its_limit_says_so_in_the_words_of_the_api() -> None:
+def test_an_answer_at_its_maximum_length_has_the_stop_reason_of_the_api() -> None:
     with LocalProvider(reply="la " * 20) as provider:
         blocks, context = answer(engine_of(provider, api="responses", max_output_tokens=16))
     assert blocks == [Text(text="la " * 16)]
     assert context.stop_reason == "max_output_tokens"
 
 
-def test_a_call_and_its_result_go_back_to_the_provider(provider: LocalProvider, api: str) -> None:
+def test_a_call_and_its_result_are_sent_to_the_provider(provider: LocalProvider, api: str) -> None:
     history: list[Block | str] = ["Weather?", ToolUse(call_id="a", name="look"), ToolResult(call_id="a", text="sun")]
     blocks, _ = answer(engine_of(provider, api=api), *history)
     assert blocks == [Text(text="The tool says: sun (message 3 of our conversation)")]
@@ -254,7 +254,7 @@ def looped(provider: LocalProvider, *blocks: Block | str, **settings: Any) -> tu
     return done
 
 
-def test_reasoning_goes_back_unchanged_through_a_loop_of_tool_calls_and_the_turns_after_it() -> None:
+def test_reasoning_is_sent_back_unchanged_after_tool_calls_and_in_later_turns() -> None:
     script = tool_script([[("look", {"at": "Paris"}), ("look", {"at": "Rome"})], "Sun."], reasoning="Let me see.")
     with LocalProvider(reply=script) as provider:
         said, spent = looped(provider, "Weather?", api="responses")
@@ -277,7 +277,7 @@ def test_reasoning_goes_back_unchanged_through_a_loop_of_tool_calls_and_the_turn
     assert all(record.finished for record in provider.requests)
 
 
-def test_reasoning_that_shows_nothing_goes_back_all_the_same() -> None:
+def test_reasoning_without_text_is_sent_back() -> None:
     with LocalProvider(reply=tool_script([[("look", {})], "Sun."])) as provider:
         said, _ = looped(provider, "Weather?", api="responses", extra={"reasoning": {"effort": "high"}})
     assert [block.kind for block in said] == ["thinking", "tool_use", "tool_result", "thinking", "text"]
@@ -285,14 +285,14 @@ def test_reasoning_that_shows_nothing_goes_back_all_the_same() -> None:
     assert sent["summary"] == []
 
 
-def test_chat_is_sent_nothing_of_thoughts_and_responses_none_that_are_not_its_own(
+def test_chat_requests_have_no_thoughts_and_responses_requests_only_their_own(
     provider: LocalProvider, api: str
 ) -> None:
     answer(engine_of(provider, api=api), "Hello", Thinking(text="Secret.", signature="s"), Text(text="Hi"), "And?")
     assert "Secret" not in str(provider.requests[0].body)
 
 
-def test_reasoning_that_the_provider_cannot_read_is_left_out_when_it_says_so(provider: LocalProvider) -> None:
+def test_reasoning_that_the_provider_refuses_is_left_out(provider: LocalProvider) -> None:
     forged = Thinking(text="Hm.", signature=pack_reasoning("rs_1", "forged"))
     blocks, _ = answer(engine_of(provider, api="responses"), "Hello", forged, Text(text="Hi"), "And?")
     assert [block.kind for block in blocks] == ["text"]
@@ -307,7 +307,7 @@ def test_reasoning_of_another_model_is_not_sent(provider: LocalProvider) -> None
     assert [item["type"] for item in provider.requests[0].body["input"]] == ["message"] * 3
 
 
-def test_the_connection_is_kept_between_turns(provider: LocalProvider, api: str) -> None:
+def test_the_connection_is_reused_between_turns(provider: LocalProvider, api: str) -> None:
     async def use(runner: OpenAIRunner, context: Recorder) -> None:
         for _ in range(3):
             await runner.run(turn("Hello"), context)
@@ -371,7 +371,9 @@ def as_sent(frame: RequestFrame) -> RequestFrame:
     ],
     ids=["system", "both", "tools", "middleware", "another", "more tools"],
 )
-def test_a_frame_is_what_requests_hold(provider: LocalProvider, settings: dict[str, Any], api: str) -> None:
+def test_a_frame_describes_the_fixed_part_of_requests(
+    provider: LocalProvider, settings: dict[str, Any], api: str
+) -> None:
     engine = engine_of(provider, api=api, **settings)
     sent = held(engine, provider, System(text="Be long."), "Hello")
     assert as_sent(engine.frame()) == sent
@@ -379,7 +381,7 @@ def test_a_frame_is_what_requests_hold(provider: LocalProvider, settings: dict[s
     assert engine.frame().system
 
 
-def test_a_frame_leaves_the_conversations_system_prompt_to_it(provider: LocalProvider, api: str) -> None:
+def test_a_frame_has_no_system_prompt_if_the_conversations_is_sent(provider: LocalProvider, api: str) -> None:
     kept = SystemPrompt("Kept.", if_present="keep")
     plain, keeping = engine_of(provider, api=api), engine_of(provider, api=api, middleware=[kept])
     for engine in (plain, keeping):
@@ -388,9 +390,7 @@ def test_a_frame_leaves_the_conversations_system_prompt_to_it(provider: LocalPro
     assert held(keeping, provider, "Hello").system == "Kept."
 
 
-def test_a_frame_without_instructions_says_that_the_conversations_are_not_sent(
-    provider: LocalProvider, api: str
-) -> None:
+def test_a_frame_with_an_empty_system_prompt_replaces_the_conversations(provider: LocalProvider, api: str) -> None:
     engine = engine_of(provider, api=api, system="")
     assert held(engine, provider, System(text="Be long."), "Hello").system is None
     assert engine.frame().system == ""
@@ -399,7 +399,7 @@ def test_a_frame_without_instructions_says_that_the_conversations_are_not_sent(
 @pytest.mark.parametrize(
     ("api", "name"), [("chat", "max_completion_tokens"), ("chat", "max_tokens"), ("responses", "max_output_tokens")]
 )
-def test_a_frame_has_the_limit_of_answers_that_extra_sets(provider: LocalProvider, api: str, name: str) -> None:
+def test_a_frame_has_the_output_limit_that_extra_sets(provider: LocalProvider, api: str, name: str) -> None:
     engine = engine_of(provider, api=api, system="Be brief.", extra={name: 20})
     assert engine.frame() == held(engine, provider, "Hello")
     assert engine.frame().max_output_tokens == 20
@@ -417,7 +417,7 @@ def test_a_frame_has_the_limit_of_answers_that_extra_sets(provider: LocalProvide
     ],
     ids=str,
 )
-def test_the_largest_limit_that_is_sent_counts(extra: dict[str, Any], limit: int | None) -> None:
+def test_a_frame_has_the_largest_output_limit(extra: dict[str, Any], limit: int | None) -> None:
     assert OpenAIEngine("local", max_output_tokens=50, extra=extra).frame().max_output_tokens == limit
 
 
@@ -425,9 +425,7 @@ def test_the_largest_limit_that_is_sent_counts(extra: dict[str, Any], limit: int
 
 
 @pytest.mark.parametrize("model", ["local/stall", "local/hang", "local/slow"])
-def test_a_cancel_hangs_up_on_the_provider_before_its_answer_ends(
-    provider: LocalProvider, model: str, api: str
-) -> None:
+def test_a_cancel_closes_the_connection_before_the_answer_ends(provider: LocalProvider, model: str, api: str) -> None:
     """Acceptance 20: what had come by then was emitted. `make bench ARGS=hang-ups` measures how soon."""
 
     async def use(runner: OpenAIRunner, context: Recorder) -> None:
@@ -459,7 +457,7 @@ def test_a_runner_answers_after_a_cancel(provider: LocalProvider, api: str) -> N
     assert [block.kind for block in blocks] == ["text"]
 
 
-def test_the_provider_sees_the_hang_up_on_an_answer_that_cannot_be_read(api: str) -> None:
+def test_an_unreadable_answer_closes_the_connection(api: str) -> None:
     async def use(runner: OpenAIRunner, context: Recorder) -> None:
         with pytest.raises(EngineError, match="malformed stream"):
             await runner.run(turn("Hello"), context)
@@ -510,7 +508,7 @@ def test_a_failure_of_the_provider_says_what_happened_and_what_to_do(
 
 
 @pytest.mark.parametrize("model", ["cut", "unfinished", "malformed", "error"])
-def test_an_answer_that_breaks_off_keeps_what_was_emitted_and_the_error_of_the_client(
+def test_an_answer_that_breaks_off_keeps_emitted_text_and_the_clients_error(
     provider: LocalProvider, model: str, api: str
 ) -> None:
     """Acceptance 20."""
@@ -521,7 +519,7 @@ def test_an_answer_that_breaks_off_keeps_what_was_emitted_and_the_error_of_the_c
     assert (error.__cause__ is None) is (model == "unfinished")
 
 
-def test_a_server_that_cannot_be_reached_is_an_error_that_says_where() -> None:
+def test_an_unreachable_server_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     error, _ = failure(OpenAIEngine("local", base_url=f"http://127.0.0.1:{port}/v1", max_retries=0))
@@ -535,7 +533,7 @@ def test_a_server_that_cannot_be_reached_is_an_error_that_says_where() -> None:
         ("stall", "sent nothing for timeout_s=0.1 within"),
     ],
 )
-def test_silence_is_an_error_after_its_time(provider: LocalProvider, model: str, why: str, api: str) -> None:
+def test_silence_is_an_error_after_the_timeout(provider: LocalProvider, model: str, why: str, api: str) -> None:
     begins: dict[str, Any] = {"first_byte_s": 30.0} if model == "stall" else {}
     error, _ = failure(engine_of(provider, model, api=api, timeout_s=0.1, max_retries=0, **begins))
     assert re.search(why, str(error))
@@ -544,13 +542,13 @@ def test_silence_is_an_error_after_its_time(provider: LocalProvider, model: str,
     assert record.hung_up_at is not None
 
 
-def test_a_request_that_is_refused_for_now_is_sent_again(provider: LocalProvider, api: str) -> None:
+def test_a_temporarily_refused_request_is_retried(provider: LocalProvider, api: str) -> None:
     blocks, _ = answer(engine_of(provider, "429-once", api=api))
     assert [block.kind for block in blocks] == ["text"]
     assert len(provider.requests) == 2
 
 
-def test_a_request_is_not_sent_again_without_end(provider: LocalProvider, api: str) -> None:
+def test_retries_have_a_limit(provider: LocalProvider, api: str) -> None:
     failure(engine_of(provider, "429", api=api, max_retries=3))
     assert len(provider.requests) == 4
 
@@ -565,23 +563,21 @@ def test_a_request_is_not_sent_again_without_end(provider: LocalProvider, api: s
     ],
     ids=str,
 )
-def test_an_answer_that_is_none_is_an_error(deltas: list[Any], why: str, api: str) -> None:
+def test_an_invalid_answer_is_an_error(deltas: list[Any], why: str, api: str) -> None:
     """Acceptance 10, 23."""
     with LocalProvider(reply=deltas) as provider:
         error, _ = failure(engine_of(provider, api=api))
     assert re.search(why, str(error))
 
 
-def test_calls_that_are_no_list_are_an_error() -> None:
+def test_tool_calls_that_are_not_a_list_are_an_error() -> None:
     with LocalProvider(reply=[{"tool_calls": {"id": "a"}}]) as provider:
         error, _ = failure(engine_of(provider))
     assert re.search("malformed stream .tool_calls is not a list", str(error))
 
 
 @pytest.mark.parametrize("text", ['{"at": "P', '{"at": NaN}', "[1]", "Paris", '{"at": "\\ud800"}'])
-def test_arguments_that_are_no_json_object_go_to_the_tool_as_text_and_the_model_can_try_again(
-    text: str, api: str
-) -> None:
+def test_arguments_that_are_not_a_json_object_are_refused_and_the_model_can_retry(text: str, api: str) -> None:
     with LocalProvider(reply=tool_script([[("look", text)], "Sun."])) as provider:
         said, _ = looped(provider, "Weather?", api=api)
     assert isinstance(use := said[0], ToolUse)
@@ -590,7 +586,7 @@ def test_arguments_that_are_no_json_object_go_to_the_tool_as_text_and_the_model_
 
 
 @pytest.mark.parametrize("text", ["", '{"at": "Paris, France"}'])
-def test_a_call_that_met_the_output_limit_says_so(text: str, api: str) -> None:
+def test_a_call_that_is_cut_off_is_an_error(text: str, api: str) -> None:
     calls = [{"id": at, "function": {"name": "look", "arguments": text}} for at in "abc"]
     with LocalProvider(reply={"content": "Well:", "tool_calls": calls}) as provider:
         error, context = failure(engine_of(provider, "length", api=api))
@@ -598,14 +594,14 @@ def test_a_call_that_met_the_output_limit_says_so(text: str, api: str) -> None:
     assert context.text == "Well:"
 
 
-def test_thoughts_that_met_the_output_limit_say_so(api: str) -> None:
+def test_thoughts_that_are_cut_off_are_an_error(api: str) -> None:
     with LocalProvider(reply={"reasoning_content": "la " * 20, "content": "Yes"}) as provider:
         error, context = failure(engine_of(provider, api=api, max_output_tokens=16))
     assert re.search("returned nothing .*: raise max_output_tokens=", str(error))
     assert context.usage == Usage(input_tokens=1, output_tokens=16, reasoning_tokens=16, calls=1)
 
 
-def test_a_conversation_that_cannot_be_sent_is_not(provider: LocalProvider, api: str) -> None:
+def test_an_invalid_conversation_is_not_sent(provider: LocalProvider, api: str) -> None:
     error, context = failure(engine_of(provider, api=api), "Hello", ToolUse(call_id="a", name="look"))
     assert isinstance(error, InvalidRequestError)
     assert "call 'a' has no result" in str(error)

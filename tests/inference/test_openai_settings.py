@@ -44,7 +44,7 @@ def api(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_headers_and_query_go_along_with_each_request() -> None:
+def test_headers_and_query_are_sent_with_each_request() -> None:
     with QuirkServer(HEALTHY["chat"]) as server:
         settings = {
             "base_url": f"{server.base_url}?tenant=7",
@@ -69,7 +69,7 @@ async def awaited_token() -> str:
 
 
 @pytest.mark.parametrize("api_key", [fresh_token, awaited_token])
-def test_a_function_gives_the_key_of_each_request(api_key: Any) -> None:
+def test_a_function_returns_the_key_for_each_request(api_key: Any) -> None:
     with QuirkServer(HEALTHY["chat"]) as server:
         assert answer(engine_at(server, api_key=api_key))[0] == HI
         assert server.heads[0][1]["authorization"] == "Bearer token-from-entra"
@@ -79,7 +79,7 @@ def refused_token() -> str:
     raise RuntimeError("the directory is away")
 
 
-def test_a_function_that_gives_no_key_fails_its_run_only() -> None:
+def test_a_failing_key_function_fails_only_the_run() -> None:
     with QuirkServer(HEALTHY["chat"]) as server:
         with pytest.raises(RuntimeError, match="the directory is away"):
             answer(engine_at(server, api_key=refused_token))
@@ -90,7 +90,7 @@ def counting_client() -> httpx2.AsyncClient:
     return httpx2.AsyncClient(headers={"X-Proxy": "yes"})
 
 
-def test_an_http_client_of_ones_own_is_used() -> None:
+def test_a_custom_http_client_is_used() -> None:
     with QuirkServer(HEALTHY["chat"]) as server:
         chosen = pickle.loads(pickle.dumps(engine_at(server, http_client=counting_client)))
         assert answer(chosen)[0] == HI
@@ -106,7 +106,7 @@ def test_an_http_client_of_ones_own_is_used() -> None:
         ("responses", None, "/openai/v1/responses", "authorization"),
     ],
 )
-def test_azure_is_asked_by_its_paths(api: Any, api_version: str | None, target: str, header: str) -> None:
+def test_azure_requests_use_its_paths(api: Any, api_version: str | None, target: str, header: str) -> None:
     with QuirkServer(HEALTHY[api]) as server:
         azure = AzureOpenAI(endpoint=server.base_url.removesuffix("/v1"), api_version=api_version)
         chosen = engine_at(server, api=api, base_url=None, azure=azure, api_key="azure-key", provider="azure")
@@ -116,7 +116,7 @@ def test_azure_is_asked_by_its_paths(api: Any, api_version: str | None, target: 
     assert headers[header].removeprefix("Bearer ") == "azure-key"
 
 
-def test_an_answer_can_be_asked_for_in_one_piece(api: Any) -> None:
+def test_an_answer_can_be_requested_without_streaming(api: Any) -> None:
     whole = message(content="Hi there") if api == "chat" else completed(spoken("Hi there"))["response"]
     with QuirkServer((200, JSON, json.dumps(whole).encode())) as server:
         blocks, context = answer(engine_at(server, api=api, stream=False))
@@ -127,21 +127,21 @@ def test_an_answer_can_be_asked_for_in_one_piece(api: Any) -> None:
 
 
 @pytest.mark.parametrize(("api", "left_out"), [("chat", None), ("responses", False)])
-def test_the_provider_keeps_the_answer_only_if_it_is_told_to(api: Any, left_out: bool | None) -> None:
+def test_the_provider_stores_the_answer_only_on_request(api: Any, left_out: bool | None) -> None:
     with QuirkServer(HEALTHY[api]) as server:
         answer(engine_at(server, api=api))
         answer(engine_at(server, api=api, store=True))
         assert [request.get("store") for request in server.requests] == [left_out, True]
 
 
-def test_the_time_until_an_answer_begins_has_a_limit_of_its_own_that_retries_share() -> None:
+def test_the_time_limit_until_an_answer_begins_includes_retries() -> None:
     with LocalProvider() as provider:
         error, _ = failure(engine_of(provider, "hang", first_byte_s=0.2, timeout_s=30.0, max_retries=5))
     assert "sent nothing within first_byte_s=0.2, retries included" in str(error)
     assert len(provider.requests) == 1, "no time was left for a retry"
 
 
-def test_an_answer_may_take_longer_to_begin_than_its_silences_last() -> None:
+def test_an_answer_may_begin_later_than_the_longest_silence() -> None:
     with LocalProvider() as provider:
         blocks, _ = answer(engine_of(provider, first_byte_s=30.0, timeout_s=5.0))
         assert [block.kind for block in blocks] == ["text"]
@@ -161,12 +161,12 @@ def test_an_answer_may_take_longer_to_begin_than_its_silences_last() -> None:
     ],
     ids=str,
 )
-def test_a_setting_of_the_client_that_cannot_be_used_is_named(settings: dict[str, Any]) -> None:
+def test_an_invalid_client_setting_is_named(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         OpenAIEngine("local", **settings)
 
 
-def test_a_server_that_takes_no_schemas_is_told_the_schema_in_the_instructions() -> None:
+def test_a_server_without_schemas_gets_the_schema_in_the_instructions() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     with QuirkServer(HEALTHY["chat"]) as server:
         answer(engine_at(server, provider="deepseek", system="Be brief.").answering(schema))
@@ -177,7 +177,7 @@ def test_a_server_that_takes_no_schemas_is_told_the_schema_in_the_instructions()
     assert told["content"].endswith(json.dumps(schema))
 
 
-def test_an_endpoint_of_azure_is_a_url() -> None:
+def test_an_azure_endpoint_must_be_a_url() -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         AzureOpenAI(endpoint="my-resource")
 
@@ -191,11 +191,11 @@ def test_no_key_and_no_base_url_is_an_error_at_build() -> None:
         OpenAIEngine("gpt-5-mini").build(SESSION)
 
 
-def test_a_server_of_ones_own_needs_no_key(provider: LocalProvider) -> None:
+def test_a_custom_server_needs_no_key(provider: LocalProvider) -> None:
     assert answer(engine_of(provider))[0]
 
 
-def test_key_and_base_url_come_from_the_environment_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_and_base_url_come_from_the_sessions_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalProvider(api_key=KEY) as provider:
         engine = OpenAIEngine("local")
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -206,16 +206,14 @@ def test_key_and_base_url_come_from_the_environment_of_the_session(monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "value"), [("OPENAI_API_KEY", f"{KEY}\n"), ("OPENAI_BASE_URL", "localhost:8000")], ids=["key", "url"]
 )
-def test_an_environment_that_cannot_be_used_is_an_error_at_build(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_environment_is_an_error_at_build(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(EngineError, match=name) as caught:
         OpenAIEngine("gpt-5-mini").build(SESSION)
     assert KEY not in str(caught.value)
 
 
-def test_the_key_is_in_no_text_even_if_the_provider_quotes_it(caplog: pytest.LogCaptureFixture, api: str) -> None:
+def test_a_key_that_the_provider_quotes_is_redacted(caplog: pytest.LogCaptureFixture, api: str) -> None:
     caplog.set_level(logging.DEBUG)
     with LocalProvider(api_key="another") as provider:
         engine = engine_of(provider, api=api, api_key=KEY)
@@ -227,13 +225,13 @@ def test_the_key_is_in_no_text_even_if_the_provider_quotes_it(caplog: pytest.Log
     assert "HTTP" in caplog.text
 
 
-def test_the_key_is_in_no_text_even_if_the_answer_quotes_it(provider: LocalProvider, api: str) -> None:
+def test_a_key_that_the_answer_quotes_is_redacted(provider: LocalProvider, api: str) -> None:
     error, _ = failure(engine_of(provider, "error", api=api, api_key="broke"))
     assert "The model *** down" in str(error)
     assert "broke down" not in "".join(traceback.format_exception(error))
 
 
-def test_an_engine_survives_pickling_key_included() -> None:
+def test_an_engine_pickles_with_its_key() -> None:
     engine = OpenAIEngine("local", base_url="http://127.0.0.1:1/v1", api_key=KEY, system="Be brief.", extra={"seed": 7})
     assert pickle.loads(pickle.dumps(engine)) == engine
     assert pickle.loads(pickle.dumps(engine)).api_key == KEY
@@ -298,7 +296,7 @@ def test_settings_cannot_be_changed() -> None:
         engine.model = "another"  # type: ignore[misc]
 
 
-def test_an_engine_that_answers_in_json_of_a_schema_calls_no_tools_and_says_so(api: Any) -> None:
+def test_an_engine_for_typed_answers_has_no_tools(api: Any) -> None:
     properties = {"n": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
     engine = OpenAIEngine("m", api=api, tools=[external_tool("look", "Look.", {"type": "object"})], extra={"seed": 1})
@@ -309,7 +307,7 @@ def test_an_engine_that_answers_in_json_of_a_schema_calls_no_tools_and_says_so(a
     assert engine.registry.definitions() and not engine.output_type
 
 
-def test_the_sessions_of_a_process_share_what_it_trusts() -> None:
+def test_the_sessions_of_a_process_share_certificates() -> None:
     """To load certificates for each of thousands of sessions would take a process minutes and gigabytes."""
     runners = [OpenAIEngine("m", base_url="https://127.0.0.1:1/v1", api_key="key")._runner() for _ in range(2)]
     trusted = {id(runner._client._client._transport._pool._ssl_context) for runner in runners}  # type: ignore[attr-defined]

@@ -130,7 +130,7 @@ def output(outcome: Outcome) -> Sequence[Block]:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_server_that_takes_schemas_is_sent_the_schema_and_holds_the_model_to_it(api: Any) -> None:
+def test_a_server_with_schemas_gets_a_strict_schema(api: Any) -> None:
     with QuirkServer(says(PARIS, api)) as server:
         said, context = answer(engine_at(server, api=api).answering(City))
         (request,) = server.requests
@@ -148,7 +148,7 @@ class Loose(BaseModel):
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_schema_that_strict_mode_does_not_take_is_sent_without_it(api: Any) -> None:
+def test_a_schema_that_strict_mode_refuses_is_sent_without_it(api: Any) -> None:
     with QuirkServer(says(PARIS, api)) as server:
         answer(engine_at(server, api=api).answering(Loose))
         form = format_of(server.requests[0])
@@ -178,7 +178,7 @@ class Words(TypedDict):
 @pytest.mark.parametrize(
     ("model", "takes"), [(City, True), (Loose, False), (Outer, True), (Tree, True), (Words, False)]
 )
-def test_strict_mode_takes_schemas_with_all_properties_named_and_required(model: Any, takes: bool) -> None:
+def test_strict_mode_needs_all_properties_named_and_required(model: Any, takes: bool) -> None:
     found = strict(output_record(model, 2)["schema"])
     assert (found is not None) is takes
     if found:
@@ -191,7 +191,7 @@ def test_strict_mode_takes_schemas_with_all_properties_named_and_required(model:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("model", [City, Loose, Outer, Tree, Words])
-def test_a_provider_that_refuses_what_openai_refuses_takes_each_schema(api: Any, model: Any) -> None:
+def test_a_provider_as_strict_as_openai_accepts_each_schema(api: Any, model: Any) -> None:
     with LocalProvider(reply=PARIS) as provider:
         answer(OpenAIEngine("local", api=api, base_url=provider.base_url).answering(model))
         assert len(provider.requests) == 1, "it was not refused and sent in another way"
@@ -204,7 +204,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_model_answers_by_a_tool_where_its_server_takes_no_schemas(api: Any) -> None:
+def test_a_model_answers_by_a_tool_if_its_server_has_no_schemas(api: Any) -> None:
     with QuirkServer(calls(ANSWER_TOOL, PARIS, api)) as server:
         said, context = answer(engine_at(server, api=api, provider="groq").answering(City))
         (request,) = server.requests
@@ -217,7 +217,7 @@ def test_a_model_answers_by_a_tool_where_its_server_takes_no_schemas(api: Any) -
 
 
 @pytest.mark.parametrize("provider", sorted(PROFILES))
-def test_each_profile_leads_to_an_answer_of_the_type(provider: str) -> None:
+def test_each_profile_leads_to_a_typed_answer(provider: str) -> None:
     mode = PROFILES[provider].json_mode
     with QuirkServer(calls(ANSWER_TOOL, PARIS) if mode == "tool" else says(PARIS)) as server:
         (outcome,), _ = play(engine_at(server, provider=provider).answering(City))
@@ -227,26 +227,26 @@ def test_each_profile_leads_to_an_answer_of_the_type(provider: str) -> None:
     assert (form["type"] if form else "tool") == mode
 
 
-def test_an_answer_in_a_fence_or_between_words_is_read() -> None:
+def test_an_answer_in_a_code_fence_or_between_words_is_read() -> None:
     for text in (PARIS, f"```json\n{PARIS}\n```", f"Here it is: {PARIS} Anything else?"):
         assert read_answer(City, text) == City(name="Paris", people=2100000)
     assert object_text("no object") == "no object"
 
 
-def test_a_schema_that_others_check_is_not_checked() -> None:
+def test_a_schema_that_the_caller_checks_is_not_checked() -> None:
     with QuirkServer(says(MINUS)) as server:
         (outcome,), _ = play(engine_at(server).answering(SCHEMA))
         assert outcome.run.state == "completed" and outcome.turn and outcome.turn.text == MINUS
 
 
-def test_an_answer_by_a_tool_in_the_last_event_alone_is_one() -> None:
+def test_an_answer_by_tool_may_come_in_the_last_event_only() -> None:
     given = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": ANSWER_TOOL, "arguments": PARIS}
     with QuirkServer((200, EVENTS, events(completed(given)))) as server:
         said, context = answer(engine_at(server, api="responses", provider="groq").answering(City))
     assert said == [Text(text=PARIS)] and context.text == PARIS
 
 
-def test_an_answer_in_one_piece_is_one() -> None:
+def test_an_answer_by_tool_may_come_without_streaming() -> None:
     whole = message("tool_calls", tool_calls=[{"id": "c", "function": function(ANSWER_TOOL, PARIS)}])
     with QuirkServer((200, JSON, json.dumps(whole).encode())) as server:
         said, context = answer(engine_at(server, provider="groq", stream=False).answering(City))
@@ -266,7 +266,7 @@ def test_an_answer_in_one_piece_is_one() -> None:
         "Function calling with a response mime type: 'application/json' is unsupported",
     ],
 )
-def test_a_server_that_refuses_schemas_is_asked_by_a_tool_from_then_on(api: Any, said: str) -> None:
+def test_a_server_that_refuses_schemas_gets_a_tool_from_then_on(api: Any, said: str) -> None:
     with QuirkServer(refusal(said), calls(ANSWER_TOOL, PARIS, api)) as server:
         chosen = engine_at(server, api=api).answering(City)
         for _ in range(2):
@@ -274,7 +274,7 @@ def test_a_server_that_refuses_schemas_is_asked_by_a_tool_from_then_on(api: Any,
         assert ["tools" in request for request in server.requests] == [False, True, True]
 
 
-def test_a_schema_that_is_refused_as_invalid_is_sent_without_strict_and_others_still_with_it() -> None:
+def test_a_schema_refused_as_invalid_is_sent_without_strict_mode_but_others_with_it() -> None:
     said = "Invalid schema for response_format 'answer': In context=(), 'minimum' is not permitted."
     with QuirkServer(refusal(said), says(PARIS)) as server:
         for model in (City, City, Outer):
@@ -283,7 +283,7 @@ def test_a_schema_that_is_refused_as_invalid_is_sent_without_strict_and_others_s
     assert ["strict" in form["json_schema"] for form in forms if form] == [True, False, False, True]
 
 
-def test_a_server_without_tools_and_schemas_is_told_in_the_instructions() -> None:
+def test_a_server_without_tools_and_schemas_gets_instructions() -> None:
     refusals = refusal("unknown field response_format"), refusal("local does not support tools")
     with QuirkServer(*refusals, says(f"Sure! {PARIS}")) as server:
         said, _ = answer(engine_at(server, system="Be brief.").answering(City))
@@ -293,7 +293,7 @@ def test_a_server_without_tools_and_schemas_is_told_in_the_instructions() -> Non
     assert "tools" not in request and "response_format" not in request
 
 
-def test_a_model_that_cannot_be_made_to_call_a_tool_is_told_to() -> None:
+def test_a_model_that_cannot_be_forced_to_call_a_tool_gets_instructions() -> None:
     with QuirkServer(refusal("Thinking mode does not support this tool_choice"), calls(ANSWER_TOOL, PARIS)) as server:
         chosen = engine_at(server, provider="groq").answering(City)
         for _ in range(2):
@@ -302,7 +302,7 @@ def test_a_model_that_cannot_be_made_to_call_a_tool_is_told_to() -> None:
         assert f"by calling {ANSWER_TOOL}" in server.requests[-1]["messages"][0]["content"]
 
 
-def test_a_refusal_of_something_else_changes_nothing() -> None:
+def test_an_unrelated_refusal_is_not_retried() -> None:
     with QuirkServer(refusal("messages.0: too rude")) as server:
         failure(engine_at(server).answering(City))
         assert len(server.requests) == 1
@@ -312,7 +312,7 @@ def test_a_refusal_of_something_else_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_an_answer_that_does_not_fit_is_sent_back_with_what_is_wrong(api: Any) -> None:
+def test_an_invalid_answer_is_sent_back_with_its_errors(api: Any) -> None:
     with QuirkServer(says(MINUS, api), says("I cannot say.", api), says(PARIS, api)) as server:
         (outcome,), story = play(engine_at(server, api=api).answering(City))
         _, second, third = server.requests
@@ -330,7 +330,7 @@ def test_an_answer_that_does_not_fit_is_sent_back_with_what_is_wrong(api: Any) -
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
-def test_a_run_fails_when_its_answer_was_sent_back_as_often_as_it_may_be(retries: int) -> None:
+def test_a_run_fails_after_its_last_retry(retries: int) -> None:
     with QuirkServer(*[says(MINUS)] * (retries + 1), says(PARIS)) as server:
         (outcome, after), _ = play(engine_at(server).answering(City, retries=retries), "first", "second")
         assert len(server.requests) == retries + 2
@@ -344,7 +344,7 @@ def test_a_run_fails_when_its_answer_was_sent_back_as_often_as_it_may_be(retries
     assert [each["role"] for each in request["messages"]] == ["user", "assistant"] * (retries + 1) + ["user"]
 
 
-def test_errors_are_told_within_bounds() -> None:
+def test_the_errors_of_an_answer_have_a_length_limit() -> None:
     class Many(BaseModel):
         numbers: list[int]
 
@@ -355,7 +355,7 @@ def test_errors_are_told_within_bounds() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": }', "[1]", "nothing", "{" * 100_000, '{"name": NaN}', "null"])
-def test_what_is_no_object_is_no_answer(text: str) -> None:
+def test_a_text_that_is_not_an_object_is_invalid(text: str) -> None:
     kept = OutputType.read(output_record(City, 2))
     assert kept and kept.errors(text)
 
@@ -376,7 +376,7 @@ def test_a_pattern_is_checked_as_the_class_checks_it() -> None:
     assert slow.errors(json.dumps({"a": "a" * 10_000 + "!"})), "in linear time"
 
 
-def test_an_answer_that_is_nested_too_deeply_does_not_fit() -> None:
+def test_a_too_deeply_nested_answer_is_invalid() -> None:
     kept = OutputType.read(output_record(Tree, 2))
     assert kept
     found = [
@@ -417,7 +417,7 @@ def weather(city: str) -> str:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_tools_come_first_and_the_answer_last(api: Any) -> None:
+def test_tools_are_called_before_the_answer(api: Any) -> None:
     """Where a schema leaves the model its tools, and where it answers by a tool beside them."""
     for provider in ("openai", "vllm"):
         by_tool = provider == "vllm"
@@ -433,7 +433,7 @@ def test_tools_come_first_and_the_answer_last(api: Any) -> None:
         assert [form and form["type"] for form in forms] == [None if by_tool else "json_schema"] * 2
 
 
-def test_an_answer_that_comes_with_calls_of_tools_comes_too_early() -> None:
+def test_an_answer_together_with_tool_calls_is_left_out() -> None:
     both = (
         call(index=0, id="a", function=function(ANSWER_TOOL, MINUS)),
         call(index=1, id="b", function=function("weather", '{"city": "Paris"}')),
@@ -445,7 +445,7 @@ def test_an_answer_that_comes_with_calls_of_tools_comes_too_early() -> None:
     assert outcome.turn and outcome.turn.text == PARIS
 
 
-def test_an_answer_is_sent_back_between_calls_of_tools() -> None:
+def test_an_answer_can_be_sent_back_between_tool_calls() -> None:
     looks = calls("weather", '{"city": "Paris"}')
     with QuirkServer(looks, calls(ANSWER_TOOL, MINUS), looks, says(MINUS), calls(ANSWER_TOOL, PARIS)) as server:
         (outcome, after), _ = play(
@@ -459,7 +459,7 @@ def test_an_answer_is_sent_back_between_calls_of_tools() -> None:
     assert outcome.run.usage and (outcome.run.usage.calls, outcome.run.usage.tool_calls) == (5, 2)
 
 
-def test_a_tool_of_the_same_name_keeps_it() -> None:
+def test_a_tool_with_the_answer_tools_name_keeps_it() -> None:
     @tool(name=ANSWER_TOOL)
     def own() -> str:
         """Answer."""
@@ -473,7 +473,7 @@ def test_a_tool_of_the_same_name_keeps_it() -> None:
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", {"type": "function", "function": {"name": "weather"}}])
-def test_a_choice_of_a_tool_leaves_the_model_a_way_to_answer(choice: Any) -> None:
+def test_a_tool_choice_still_lets_the_model_answer(choice: Any) -> None:
     with QuirkServer(calls(ANSWER_TOOL, PARIS)) as server:
         chosen = engine_at(server, provider="vllm", extra={"tool_choice": choice}).answering(City)
         play(replace(chosen, tools=[weather]))
@@ -485,7 +485,7 @@ def test_a_choice_of_a_tool_leaves_the_model_a_way_to_answer(choice: Any) -> Non
 # As it comes
 
 
-def test_partial_objects_grow_with_the_text_and_begin_anew_with_each_answer() -> None:
+def test_partial_objects_grow_with_the_text_and_restart_with_each_answer() -> None:
     texts = ['{"name": "Rome", "people": -1}', f"Here: ```json\n{PARIS}\n```"]
     with QuirkServer(*map(says, texts)) as server:
         _, story = play(engine_at(server).answering(City))
@@ -496,7 +496,7 @@ def test_partial_objects_grow_with_the_text_and_begin_anew_with_each_answer() ->
     assert list(Partials().add(stored)) == found[-1:], "what is replayed later has the whole"
 
 
-def test_a_text_of_a_partial_object_may_be_cut_and_other_values_are_whole() -> None:
+def test_only_texts_of_a_partial_object_may_be_incomplete() -> None:
     about: dict[str, Any] = {"session_id": SESSION, "seq": 1, "at": 0.0}
     deltas = [TextDelta(text=part, **about) for part in PARIS]
     found = list(Partials().add(deltas))
@@ -508,7 +508,7 @@ def test_a_text_of_a_partial_object_may_be_cut_and_other_values_are_whole() -> N
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_refusal_of_the_model_is_no_reason_to_ask_again(api: Any) -> None:
+def test_a_refusal_of_the_model_is_not_retried(api: Any) -> None:
     served = events(chunk(refusal="I will "), chunk(refusal="not."), chunk("stop"))
     if api == "responses":
         content = [{"type": "refusal", "refusal": "I will not."}]
@@ -523,7 +523,7 @@ def test_a_refusal_of_the_model_is_no_reason_to_ask_again(api: Any) -> None:
     assert after.run.state == "completed"
 
 
-def test_a_refusal_in_a_whole_response_is_one() -> None:
+def test_a_refusal_may_come_in_the_last_event() -> None:
     content = [{"type": "refusal", "refusal": "I will not."}]
     with QuirkServer((200, EVENTS, events(completed({**spoken(""), "content": content})))) as server:
         error, _ = failure(engine_at(server, api="responses").answering(City))
@@ -540,7 +540,7 @@ def test_a_refusal_in_a_whole_response_is_one() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_answer_that_is_cut_is_an_error_of_its_own(name: str, served: bytes) -> None:
+def test_a_cut_off_answer_has_its_own_error(name: str, served: bytes) -> None:
     with QuirkServer((200, EVENTS, served), says(PARIS)) as server:
         provider = "groq" if name == "a call" else "openai"
         (outcome, after), _ = play(engine_at(server, provider=provider).answering(City), "first", "second")
@@ -551,7 +551,7 @@ def test_an_answer_that_is_cut_is_an_error_of_its_own(name: str, served: bytes) 
     assert after.run.state == "completed"
 
 
-def test_an_answer_that_is_filtered_is_a_refusal() -> None:
+def test_a_filtered_answer_is_a_refusal() -> None:
     with QuirkServer((200, EVENTS, events(chunk(content='{"na'), chunk("content_filter")))) as server:
         error, _ = failure(engine_at(server).answering(City))
     assert isinstance(error, OutputError) and error.code == "output_refused"
@@ -584,9 +584,7 @@ class Answers:
 
 @pytest.mark.parametrize(("last", "code"), [(PARIS, None), (MINUS, "output_invalid")])
 @pytest.mark.virtual_time
-async def test_a_run_that_another_process_takes_up_has_the_same_type_and_the_retries_that_are_left(
-    last: str, code: str | None
-) -> None:
+async def test_a_resumed_run_has_the_same_type_and_the_remaining_retries(last: str, code: str | None) -> None:
     model = Answers(MINUS, None, MINUS, last)
     stage = Stage(model, on_lost="resume")
     await stage.start(output=output_record(City, 2))
@@ -605,7 +603,7 @@ async def asked(model: Answers, times: int) -> bool:
 
 
 @pytest.mark.virtual_time
-async def test_an_engine_that_gives_no_answers_of_a_type_is_not_asked_for_one() -> None:
+async def test_an_engine_without_typed_answers_refuses_an_output_type() -> None:
     stage = Stage(EchoEngine())
     with pytest.raises(InvalidInputError, match="EchoEngine does not support typed answers"):
         await stage.start(output=output_record(City, 2))
@@ -613,18 +611,18 @@ async def test_an_engine_that_gives_no_answers_of_a_type_is_not_asked_for_one() 
 
 
 @pytest.mark.parametrize("retries", [-1, 101, True, "2"])
-def test_a_number_of_retries_that_cannot_be_is_refused(retries: Any) -> None:
+def test_an_invalid_number_of_retries_is_refused(retries: Any) -> None:
     with pytest.raises(ConfigError, match="retries"):
         OpenAIEngine("local").answering(City, retries=retries)
 
 
-def test_what_memories_ask_for_is_held_to_strictly() -> None:
+def test_the_schemas_of_memories_are_strict() -> None:
     assert strict(extraction.SCHEMA) == json.loads(json.dumps(extraction.SCHEMA))
     assert strict(choosing.SCHEMA) == json.loads(json.dumps(choosing.SCHEMA))
 
 
 @pytest.mark.virtual_time
-async def test_the_type_of_an_answer_is_said_once() -> None:
+async def test_output_and_response_format_exclude_each_other() -> None:
     stage = Stage(OpenAIEngine("local", base_url="http://127.0.0.1:1/v1"))
     await stage.store.create(
         SessionRecord(session_id=SESSION, params=FrozenDict(response_format=FrozenDict(type="json_object")))
@@ -649,7 +647,7 @@ async def test_the_same_key_with_another_type_is_a_conflict() -> None:
             await asking
 
 
-def test_what_was_sent_back_is_not_remembered() -> None:
+def test_answers_that_were_sent_back_are_not_saved_in_memory() -> None:
     said, result = sent_back([Text(text=MINUS)], "people: wrong", "1")
     blocks = [User(text="What of Paris?"), *said, result, Text(text=PARIS)]
     found = turn_item(SESSION, TurnBlocks(0, ()), (Span("log", 0, 4),), blocks)
@@ -657,7 +655,7 @@ def test_what_was_sent_back_is_not_remembered() -> None:
     assert found.blocks == (blocks[0], blocks[3])
 
 
-def test_a_turn_knows_the_class_of_its_answer_where_it_was_asked_for() -> None:
+def test_a_typed_turn_parses_its_answer() -> None:
     with QuirkServer(says(PARIS)) as server:
         (outcome,), _ = play(engine_at(server).answering(City))
     assert outcome.turn
@@ -687,7 +685,7 @@ class Vast(BaseModel):
     [int, "x", 5, None, list[City], City | None, City(name="a", people=1), SCHEMA, Unspeakable, Vast, object, len],
     ids=lambda given: repr(given)[:20],
 )
-def test_what_is_no_type_of_an_answer_is_refused(given: Any) -> None:
+def test_an_invalid_output_type_is_refused(given: Any) -> None:
     with pytest.raises(InvalidInputError, match="output") as caught:
         output_record(given, 2)
     assert len(str(caught.value)) < 1000
@@ -704,7 +702,7 @@ def test_what_is_no_type_of_an_answer_is_refused(given: Any) -> None:
         ),
     ],
 )
-def test_a_type_that_pydantic_knows_is_one(model: Any, text: str) -> None:
+def test_a_type_with_an_object_schema_is_accepted(model: Any, text: str) -> None:
     record = output_record(model, 2)
     assert record["schema"]["type"] == "object"
     kept = OutputType.read(record)
@@ -712,7 +710,7 @@ def test_a_type_that_pydantic_knows_is_one(model: Any, text: str) -> None:
     assert read_answer(model, text)
 
 
-def test_a_class_may_take_less_than_its_schema_says() -> None:
+def test_a_class_may_accept_less_than_its_schema() -> None:
     class Even(BaseModel):
         number: int
 

@@ -39,7 +39,7 @@ class Small(Place):
         return value
 
 
-def test_a_run_that_is_killed_between_retries_goes_on_with_the_same_type(make_manager: MakeManager) -> None:
+def test_a_run_that_is_killed_between_retries_continues_with_the_same_type(make_manager: MakeManager) -> None:
     is_killed = threading.Event()
 
     def held() -> Reply:
@@ -73,7 +73,7 @@ def test_a_run_that_is_killed_between_retries_goes_on_with_the_same_type(make_ma
             turn.parse(Small)
 
 
-def test_both_families_give_instances_and_partial_objects_and_refuse_what_is_no_type(
+def test_both_families_return_instances_and_partial_objects_and_refuse_invalid_types(
     make_manager: MakeManager, tmp_path: Path
 ) -> None:
     with QuirkServer(says(PARIS)) as server:

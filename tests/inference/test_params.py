@@ -99,7 +99,7 @@ def test_every_parameter_has_its_forms() -> None:
 
 @pytest.mark.parametrize("api", HEALTHY)
 @pytest.mark.parametrize("name", FORMS)
-def test_a_parameter_goes_out_in_the_form_of_the_api(name: str, api: Any) -> None:
+def test_a_parameter_is_sent_in_the_format_of_the_api(name: str, api: Any) -> None:
     value, *forms = FORMS[name]
     form = forms[list(HEALTHY).index(api)]
     with QuirkServer(HEALTHY[api]) as server:
@@ -114,7 +114,7 @@ def test_a_parameter_goes_out_in_the_form_of_the_api(name: str, api: Any) -> Non
 
 
 @pytest.mark.parametrize("api", HEALTHY)
-def test_a_run_s_parameters_take_the_place_of_the_engine_s_settings(api: Any) -> None:
+def test_a_runs_parameters_replace_the_engines_settings(api: Any) -> None:
     extra = {"top_p": 0.1, "metadata": {"a": "b"}, "reasoning": {"summary": "auto", "effort": "high"}}
     with QuirkServer(HEALTHY[api]) as server:
         engine = looking(server, api=api, temperature=1.0, max_output_tokens=9, extra=extra)
@@ -125,7 +125,7 @@ def test_a_run_s_parameters_take_the_place_of_the_engine_s_settings(api: Any) ->
     assert sent["reasoning"]["effort" if api == "responses" else "summary"] == ("low" if api == "responses" else "auto")
 
 
-def test_the_limit_of_an_answer_has_one_name_the_one_that_the_engine_was_told() -> None:
+def test_the_output_limit_is_sent_under_the_name_in_extra() -> None:
     with QuirkServer(HEALTHY["chat"]) as server:
         sent = requests(looking(server, max_output_tokens=9, extra={"max_tokens": 8}), server, {"max_output_tokens": 5})
         assert (sent["max_tokens"], "max_completion_tokens" in sent) == (5, False)
@@ -133,7 +133,7 @@ def test_the_limit_of_an_answer_has_one_name_the_one_that_the_engine_was_told() 
         assert (sent["max_tokens"], sent["random_seed"], "seed" in sent) == (5, 3, False)
 
 
-def test_the_name_of_a_run_s_limit_is_learned_for_the_model_that_refused_it() -> None:
+def test_the_name_of_the_output_limit_is_learnt_per_model() -> None:
     refused = refusal("Unsupported parameter: 'max_completion_tokens' is not supported.")
     with QuirkServer(refused, HEALTHY["chat"]) as server:
         engine = looking(server)
@@ -144,7 +144,7 @@ def test_the_name_of_a_run_s_limit_is_learned_for_the_model_that_refused_it() ->
 
 
 @pytest.mark.parametrize("api", HEALTHY)
-def test_a_parameter_that_the_model_refuses_is_no_fault_of_the_conversation(api: Any) -> None:
+def test_a_refused_parameter_is_not_blamed_on_the_conversation(api: Any) -> None:
     """Else later requests would leave its attachments out."""
     with QuirkServer(refusal("'temperature' is not supported with this model.", param="temperature")) as server:
         with pytest.raises(EngineError, match=r"'another' at .* 'temperature' is not supported") as error:
@@ -154,7 +154,7 @@ def test_a_parameter_that_the_model_refuses_is_no_fault_of_the_conversation(api:
 
 
 @pytest.mark.parametrize("api", HEALTHY)
-def test_a_choice_that_forces_a_call_among_the_engine_s_fields_holds_until_the_first_result(api: Any) -> None:
+def test_a_forced_call_in_extra_applies_until_the_first_result(api: Any) -> None:
     """Else each step would have to call a tool, until the run has none left."""
     with QuirkServer(HEALTHY[api]) as server:
         engine = looking(server, api=api, extra={"tool_choice": "required"})
@@ -164,7 +164,7 @@ def test_a_choice_that_forces_a_call_among_the_engine_s_fields_holds_until_the_f
 
 
 @pytest.mark.parametrize("api", HEALTHY)
-def test_without_tools_nothing_is_said_of_them_since_providers_refuse_that(api: Any) -> None:
+def test_requests_without_tools_have_no_tool_choice(api: Any) -> None:
     with LocalProvider() as provider:
         settings = {"base_url": provider.base_url, "api": api, "max_retries": 0}
         plain = OpenAIEngine("local", **settings)
@@ -201,7 +201,7 @@ WRONG: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_a_wrong_value_is_refused_by_the_name_of_its_parameter(name: str) -> None:
+def test_a_wrong_value_is_refused_with_the_parameters_name(name: str) -> None:
     for value in WRONG[name]:
         with pytest.raises(InvalidInputError) as refused:
             check_params("params", {"temperature": 0.5, name: value})
@@ -225,7 +225,7 @@ def test_a_wrong_name_is_refused_with_the_right_one(name: str, remedy: str) -> N
         check_params("params", {name: 1})
 
 
-def test_parameters_come_out_in_one_form_and_checking_them_again_changes_nothing() -> None:
+def test_checked_parameters_have_one_form_and_checking_is_idempotent() -> None:
     given = {"stop": "END", "tool_choice": {"type": "function", "name": "look"}, "temperature": 1}
     once = check_params("params", {**given, "response_format": {"type": "json_schema", **SCHEMA}})
     assert once == {
@@ -249,7 +249,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.dictionaries(st.one_of(st.sampled_from(PARAMS), st.text(max_size=3)), ANYTHING, max_size=3))
-def test_whatever_is_passed_is_refused_by_its_name_or_can_be_stored_and_sent(passed: dict[str, Any]) -> None:
+def test_any_parameters_are_refused_by_name_or_can_be_stored_and_sent(passed: dict[str, Any]) -> None:
     try:
         found, refused = check_params("params", passed), ""
     except InvalidInputError as error:
@@ -268,7 +268,7 @@ def test_whatever_is_passed_is_refused_by_its_name_or_can_be_stored_and_sent(pas
             assert json.loads(json.dumps(api_of_run.fields)) is not None
 
 
-def test_later_parameters_take_the_place_of_earlier_ones_and_none_takes_them_out() -> None:
+def test_later_parameters_replace_earlier_ones_and_none_removes_them() -> None:
     assert merged({"seed": 1, "top_p": 0.5}, {"seed": None, "temperature": 0.0}) == {"top_p": 0.5, "temperature": 0.0}
 
 
@@ -285,14 +285,14 @@ def test_later_parameters_take_the_place_of_earlier_ones_and_none_takes_them_out
     ],
     ids=str,
 )
-def test_what_an_engine_cannot_send_is_refused(settings: dict[str, Any], params: dict[str, Any], why: str) -> None:
+def test_unsupported_parameters_are_refused(settings: dict[str, Any], params: dict[str, Any], why: str) -> None:
     engine = OpenAIEngine("local", **{"tools": [look], **settings})
     with pytest.raises(InvalidInputError, match=rf"^params\['{next(iter(params))}'\]=.*{why}"):
         check_taken(engine, None, check_params("params", params))
     check_taken(engine, "another", check_params("params", {"temperature": 0.5, "tool_choice": "none"}))
 
 
-def test_a_tool_of_the_provider_s_own_may_be_chosen() -> None:
+def test_a_tool_in_extra_may_be_chosen() -> None:
     engine = OpenAIEngine("local", api="responses", extra={"tools": [{"type": "web_search"}]})
     check_taken(engine, None, check_params("params", {"tool_choice": "required", "parallel_tool_calls": False}))
 
@@ -327,7 +327,7 @@ def steered(*settings: Any) -> Steered:
     return Steered(TWO_STEPS, ToolRegistry(look, *settings))
 
 
-async def test_a_forced_choice_holds_for_the_first_step_and_the_rest_for_all() -> None:
+async def test_a_forced_choice_applies_to_the_first_step_and_other_parameters_to_all() -> None:
     engine = steered()
     stage = Stage(engine)
     await stage.start(model="large", params={"temperature": 0.5, "tool_choice": "required"})
@@ -341,7 +341,7 @@ async def test_a_forced_choice_holds_for_the_first_step_and_the_rest_for_all() -
 
 
 @pytest.mark.parametrize("after", ["the first call", "the first result"])
-async def test_a_run_that_another_process_takes_up_asks_for_the_same(after: str) -> None:
+async def test_a_resumed_run_has_the_same_parameters(after: str) -> None:
     engine = steered()
     stage = Stage(engine, on_lost="resume")
     engine.waits = asyncio.Event()
@@ -358,7 +358,7 @@ async def test_a_run_that_another_process_takes_up_asks_for_the_same(after: str)
     assert engine.asked == [("large", each) for each in ([params, later] if after == "the first call" else [later])]
 
 
-def test_wherever_a_run_is_taken_over_it_asks_for_the_same_and_is_made_to_call_a_tool_only_at_first() -> None:
+def test_a_run_killed_anywhere_keeps_its_parameters_and_forces_only_its_first_call() -> None:
     """Another process takes the session over at random moments, up to three times in a run."""
     taken_over = Counter[int]()
 
@@ -396,7 +396,7 @@ def test_wherever_a_run_is_taken_over_it_asks_for_the_same_and_is_made_to_call_a
     assert explore(30, story) and all(taken_over[times] for times in range(3))
 
 
-async def test_a_run_that_waited_for_approval_goes_on_with_what_it_asked_for() -> None:
+async def test_a_run_that_waited_for_approval_keeps_its_parameters() -> None:
     @tool(approval=True)
     def paint(at: str) -> str:
         """Paint."""
@@ -413,7 +413,7 @@ async def test_a_run_that_waited_for_approval_goes_on_with_what_it_asked_for() -
     assert engine.asked[1:] == [(None, {"top_p": 0.5, "tool_choice": "auto"})]
 
 
-async def test_a_session_s_parameters_hold_for_its_runs_and_its_forks() -> None:
+async def test_a_sessions_parameters_apply_to_its_runs_and_forks() -> None:
     engine = Steered([[Text(text="done")]], ToolRegistry())
     stage = Stage(engine)
     asked: dict[str, Any] = {"model": "large", "params": check_params("params", {"temperature": 0.5, "top_p": 0.5})}
@@ -427,7 +427,7 @@ async def test_a_session_s_parameters_hold_for_its_runs_and_its_forks() -> None:
     assert (fork.model, fork.params) == ("large", {"temperature": 0.5, "top_p": 0.5})
 
 
-async def test_a_run_that_asks_for_what_its_engine_does_not_take_is_refused_and_nothing_is_stored() -> None:
+async def test_a_run_with_unsupported_parameters_is_refused_and_nothing_is_stored() -> None:
     for engine, asked, why in (
         (
             EchoEngine(),
@@ -446,7 +446,7 @@ async def test_a_run_that_asks_for_what_its_engine_does_not_take_is_refused_and_
         assert (await stage.outcome()).run.state == "completed"
 
 
-async def test_a_key_that_comes_again_with_other_parameters_is_a_conflict() -> None:
+async def test_a_repeated_key_with_other_parameters_is_a_conflict() -> None:
     stage = Stage(steered())
     await stage.create()
     first = await stage.core.start(["go"], run_id="run", idempotency_key="k", params={"top_p": 0.5})
@@ -455,7 +455,7 @@ async def test_a_key_that_comes_again_with_other_parameters_is_a_conflict() -> N
         await stage.core.start(["go"], run_id="other", idempotency_key="k", params={"top_p": 0.6})
 
 
-def test_middleware_edits_requests_and_the_parameters_go_along() -> None:
+def test_parameters_are_sent_when_middleware_changes_the_request() -> None:
     async def story() -> None:
         with QuirkServer(HEALTHY["chat"]) as server:
             engine = looking(server, middleware=[SystemPrompt("Be brief.")])

@@ -24,7 +24,7 @@ from turnwise.memory.conversation.transcript import repair
 
 
 @pytest.mark.parametrize("quirk", QUIRKS, ids=lambda quirk: f"{quirk.api}: {quirk.name}")
-def test_a_quirk_gives_the_answer_or_an_error_that_says_what_was_said(quirk: Quirk) -> None:
+def test_a_quirk_leads_to_the_answer_or_to_an_error_with_the_servers_message(quirk: Quirk) -> None:
     with QuirkServer((quirk.status, quirk.content_type, quirk.served), HEALTHY[quirk.api]) as server:
         chosen = engine_at(server, api=quirk.api, provider=quirk.provider)
         said: Sequence[Block]
@@ -45,7 +45,7 @@ def test_a_quirk_gives_the_answer_or_an_error_that_says_what_was_said(quirk: Qui
 
 
 @given(cut=st.integers(min_value=0, max_value=400), quirk=st.sampled_from([one for one in QUIRKS if one.status == 200]))
-def test_an_answer_that_is_cut_anywhere_is_an_error_that_keeps_what_came(cut: int, quirk: Quirk) -> None:
+def test_an_answer_cut_anywhere_is_an_error_or_lost_nothing_that_matters(cut: int, quirk: Quirk) -> None:
     served = quirk.served[:cut]
     with QuirkServer((200, quirk.content_type, served)) as server:
         chosen = engine_at(server, api=quirk.api, provider=quirk.provider)
@@ -85,7 +85,7 @@ TOO_LONG = {
     # With status 200, the object of Bedrock does not say that it is an error.
     [(name, status) for name in TOO_LONG for status in (400, 413, 422, 200) if (name, status) != ("Bedrock", 200)],
 )
-def test_a_conversation_that_a_server_finds_too_long_is_known_by_its_words(server_name: str, status: int) -> None:
+def test_a_refusal_of_a_too_long_conversation_is_recognized_by_its_message(server_name: str, status: int) -> None:
     with QuirkServer((status, JSON, TOO_LONG[server_name].encode())) as server:
         error, _ = failure(engine_at(server), "Hello")
     assert isinstance(error, ContextOverflowError)
@@ -113,7 +113,7 @@ def test_a_conversation_that_a_server_finds_too_long_is_known_by_its_words(serve
         ),
     ],
 )
-def test_a_field_that_nobody_asked_for_is_left_out_when_the_server_refuses_it(
+def test_a_refused_default_field_is_left_out_from_then_on(
     refused: tuple[int, str, bytes], settings: dict[str, Any], first: set[str], then: set[str]
 ) -> None:
     with QuirkServer(refused, HEALTHY["chat"]) as server:
@@ -125,7 +125,7 @@ def test_a_field_that_nobody_asked_for_is_left_out_when_the_server_refuses_it(
 
 
 @pytest.mark.parametrize("said", ["Encrypted content is not supported with this model.", "Unknown field: include"])
-def test_reasoning_is_not_asked_for_again_where_the_model_has_none(said: str) -> None:
+def test_encrypted_reasoning_is_not_requested_again_from_a_model_without_it(said: str) -> None:
     with QuirkServer(refusal(said), HEALTHY["responses"]) as server:
         chosen = engine_at(server, api="responses")
         for _ in range(2):
@@ -134,7 +134,7 @@ def test_reasoning_is_not_asked_for_again_where_the_model_has_none(said: str) ->
 
 
 @pytest.mark.parametrize("name", ["$schema", "const", "format"])
-def test_a_keyword_that_gemini_does_not_know_leaves_the_tools(name: str) -> None:
+def test_a_schema_keyword_that_gemini_refuses_is_left_out_of_tools(name: str) -> None:
     schema = {"type": "object", "properties": {"const": {"type": "string", name: "date"}}}
     words = f"Unknown name \"{name}\" at 'tools[0].function_declarations[0].parameters': Cannot find field."
     asked = external_tool("look", "Looks.", schema)
@@ -150,26 +150,26 @@ def test_a_keyword_that_gemini_does_not_know_leaves_the_tools(name: str) -> None
         assert properties[1]["const"]["type"] == "string"  # a property of that name stays
 
 
-def test_a_field_that_was_asked_for_is_not_left_out() -> None:
+def test_a_refused_field_of_extra_is_not_left_out() -> None:
     with QuirkServer(refusal("unknown field seed"), HEALTHY["chat"]) as server:
         error, _ = failure(engine_at(server, extra={"seed": 7}), "Hello")
         assert "unknown field seed" in str(error)
         assert len(server.requests) == 1
 
 
-def test_a_server_that_refuses_everything_is_not_asked_for_ever() -> None:
+def test_a_server_that_refuses_everything_gets_a_limited_number_of_requests() -> None:
     with QuirkServer(refusal("stream_options max_tokens max_completion_tokens include")) as server:
         failure(engine_at(server, max_output_tokens=9), "Hello")
         assert len(server.requests) <= 4
 
 
 @pytest.mark.parametrize("field", ["n", "extra_headers", "extra_query", "extra_body", "timeout"])
-def test_what_is_no_field_of_the_body_is_refused(field: str) -> None:
+def test_an_argument_that_is_not_a_field_of_the_body_is_refused(field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         OpenAIEngine("local", extra={field: 2})
 
 
-def test_a_profile_that_is_not_known_is_refused() -> None:
+def test_an_unknown_profile_is_refused() -> None:
     with pytest.raises(ConfigError, match="deepseek"):
         OpenAIEngine("local", provider="deepseak")
 

@@ -167,9 +167,7 @@ def test_an_actors_method_is_a_tool_and_keeps_its_state(make_actor: Callable[...
     assert call(tool(slow.add_later, like=SlowCounter.add_later), number=4).result.text == "4"
 
 
-def test_a_remote_error_is_its_cause_without_traceback_and_is_tried_again(
-    ray_session: ModuleType, tmp_path: Path
-) -> None:
+def test_a_remote_error_is_shown_without_traceback_and_retried(ray_session: ModuleType, tmp_path: Path) -> None:
     made = tool(ray_session.remote(num_cpus=0)(fail), retries=1)
     marks = tmp_path / "marks"
     outcome = call(made, how="spelling", marks=str(marks))
@@ -194,7 +192,7 @@ def test_the_death_of_a_worker_is_an_error_result(ray_session: ModuleType, make_
 
 @pytest.mark.parametrize("kind", ["task", "actor"])
 @pytest.mark.parametrize("by", ["cancel", "timeout"])
-async def test_a_cancel_and_a_timeout_reach_what_runs_on_ray(
+async def test_a_cancel_and_a_timeout_reach_tools_on_ray(
     kind: str, by: str, ray_session: ModuleType, make_actor: Callable[..., Any], tmp_path: Path
 ) -> None:
     begun, ended = tmp_path / "begun", tmp_path / "ended"

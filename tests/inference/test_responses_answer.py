@@ -32,7 +32,7 @@ def thought(text: str, part: int) -> Any:
     return event("response.reasoning_summary_text.delta", **place, delta=text)
 
 
-def test_the_parts_of_a_thought_stand_apart_as_they_come_and_in_the_end() -> None:
+def test_the_parts_of_a_thought_are_separated_while_streaming_and_at_the_end() -> None:
     growing = ResponsesAnswer()
     parts = [growing.add(thought(text, part)) for text, part in (("Ra", 0), ("in?", 0), ("No.", 1))]
     assert parts == [[Thinking(text=text)] for text in ("Ra", "in?", "\n\nNo.")]
@@ -44,7 +44,7 @@ def test_the_parts_of_a_thought_stand_apart_as_they_come_and_in_the_end() -> Non
     assert growing.blocks() == [Thinking(text="Rain?\n\nNo!", signature=signature)]
 
 
-def test_reasoning_that_is_not_encrypted_is_shown_but_not_signed() -> None:
+def test_reasoning_that_is_not_encrypted_has_no_signature() -> None:
     growing = ResponsesAnswer()
     growing.add(event("response.reasoning_text.delta", item_id="rs", output_index=0, content_index=0, delta="Rain?"))
     item = {"type": "reasoning", "id": "rs", "summary": []}
@@ -52,7 +52,7 @@ def test_reasoning_that_is_not_encrypted_is_shown_but_not_signed() -> None:
     assert growing.blocks() == [Thinking(text="Rain?")]
 
 
-def test_reasoning_that_was_cut_off_is_shown_but_not_signed() -> None:
+def test_reasoning_that_was_cut_off_has_no_signature() -> None:
     growing = ResponsesAnswer()
     item = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "half"}
     growing.add(event("response.output_item.added", output_index=0, item=item))
@@ -74,7 +74,7 @@ def test_cached_tokens_are_counted() -> None:
     assert growing.stop_reason == "stop"
 
 
-def test_an_answer_that_was_withheld_says_so() -> None:
+def test_a_filtered_answer_has_the_stop_reason() -> None:
     growing = ResponsesAnswer()
     details = {"reason": "content_filter"}
     growing.add(event("response.incomplete", response=response(status="incomplete", incomplete_details=details)))
@@ -82,7 +82,7 @@ def test_an_answer_that_was_withheld_says_so() -> None:
     assert not growing.is_cut
 
 
-def test_a_response_that_failed_says_why() -> None:
+def test_a_failed_response_has_the_providers_error() -> None:
     error = {"code": "server_error", "message": "It broke."}
     with pytest.raises(BrokenOffError) as caught:
         ResponsesAnswer().add(event("response.failed", response=response(status="failed", error=error)))

@@ -78,7 +78,7 @@ async def converse(strict: StrictServer, chosen: OpenAIEngine) -> None:
 
 @pytest.mark.parametrize("named", [True, False], ids=["with its profile", "without a profile"])
 @pytest.mark.parametrize("strict", STRICT, ids=lambda strict: strict.name)
-def test_a_strict_server_takes_a_whole_conversation(strict: StrictServer, named: bool) -> None:
+def test_a_strict_server_accepts_a_whole_conversation(strict: StrictServer, named: bool) -> None:
     with QuirkServer(*script(strict), refuse=strict.judge) as server:
         chosen = engine(strict, base_url=server.base_url, provider=strict.provider if named else None)
         asyncio.run(asyncio.wait_for(converse(strict, chosen), 30))
@@ -89,7 +89,7 @@ def test_a_strict_server_takes_a_whole_conversation(strict: StrictServer, named:
             assert not any(strict.judge(request) for request in server.requests)
 
 
-def test_the_page_of_endpoints_says_what_each_refuses() -> None:
+def test_the_endpoints_page_lists_what_each_server_refuses() -> None:
     page = (Path(__file__).parents[2] / "docs/endpoints.md").read_text(encoding="utf-8")
     told = [f"- *{one.name}*: {'; '.join(refusal.what for refusal in one.refusals)}" for one in STRICT]
     assert [line for line in page.splitlines() if line.startswith("- *")] == told

@@ -103,7 +103,7 @@ def results(outcome: Outcome) -> list[ToolResult]:
     return [block for block in outcome.turn.output if isinstance(block, ToolResult)]
 
 
-async def test_parallel_results_come_in_the_order_of_calls_and_a_failure_leaves_its_siblings() -> None:
+async def test_parallel_results_are_in_the_order_of_calls_and_a_failure_affects_no_other_call() -> None:
     """Cases 24 and 31: at most `max_parallel` at once, whichever ends first."""
     busy, most, order = [0], [0], list[int]()
 
@@ -144,7 +144,7 @@ async def test_parallel_results_come_in_the_order_of_calls_and_a_failure_leaves_
     assert (await stage.core.reads.session()).usage == outcome.run.usage
 
 
-async def test_abort_stops_the_run_and_keeps_what_siblings_gave() -> None:
+async def test_an_abort_stops_the_run_and_keeps_the_results_of_other_calls() -> None:
     """Case 31."""
 
     @tool
@@ -169,7 +169,7 @@ async def test_abort_stops_the_run_and_keeps_what_siblings_gave() -> None:
     assert len(stage.engine.given) == 1
 
 
-async def test_what_came_in_at_the_moment_of_an_abort_is_kept() -> None:
+async def test_results_that_arrive_together_with_an_abort_are_kept() -> None:
     """Case 31: results that are there and were not recorded yet."""
 
     @tool
@@ -187,7 +187,7 @@ async def test_what_came_in_at_the_moment_of_an_abort_is_kept() -> None:
     assert [result.text for result in results(outcome) if not result.is_error] == ["1", "2"]
 
 
-async def test_a_call_of_the_model_voids_what_an_earlier_one_streamed() -> None:
+async def test_a_model_call_discards_what_an_earlier_one_streamed() -> None:
     class Retrying:
         def build(self, session: SessionView) -> InferenceRunner:
             return self
@@ -209,7 +209,7 @@ async def test_a_call_of_the_model_voids_what_an_earlier_one_streamed() -> None:
     assert outcome.turn and outcome.turn.text == "all of it" and outcome.turn.output[0].interrupted  # type: ignore[union-attr]
 
 
-async def test_time_counts_while_a_run_is_running_and_not_while_it_waits() -> None:
+async def test_a_runs_seconds_do_not_count_its_waiting_for_approval() -> None:
     @tool(approval=True)
     async def work() -> str:
         await asyncio.sleep(6)
@@ -232,7 +232,7 @@ async def test_time_counts_while_a_run_is_running_and_not_while_it_waits() -> No
     assert [result.is_error for result in results(short)] == [False, True]
 
 
-async def test_at_the_limit_of_steps_executed_results_are_kept_and_the_turn_says_so() -> None:
+async def test_a_run_at_its_step_limit_keeps_its_results() -> None:
     """Case 22."""
 
     @tool
@@ -252,7 +252,7 @@ async def test_at_the_limit_of_steps_executed_results_are_kept_and_the_turn_says
     assert [result.text for result in results(outcome)] == ["seen"] * 3
 
 
-async def test_what_is_no_tool_or_takes_no_such_arguments_becomes_an_error_result() -> None:
+async def test_an_unknown_tool_or_invalid_arguments_become_an_error_result() -> None:
     """Case 32."""
 
     @tool
@@ -273,7 +273,7 @@ async def test_what_is_no_tool_or_takes_no_such_arguments_becomes_an_error_resul
 
 
 @pytest.mark.parametrize("repeatable", [False, True])
-async def test_a_lost_run_goes_on_behind_its_last_result(repeatable: bool) -> None:
+async def test_a_lost_run_continues_after_its_last_result(repeatable: bool) -> None:
     """Case 33: what has settled is not called again; what had begun only if its tool says that this is harmless."""
     called: list[str] = []
 
@@ -309,7 +309,7 @@ async def _has(stage: Stage, kind: type[Event]) -> bool:
     return any(isinstance(event, kind) for event in await stage.events())
 
 
-async def test_a_run_that_kills_its_process_is_not_resumed_for_ever() -> None:
+async def test_a_run_that_kills_its_process_is_resumed_a_limited_number_of_times() -> None:
     @tool(repeatable=True)
     async def deadly() -> None:
         await asyncio.sleep(60)
@@ -338,7 +338,7 @@ def approving() -> tuple[Scripted, list[str]]:
     return Scripted(script, ToolRegistry(delete)), called
 
 
-async def test_a_call_that_needs_a_word_waits_for_it_across_processes() -> None:
+async def test_a_call_waits_for_approval_across_processes() -> None:
     """The process may leave meanwhile; approved, the call is made once, whoever says so however often."""
 
     engine, called = approving()
@@ -362,7 +362,7 @@ async def test_a_call_that_needs_a_word_waits_for_it_across_processes() -> None:
         await stage.core.decide("run", "b", ApprovalDecision(verdict="approved"))
 
 
-async def test_an_id_that_comes_again_is_another_call_and_needs_a_word_of_its_own() -> None:
+async def test_a_repeated_call_id_is_another_call_with_its_own_approval() -> None:
     """Some servers count calls anew in each answer: what was decided about one is not taken for the next."""
 
     engine, called = approving()
@@ -394,7 +394,7 @@ async def test_an_id_that_comes_again_is_another_call_and_needs_a_word_of_its_ow
     ],
     ids=["rejected", "provided", "edited"],
 )
-async def test_a_decision_is_what_the_model_and_the_history_see(
+async def test_the_model_and_the_history_show_the_decision(
     decision: ApprovalDecision, result: str, ran: list[str]
 ) -> None:
     engine, called = approving()
@@ -418,7 +418,7 @@ WRONG_EDITS: list[dict[str, Any]] = [{"path": 7}, {}, {"path": "/tmp", "force": 
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["same process", "process that came back"])
-async def test_edited_arguments_that_do_not_fit_the_tool_store_nothing_and_can_be_corrected(is_back: bool) -> None:
+async def test_invalid_edited_arguments_store_nothing_and_can_be_corrected(is_back: bool) -> None:
     engine, called = approving()
     stage = Stage(engine)
     await stage.start()
@@ -461,7 +461,7 @@ async def test_an_engine_that_cannot_be_built_leaves_an_edited_call_undecided() 
     assert results(await stage.outcome())[0].text == "deleted /tmp" and called == ["/tmp"]
 
 
-async def test_a_call_nested_too_deep_fails_its_run_and_leaves_the_session_readable() -> None:
+async def test_a_too_deeply_nested_call_fails_its_run_and_leaves_the_session_readable() -> None:
     """What is deeper than readers of JSON go was stored, and nobody could load the session again."""
     arguments: Any = "deep"
     for _ in range(230):
@@ -479,7 +479,7 @@ async def test_a_call_nested_too_deep_fails_its_run_and_leaves_the_session_reada
     assert (ended := await stage.core.reads.wait("next")) and ended.run.state == "completed"
 
 
-async def test_two_edits_at_once_build_one_engine_which_is_closed() -> None:
+async def test_two_concurrent_edits_build_one_engine_which_is_closed() -> None:
     built: list[Any] = []
     closed: list[Any] = []
 
@@ -510,7 +510,7 @@ async def test_two_edits_at_once_build_one_engine_which_is_closed() -> None:
     assert called == ["/a"] and len(built) == 1 and closed == built
 
 
-async def test_a_waiting_run_can_be_cancelled_and_keeps_what_was_decided() -> None:
+async def test_a_waiting_run_can_be_cancelled_and_keeps_its_decisions() -> None:
     @tool(approval=True)
     async def act(what: str) -> str:
         raise AssertionError("nobody approved")
@@ -529,7 +529,7 @@ async def test_a_waiting_run_can_be_cancelled_and_keeps_what_was_decided() -> No
         await stage.core.decide("run", "b", ApprovalDecision(verdict="approved"))
 
 
-async def test_decisions_that_fit_no_call_of_the_kind_are_refused() -> None:
+async def test_decisions_of_the_wrong_kind_are_refused() -> None:
     from turnwise.actors.inference.tools.tool import external_tool
 
     outside = external_tool("outside", "Runs elsewhere.", {"type": "object"})

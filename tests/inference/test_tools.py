@@ -147,7 +147,7 @@ def test_a_schema_comes_from_the_signature_and_the_docstring() -> None:
     }
 
 
-def test_options_are_kept_and_what_is_given_goes_before_what_is_found() -> None:
+def test_explicit_options_override_what_the_function_says() -> None:
     assert (later.name, later.timeout_s, later.retries, later.approval, later.repeatable) == (
         "undecorated",
         5,
@@ -170,7 +170,7 @@ def like_args(x: Annotated[int, Field(description="by the field")]) -> int:
     return x
 
 
-def test_a_tool_is_still_the_plain_function() -> None:
+def test_a_tool_can_be_called_like_its_function() -> None:
     assert find("tea", limit=2) == ["tea", "tea"]
     assert asyncio.run(later("so")) == "so"
 
@@ -215,7 +215,7 @@ def test_an_alias_is_what_the_model_sees() -> None:
     assert answer(trip, **{"from": "Rome"}) == "Rome"
 
 
-def test_arguments_come_as_json_gave_them_and_anew_for_each_try() -> None:
+def test_each_attempt_gets_new_arguments_as_plain_json() -> None:
     seen = []
 
     @tool(retries=1)
@@ -272,7 +272,7 @@ def callback(x: Callable[[], int]) -> None: ...
     "function",
     [no_annotation, variable, variable_keywords, positional, unresolvable, no_schema, forged, mixed, callback],
 )
-def test_what_no_schema_can_say_is_a_config_error_that_names_tool_and_parameter(function: Callable[..., Any]) -> None:
+def test_a_parameter_without_a_schema_is_a_config_error_that_names_it(function: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError) as raised:
         tool(function)
     assert (raised.value.setting, raised.value.value) == ("parameter", "x")
@@ -324,7 +324,7 @@ def test_the_arguments_of_an_external_tool_are_checked_too() -> None:
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "string"}, {"type": "object", "properties": 5}, {"type": object()}])
-def test_an_external_tool_without_the_schema_of_an_object_is_a_config_error(schema: dict[str, Any]) -> None:
+def test_an_external_tool_needs_the_schema_of_an_object(schema: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="'ask'"):
         external_tool("ask", "", schema)
 
@@ -360,7 +360,7 @@ class Shout(StrEnum):
         ({"a": Place(city="\ud83d")}, '{"a":{"city":"?","country":"GB"}}'),
     ],
 )
-def test_a_result_is_text_or_compact_json_that_any_store_takes(value: Any, text: str) -> None:
+def test_a_result_is_text_or_compact_json_that_can_be_stored(value: Any, text: str) -> None:
     @tool
     def give() -> Any:
         return value
@@ -378,7 +378,7 @@ def loop_of_lists() -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "why"), [(object(), "object"), ([object()], "list"), (b"\xff", "bytes"), (loop_of_lists(), "list")]
 )
-def test_what_cannot_be_written_is_an_error_that_names_the_type_and_no_other_try(value: Any, why: str) -> None:
+def test_a_result_that_is_not_json_is_an_error_without_a_retry(value: Any, why: str) -> None:
     calls = []
 
     @tool
@@ -390,7 +390,7 @@ def test_what_cannot_be_written_is_an_error_that_names_the_type_and_no_other_try
     assert len(calls) == 1
 
 
-def test_a_long_result_and_a_long_error_are_cut_and_say_so() -> None:
+def test_long_results_and_errors_are_cut_with_a_note() -> None:
     @tool
     def long(fail: bool = False) -> str:
         if fail:
@@ -426,7 +426,7 @@ RAISED = [
 
 @pytest.mark.parametrize(("raised", "text"), RAISED, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("is_async", [False, True])
-def test_what_a_tool_raises_is_an_error_result_without_a_traceback(
+def test_an_exception_of_a_tool_is_an_error_result_without_a_traceback(
     raised: BaseException, text: str, is_async: bool
 ) -> None:
     @tool
@@ -444,7 +444,7 @@ def test_what_a_tool_raises_is_an_error_result_without_a_traceback(
 
 
 @pytest.mark.parametrize("on_error", ["continue", "abort", "retry"])
-def test_unknown_disallowed_and_badly_called_tools_give_error_results_and_no_tries(on_error: Any) -> None:
+def test_unknown_and_disallowed_tools_and_invalid_arguments_give_error_results_without_attempts(on_error: Any) -> None:
     calls = []
 
     @tool
@@ -473,7 +473,7 @@ def test_unknown_disallowed_and_badly_called_tools_give_error_results_and_no_tri
     assert "There are no tools." in call(ToolRegistry(), "x").result.text
 
 
-def test_allow_and_deny_say_what_there_is() -> None:
+def test_allow_and_deny_select_the_tools() -> None:
     registry = ToolRegistry(find, later, plain_tool, allow=["plain", "find"], deny=("find",))
     assert [each.name for each in registry.definitions()] == ["plain"]
     assert registry.find("plain") is plain_tool
@@ -501,7 +501,7 @@ def test_a_setting_out_of_its_range_is_a_config_error(settings: dict[str, Any]) 
     assert raised.value.setting == next(iter(settings))
 
 
-def test_two_tools_of_one_name_and_what_is_no_tool_are_config_errors() -> None:
+def test_two_tools_with_one_name_and_a_plain_function_are_config_errors() -> None:
     with pytest.raises(ConfigError, match="'find'"):
         ToolRegistry(find, tool(plain, name="find"))
     with pytest.raises(ConfigError, match="@tool"):
@@ -523,7 +523,7 @@ def whoami(question: str, told: ToolContext, maybe: ToolContext | None = None) -
     return {"user": told.session.user_id, "key": told.idempotency_key, "turn": told.turn_index, "call": told.call_id}
 
 
-def test_the_context_is_the_sessions_and_the_user_is_never_taken_from_arguments() -> None:
+def test_the_context_comes_from_the_session_and_never_from_arguments() -> None:
     """Acceptance 50."""
     assert list(whoami.parameters["properties"]) == ["question"]
     assert answer(whoami, question="who?") == '{"user":"ada","key":"r1/c1","turn":3,"call":"c1"}'
@@ -532,7 +532,7 @@ def test_the_context_is_the_sessions_and_the_user_is_never_taken_from_arguments(
         assert f"{name}: Extra inputs" in error(whoami, question="who?", **{name: value})
 
 
-def test_the_context_has_the_call_and_the_try() -> None:
+def test_the_context_has_the_call_and_the_attempt() -> None:
     seen = []
 
     @tool(retries=2)
@@ -545,7 +545,7 @@ def test_the_context_has_the_call_and_the_try() -> None:
     assert seen == [(number, "c7", "r1/c7") for number in (1, 2, 3)]
 
 
-def test_a_context_pickles_with_a_signal_that_nobody_sets() -> None:
+def test_a_pickled_context_has_a_signal_that_is_never_set() -> None:
     told = context(labels={"a": "b"})
     told.cancelled.set()
     for pickled in (pickle.dumps(told), cloudpickle.dumps(told)):
@@ -555,7 +555,7 @@ def test_a_context_pickles_with_a_signal_that_nobody_sets() -> None:
         assert not again.cancelled.is_set()
 
 
-async def test_context_variables_reach_tools_on_threads_and_on_the_loop() -> None:
+async def test_context_variables_reach_tools() -> None:
     locale = contextvars.ContextVar("locale", default="none")
 
     @tool
@@ -600,7 +600,7 @@ def test_a_plain_function_that_returns_a_coroutine_is_awaited() -> None:
     assert answer(wrapper, text="so") == "so"
 
 
-def test_approval_is_a_setting_or_a_judgement_and_in_doubt_yes() -> None:
+def test_approval_is_a_setting_or_a_function_and_true_if_that_fails() -> None:
     def is_dear(arguments: Mapping[str, Any], told: ToolContext) -> bool:
         return arguments["price"] > 10 or told.session.user_id != "ada"
 
@@ -632,7 +632,7 @@ async def test_a_signal_wakes_threads_and_coroutines() -> None:
     assert woken == [True] and signal.is_set()
 
 
-def test_listeners_are_called_once_and_not_after_they_were_taken_back() -> None:
+def test_listeners_are_called_once_and_not_after_their_removal() -> None:
     signal = CancelSignal()
     heard: list[int] = []
     first, second, third = (functools.partial(heard.append, number) for number in (1, 2, 3))
@@ -674,7 +674,7 @@ def failing(times: int, **options: Any) -> tuple[Tool, list[float]]:
         (1, {"on_error": "abort"}, {"retries": 1}, 2, False),
     ],
 )
-def test_retries_are_the_registrys_or_the_tools_own(
+def test_a_tools_retries_override_the_registrys(
     times: int, settings: dict[str, Any], options: dict[str, Any], tries: int, is_error: bool
 ) -> None:
     flaky, calls = failing(times, **options)
@@ -683,7 +683,7 @@ def test_retries_are_the_registrys_or_the_tools_own(
     assert outcome.result.text == (f"ConnectionError: failure {tries}" if is_error else "up")
 
 
-def test_retries_back_off_and_the_outcome_says_how_long_it_took() -> None:
+def test_retries_back_off_and_the_outcome_has_the_duration() -> None:
     flaky, calls = failing(2)
     outcome = call(ToolRegistry(flaky, on_error="retry", backoff_s=0.1), "flaky")
     assert calls[1] - calls[0] >= 0.05
@@ -691,7 +691,7 @@ def test_retries_back_off_and_the_outcome_says_how_long_it_took() -> None:
     assert outcome.seconds >= 0.15
 
 
-def test_pauses_double_vary_and_have_an_end() -> None:
+def test_pauses_double_vary_and_have_a_maximum() -> None:
     registry = ToolRegistry(backoff_s=0.5)
     for tries, longest in [(1, 0.5), (2, 1.0), (3, 2.0), (50, 30.0), (5000, 30.0)]:
         pauses = {registry._pause_s(tries) for _ in range(50)}
@@ -699,7 +699,7 @@ def test_pauses_double_vary_and_have_an_end() -> None:
         assert all(longest / 2 <= pause <= longest for pause in pauses)
 
 
-def test_a_tool_error_is_not_tried_again() -> None:
+def test_a_tool_error_is_not_retried() -> None:
     calls = []
 
     @tool
@@ -718,7 +718,7 @@ def test_abort_raises_with_the_tool_the_call_and_why() -> None:
     assert raised.value.args == ("flaky", "c1", "ConnectionError: failure 1")
 
 
-async def test_a_pause_between_tries_is_cancelled_at_once_and_a_set_signal_ends_the_tries() -> None:
+async def test_a_cancel_ends_a_pause_at_once_and_a_set_signal_ends_retries() -> None:
     flaky, calls = failing(9)
     registry = ToolRegistry(flaky, on_error="retry", backoff_s=1000)
 
@@ -743,7 +743,7 @@ async def stuck_call(registry: ToolRegistry, started: threading.Event) -> AsyncI
     yield calling
 
 
-async def test_a_synchronous_tool_that_takes_too_long_is_left_behind_told_so_and_its_result_dropped() -> None:
+async def test_a_synchronous_tool_that_times_out_is_signalled_and_its_late_result_dropped() -> None:
     """Acceptance 31 and 9: its late result reaches nobody, and the next try does not wait for it."""
     signals, release, ended = [], threading.Event(), threading.Event()
 
@@ -765,7 +765,7 @@ async def test_a_synchronous_tool_that_takes_too_long_is_left_behind_told_so_and
 
 
 @pytest.mark.parametrize("own", [True, False])
-async def test_timeouts_bite_and_say_what_they_are(own: bool) -> None:
+async def test_timeouts_end_coroutines_with_an_error_result(own: bool) -> None:
     """Acceptance 31, for coroutines that take the cancel, and for those that do not."""
     ends = []
 
@@ -792,7 +792,7 @@ async def test_timeouts_bite_and_say_what_they_are(own: bool) -> None:
     assert ends == [True]
 
 
-def test_cancelling_a_call_reaches_a_thread_by_the_signal_and_waits_for_nobody() -> None:
+def test_cancelling_a_call_signals_its_thread_and_does_not_wait() -> None:
     """Acceptance 9."""
     started, release, told_so = threading.Event(), threading.Event(), threading.Event()
 
@@ -821,7 +821,7 @@ def test_cancelling_a_call_reaches_a_thread_by_the_signal_and_waits_for_nobody()
     assert troubles == []
 
 
-async def test_cancelling_a_call_cancels_a_coroutine_and_waits_for_nobody() -> None:
+async def test_cancelling_a_call_cancels_its_coroutine_and_does_not_wait() -> None:
     """Acceptance 9, with a coroutine that holds the cancel back."""
     started, release = threading.Event(), asyncio.Event()
     seen: list[Any] = []
@@ -847,7 +847,7 @@ async def test_cancelling_a_call_cancels_a_coroutine_and_waits_for_nobody() -> N
         await until(lambda: len(seen) == 2)
 
 
-async def test_the_runs_signal_reaches_the_tool_and_the_tools_own_does_not_reach_the_run() -> None:
+async def test_a_runs_signal_reaches_the_tool_but_not_the_other_way() -> None:
     started = threading.Event()
 
     @tool
@@ -876,7 +876,7 @@ async def test_the_runs_signal_reaches_the_tool_and_the_tools_own_does_not_reach
     assert not told.cancelled.is_set() and not told.cancelled._listeners
 
 
-def test_stuck_tools_starve_neither_other_tools_nor_the_end_of_the_loop() -> None:
+def test_stuck_tools_block_neither_other_tools_nor_the_end_of_the_loop() -> None:
     release, ended = threading.Event(), threading.Event()
 
     @tool(timeout_s=0.1)
@@ -901,7 +901,7 @@ def test_stuck_tools_starve_neither_other_tools_nor_the_end_of_the_loop() -> Non
         release.set()
 
 
-def test_a_stuck_tool_does_not_hold_up_the_exit_of_the_process() -> None:
+def test_a_stuck_tool_does_not_block_the_exit_of_the_process() -> None:
     script = """
         import asyncio, time
         from turnwise import ToolContext, blocks, tool
@@ -926,7 +926,7 @@ def test_a_stuck_tool_does_not_hold_up_the_exit_of_the_process() -> None:
 # Pickling
 
 
-def test_tools_of_a_module_pickle_as_its_attributes_and_others_by_value() -> None:
+def test_module_level_tools_pickle_by_name_and_others_by_value() -> None:
     for dumps in (pickle.dumps, cloudpickle.dumps):
         assert pickle.loads(dumps(find)) is find
         again = pickle.loads(dumps(plain_tool))
@@ -940,7 +940,7 @@ def test_tools_of_a_module_pickle_as_its_attributes_and_others_by_value() -> Non
         assert pickle.loads(dumps(registry)) == registry
 
 
-def test_a_tool_of_a_script_goes_along_with_cloudpickle_with_its_local_types() -> None:
+def test_a_tool_of_a_script_pickles_with_its_local_types() -> None:
     script = """
         from __future__ import annotations
         import sys

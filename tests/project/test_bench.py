@@ -76,7 +76,7 @@ COUNTED = [
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_the_bench_prints_every_measurement_and_says_of_each_goal_whether_it_is_met() -> None:
+def test_the_bench_prints_every_measurement_and_whether_each_goal_is_met() -> None:
     here = os.environ | {"PYTHONPATH": str(BENCH.parents[1] / "support")}
     ran = subprocess.run(
         [sys.executable, BENCH, "--quick"], capture_output=True, encoding="utf-8", timeout=580, check=False, env=here

@@ -126,7 +126,7 @@ def test_a_public_module_has_the_names_of_its_stub_and_no_others(module: ModuleT
         getattr(module, "SesionManager")  # noqa: B009 - mypy would find it
 
 
-def test_the_root_has_what_a_first_program_and_an_agent_need_and_little_else() -> None:
+def test_the_root_has_only_names_for_a_first_program_and_an_agent() -> None:
     assert len(dir(turnwise)) <= 60
     assert {"SessionManager", "OpenAIEngine", "SessionConfig", "TurnwiseError"} <= set(dir(turnwise))
 
@@ -193,14 +193,14 @@ def _part(heading: str, thing: object) -> str:
     return (inspect.getdoc(thing) or "").partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
 
 
-def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+def test_the_error_tree_in_the_docstring_is_the_real_one() -> None:
     assert drawn_errors() == {
         cls.__name__: None if cls is errors.TurnwiseError else cls.__bases__[0].__name__ for cls in ERRORS
     }
 
 
 @pytest.mark.parametrize("cls", ERRORS)
-def test_an_error_is_named_so_and_has_a_docstring(cls: type[errors.TurnwiseError]) -> None:
+def test_error_classes_end_in_error_and_have_a_docstring(cls: type[errors.TurnwiseError]) -> None:
     assert cls.__name__.endswith("Error")
     assert issubclass(cls, errors.TurnwiseError)
     assert vars(cls).get("__doc__")
@@ -217,13 +217,13 @@ def test_an_error_survives_a_pickle_round_trip(cls: type[errors.TurnwiseError]) 
 
 
 @pytest.mark.parametrize("cls", ERRORS)
-def test_an_error_says_every_field_it_has(cls: type[errors.TurnwiseError]) -> None:
+def test_an_errors_message_has_all_its_fields(cls: type[errors.TurnwiseError]) -> None:
     error = sample(cls)
     for name in sorted(set(cls.fields) - {"turn"}):
         assert str(getattr(error, name)) in str(error), name
 
 
-def test_a_case_that_a_test_cites_stands_in_the_list_of_cases() -> None:
+def test_each_cited_case_is_in_the_list_of_cases() -> None:
     page = (ROOT / "docs/cases.md").read_text(encoding="utf-8")
     cases = {int(number) for number in re.findall(r"^(\d+)\. ", page, re.MULTILINE)}
     assert cases == set(range(1, 66))

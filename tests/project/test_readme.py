@@ -58,7 +58,7 @@ def environment() -> Iterator[dict[str, str]]:
             yield env | {"RAY_ADDRESS": address, "PYTHONIOENCODING": "utf-8"}
 
 
-def test_every_block_is_of_a_kind_that_is_tested_or_plain_text() -> None:
+def test_every_code_block_is_tested_or_plain_text() -> None:
     assert {block.kind for block in BLOCKS} <= {"python", "python no-run", "console", "text", "mermaid"}
     assert "python" in {block.kind for block in BLOCKS}
 
@@ -81,7 +81,7 @@ def test_a_python_block_runs_by_itself(block: Block, environment: dict[str, str]
 
 
 @pytest.mark.parametrize("block", those("python no-run"))
-def test_a_python_block_that_is_not_run_is_python(block: Block) -> None:
+def test_a_python_block_that_is_not_run_compiles(block: Block) -> None:
     compile(block.at_its_lines, str(README), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
@@ -110,7 +110,7 @@ def test_a_console_block_shows_commands_that_exist(block: Block) -> None:
                 pytest.fail(f"nothing here can tell whether this works: {command}")
 
 
-def test_the_tests_that_it_names_are_there() -> None:
+def test_the_tests_that_the_readme_names_exist() -> None:
     named = set(re.findall(r"`(?:tests/)?(test_\w+\.py)`", README.read_text(encoding="utf-8")))
     assert len(named) > 10
     assert not [name for name in sorted(named) if not list((ROOT / "tests").rglob(name))]

@@ -111,7 +111,7 @@ async def run(file: Path, engine: OpenAIEngine) -> str:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_what_a_provider_quotes_of_the_key_is_in_nothing_that_is_kept_or_logged(
+def test_a_key_that_the_provider_quotes_is_neither_stored_nor_logged(
     api: Any, echo: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However long the text before it is, so that no cut goes through it."""
@@ -139,7 +139,7 @@ def env(how: str) -> str:
 
 @pytest.mark.parametrize("how", ["raise", "return"])
 @pytest.mark.parametrize("on_error", ["continue", "abort"])
-def test_what_a_tool_shows_of_the_engines_key_is_neither_kept_nor_told(
+def test_a_key_that_a_tool_shows_is_neither_stored_nor_sent(
     how: str, on_error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another text of the tool's is its own, a short key too: who knows what the word stands for."""
@@ -154,7 +154,7 @@ def test_what_a_tool_shows_of_the_engines_key_is_neither_kept_nor_told(
         assert "OPENAI_API_KEY=EMPTY" in asyncio.run(run(tmp_path / "word", OpenAIEngine("local", **made)))
 
 
-def test_a_secret_is_found_as_it_stands_and_quoted() -> None:
+def test_a_secret_is_redacted_plain_and_quoted() -> None:
     for quoted in (KEY, json.dumps({"a": KEY}), quote(KEY, safe=""), f"a {KEY}{KEY} b"):
         assert_hidden(redacted(quoted, ["other", KEY]))
     assert redacted(f"a {KEY} b", [KEY]) == "a *** b" and redacted("text", []) == "text"
@@ -203,7 +203,7 @@ async def ask(store: Any) -> None:
 
 @pytest.mark.parametrize("password", ["hunter2-4711", "hun%24ter2-%404711"])
 @pytest.mark.parametrize(("kind", "url"), URLS)
-def test_no_error_shows_the_password_of_a_stores_address(
+def test_no_error_shows_the_password_of_a_store_url(
     kind: str, url: str, password: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whether the address cannot be used, or nobody answers there."""
@@ -225,7 +225,7 @@ def test_no_error_shows_the_password_of_a_stores_address(
     assert "4711" not in redact(url) + caplog.text
 
 
-def test_a_cluster_is_told_no_key_and_no_address_by_names_handles_and_errors(
+def test_names_handles_and_errors_have_no_key_and_no_url(
     ray_session: ModuleType, make_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     """Names of actors are seen by all who are on the cluster, and handles go to whoever is to follow a run."""
@@ -253,7 +253,7 @@ CODE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal"
 CODE_CALLS = {"eval", "exec", "compile", "__import__"}
 
 
-def test_what_reads_stores_has_nothing_that_could_run_what_is_stored() -> None:
+def test_store_readers_import_nothing_that_could_execute_stored_data() -> None:
     files = sorted((ROOT / "memory").rglob("*.py"))
     assert files
     for path in files:
@@ -281,7 +281,7 @@ class Touch:
 
 
 @pytest.mark.parametrize("form", ["text", "bytes"])
-def test_a_pickle_in_a_row_is_refused_as_corrupt_and_runs_nothing(form: str, tmp_path: Path) -> None:
+def test_a_pickle_in_a_record_is_refused_and_not_executed(form: str, tmp_path: Path) -> None:
     made = tmp_path / "made"
     harmful: Any = pickle.dumps(Touch(made), protocol=0)
     pickle.loads(harmful)

@@ -116,7 +116,7 @@ def read(event: AnyEvent) -> None:
 """
 
 
-def test_the_documentation_is_typed_and_what_is_wrong_is_found(tmp_path: Path) -> None:
+def test_the_documentation_is_typed_and_mistakes_are_found(tmp_path: Path) -> None:
     """One process of mypy, by the project's settings, checks all of it, with the cache that `make lint` has filled."""
     texts = {
         f"{page.stem.lower()}_{block.line}": block.at_its_lines

@@ -63,11 +63,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return build("--wheel", into=tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_wheel_holds_every_module_of_the_tree_once_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_every_module_once_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     assert sorted(files_in(wheel)) == sorted(modules_in_tree())
 
 
-def test_an_installed_turnwise_registers_no_store_that_injects_faults(wheel: zipfile.ZipFile) -> None:
+def test_an_installed_turnwise_registers_no_faulty_store(wheel: zipfile.ZipFile) -> None:
     (entry_points,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
     assert "turnwise.stores" not in wheel.read(entry_points).decode()
 
@@ -78,7 +78,7 @@ def test_a_wheel_built_from_the_sdist_is_the_same(wheel: zipfile.ZipFile, tmp_pa
     assert {name: again.read(name) for name in files_in(again)} == {name: wheel.read(name) for name in files_in(wheel)}
 
 
-def test_every_module_can_be_imported_from_the_wheel_and_first(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_every_module_of_the_wheel_can_be_imported_first(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)
     names = sorted(name.removesuffix(".py").replace("/", ".") for name in files_in(wheel) if name.endswith(".py"))
     modules = [name.removesuffix(".__init__") for name in names]

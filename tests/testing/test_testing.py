@@ -40,7 +40,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def test_the_package_does_not_import_its_harness_by_itself() -> None:
+def test_import_turnwise_does_not_import_testing() -> None:
     script = "import sys, turnwise, turnwise.actors.session.core; sys.exit('turnwise.testing' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
@@ -48,7 +48,7 @@ def test_the_package_does_not_import_its_harness_by_itself() -> None:
 # The loop and its processes
 
 
-def test_time_passes_at_once_and_a_wait_for_nobody_is_a_deadlock() -> None:
+def test_virtual_time_jumps_and_an_endless_wait_is_a_deadlock() -> None:
     async def sleep() -> None:
         await asyncio.sleep(500)
         assert asyncio.get_running_loop().time() == 500
@@ -58,7 +58,7 @@ def test_time_passes_at_once_and_a_wait_for_nobody_is_a_deadlock() -> None:
         play(asyncio.Event().wait(), "a wait", 0)  # type: ignore[arg-type]
 
 
-def test_what_a_killed_process_was_doing_is_never_gone_on_with_not_even_by_its_finally() -> None:
+def test_a_killed_process_does_nothing_more_not_even_its_finally() -> None:
     seen: list[str] = []
 
     async def work() -> None:
@@ -90,7 +90,7 @@ def test_what_a_killed_process_was_doing_is_never_gone_on_with_not_even_by_its_f
     play(life(), "a life", 0)
 
 
-def test_a_kill_can_be_had_between_any_two_steps() -> None:
+def test_a_process_can_be_killed_between_any_two_steps() -> None:
     async def three_steps(reached: list[int]) -> None:
         for number in range(3):
             reached.append(number)
@@ -107,7 +107,7 @@ def test_a_kill_can_be_had_between_any_two_steps() -> None:
         assert reached == expected
 
 
-def test_a_step_that_is_put_off_is_taken_behind_the_others() -> None:
+def test_a_postponed_step_runs_after_the_others() -> None:
     order: list[str] = []
 
     async def life() -> None:
@@ -123,7 +123,7 @@ def test_a_step_that_is_put_off_is_taken_behind_the_others() -> None:
 # Schedules
 
 
-def test_a_schedule_that_fails_tells_its_seed_and_is_replayed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_schedule_names_the_seed_that_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
 
     async def schedule(seed: int) -> None:
@@ -150,28 +150,28 @@ async def _life(seed: int, log: list[object] | None = None) -> None:
         log += [asyncio.get_running_loop().time(), *world.faults.struck.items(), *world.told]
 
 
-def test_a_seed_replays_its_schedule_to_the_letter() -> None:
+def test_a_seed_replays_its_schedule_exactly() -> None:
     logs: list[list[object]] = [[], []]
     for log in logs:
         explore(range(3, 6), lambda seed, log=log: _life(seed, log), kills=0.01, yields=0.1)  # type: ignore[misc]
     assert logs[0] == logs[1] and len(logs[0]) > 20
 
 
-def test_sessions_bear_steps_that_are_put_off_and_kills_anywhere() -> None:
+def test_sessions_survive_postponed_steps_and_kills_anywhere() -> None:
     assert explore(150, _life, kills=0.01, yields=0.2) == 150
 
 
 # Faults
 
 
-def test_a_plan_has_its_faults_where_it_says() -> None:
+def test_a_plan_injects_its_faults_at_the_given_points() -> None:
     faults = Faults(FaultPlan(at={1: "error", 3: "crash"}), remembers=True)
     assert [faults.strike("here", "error", "crash") for _ in range(5)] == [None, "error", None, "crash", None]
     assert faults.struck == {"error here": 1, "crash here": 1} and faults.count == len(faults.passed) == 5
     assert Faults(FaultPlan(at={0: "hang"})).strike("here", "error") is None, "this point has no such fault"
 
 
-def test_rates_hold_at_the_points_that_match_up_to_the_limit() -> None:
+def test_rates_apply_to_matching_points_up_to_the_limit() -> None:
     faults = Faults(FaultPlan(rates={"error": 0.25, "delay": 0.25}, points=("store.*",), limit=400))
     for _ in range(600):
         faults.strike("store.commit after", "delay", "error")
@@ -185,7 +185,7 @@ def test_rates_hold_at_the_points_that_match_up_to_the_limit() -> None:
 @pytest.mark.parametrize(
     "settings", [{"rates": {"error": 0.7, "delay": 0.7}}, {"rates": {"error": -1}}, {"at": {0: "x"}}]
 )
-def test_a_plan_that_makes_no_sense_is_refused(settings: Any) -> None:
+def test_an_invalid_plan_is_refused(settings: Any) -> None:
     with pytest.raises(ConfigError):
         FaultPlan(**settings)
 
@@ -195,7 +195,7 @@ def _strike_there(pickled: bytes, answers: Any) -> None:
     answers.put([faults.strike("there", "error", "delay") for _ in range(30)])
 
 
-def test_faults_of_other_processes_are_counted_in_the_journal_and_are_not_alike(tmp_path: Path) -> None:
+def test_faults_of_other_processes_differ_and_are_counted_in_the_journal(tmp_path: Path) -> None:
     faults = Faults(FaultPlan(rates={"error": 0.5, "delay": 0.5}), journal=tmp_path / "journal")
     assert read_faults(tmp_path / "journal") == Counter()
     context = multiprocessing.get_context("fork")
@@ -211,7 +211,7 @@ def test_faults_of_other_processes_are_counted_in_the_journal_and_are_not_alike(
     assert found == Counter(f"{kind} there" for each in told for kind in each) and found.total() == 60
 
 
-def test_a_store_fails_before_it_acts_or_after() -> None:
+def test_a_store_fails_before_or_after_a_call() -> None:
     async def life() -> None:
         for at, is_there in ((0, False), (1, True)):
             inner = InMemoryStore()
@@ -225,7 +225,7 @@ def test_a_store_fails_before_it_acts_or_after() -> None:
     asyncio.run(life())
 
 
-def test_a_delay_takes_its_time_and_a_crash_takes_the_process() -> None:
+def test_a_delay_takes_time_and_a_crash_kills_the_process() -> None:
     async def life() -> None:
         store = with_faults(InMemoryStore(), Faults(FaultPlan(at={0: "delay", 2: "crash"})), delay_s=100.0)
         now = asyncio.get_running_loop().time
@@ -239,7 +239,7 @@ def test_a_delay_takes_its_time_and_a_crash_takes_the_process() -> None:
     play(life(), "a life", 0)
 
 
-def test_nothing_crashes_for_real_unless_that_is_said() -> None:
+def test_a_real_crash_needs_for_real() -> None:
     with pytest.raises(ConfigError, match="for_real"):
         asyncio.run(crash())
 
@@ -267,7 +267,7 @@ def test_whatever_an_engine_does_the_run_ends_and_the_next_one_is_answered(kind:
 # One fault at a time
 
 
-def test_exhaust_meets_each_fault_once_and_names_the_case_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhaust_injects_each_fault_once_and_names_a_failing_case(monkeypatch: pytest.MonkeyPatch) -> None:
     fragile = True
 
     async def life(faults: Faults) -> None:
@@ -295,7 +295,7 @@ def test_exhaust_meets_each_fault_once_and_names_the_case_that_fails(monkeypatch
 # What callers were told
 
 
-def test_notes_of_many_processes_stand_in_one_file_and_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+def test_processes_share_a_file_of_notes_and_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "told"
     context = multiprocessing.get_context("fork")
 
@@ -320,7 +320,7 @@ def test_notes_of_many_processes_stand_in_one_file_and_a_torn_last_line_is_passe
         list(Acknowledged(path))
 
 
-def test_a_loop_that_is_left_cleans_up() -> None:
+def test_a_closing_loop_cancels_its_tasks() -> None:
     async def never() -> None:
         await asyncio.Event().wait()
 
@@ -331,7 +331,7 @@ def test_a_loop_that_is_left_cleans_up() -> None:
     assert task.cancelled() and loop.is_closed()
 
 
-def test_a_store_with_faults_is_opened_by_its_url_wherever_that_is_known(tmp_path: Path) -> None:
+def test_a_store_with_faults_is_opened_by_its_url_after_register(tmp_path: Path) -> None:
     plan = FaultPlan(rates={"error": 0.5}, points=("store.count *", "store.get *"))
     url = faulty_url(f"sqlite:///{tmp_path}/a b&c.db", plan, journal=tmp_path / "journal")
     assert resolve_url(url) == url

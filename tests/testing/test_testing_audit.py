@@ -37,7 +37,7 @@ def log(world: World) -> dict[int, str]:
     return found
 
 
-def test_a_life_without_faults_holds_and_all_of_it_is_counted() -> None:
+def test_a_scenario_without_faults_passes_and_is_counted() -> None:
     async def life() -> None:
         world = await lived()
         found = await world.audit()
@@ -133,7 +133,7 @@ BREAKS: list[tuple[Callable[[World], None], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "law"), BREAKS)
-def test_each_law_that_a_store_breaks_is_named(spoil: Callable[[World], None], law: str) -> None:
+def test_each_violated_law_is_named(spoil: Callable[[World], None], law: str) -> None:
     async def life() -> None:
         world = await lived()
         spoil(world)
@@ -145,7 +145,7 @@ def test_each_law_that_a_store_breaks_is_named(spoil: Callable[[World], None], l
     play(life(), "a life", 0)
 
 
-def test_prompts_of_cancelled_runs_may_be_gone_only_where_that_is_said() -> None:
+def test_prompts_of_cancelled_runs_may_be_missing_only_with_discards() -> None:
     async def life() -> None:
         world = World(Faults())
         await world.create()
@@ -171,7 +171,7 @@ class ForgetfulStore(InMemoryStore):
             await super().commit(*args)
 
 
-def test_a_store_that_acknowledges_what_it_does_not_keep_is_found_out() -> None:
+def test_a_store_that_loses_acknowledged_prompts_is_detected() -> None:
     async def life(seed: int) -> None:
         world = World(Faults(FaultPlan(rates={"crash": 0.05}), seed=seed), store=ForgetfulStore())
         await world.create()

@@ -55,7 +55,7 @@ def life_of(on_lost: Literal["interrupt", "resume"]) -> Life:
 
 
 @pytest.mark.parametrize("on_lost", ["interrupt", "resume"])
-def test_no_fault_at_any_point_of_a_life_loses_or_doubles_what_was_acknowledged(
+def test_no_fault_at_any_point_loses_or_doubles_what_was_acknowledged(
     on_lost: Literal["interrupt", "resume"],
 ) -> None:
     struck = exhaust(life_of(on_lost))
